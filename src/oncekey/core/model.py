@@ -1,0 +1,288 @@
+"""What a key's record is, and the values that travel between request, engine and store.
+
+Instants are integer microseconds of the *store's* clock, durations are integer microseconds. Nothing here
+reads a clock: `now` always arrives with a `Snapshot`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+Instant: TypeAlias = int
+"""Microseconds since the epoch, by the store's clock."""
+
+Duration: TypeAlias = int
+"""Microseconds."""
+
+SECOND: Duration = 1_000_000
+MINUTE: Duration = 60 * SECOND
+HOUR: Duration = 60 * MINUTE
+
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+
+class Effects(StrEnum):
+    """What a handler does to the world; it alone decides what a crash means."""
+
+    LOCAL = "local"
+    PHASED = "phased"
+    OUTBOX = "outbox"
+    INLINE = "inline"
+
+
+class State(StrEnum):
+    """Where a record stands. `None` stands for "no row" wherever a state may be absent."""
+
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED_RETRYABLE = "failed_retryable"
+    UNKNOWN = "unknown"
+    EXPIRED = "expired"
+
+
+class Outcome(StrEnum):
+    """What a completed record holds: the business's yes or its final no."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+
+
+class Recovery(StrEnum):
+    """What a lease that ran out means; stored at the claim, so a deploy cannot change it (P2)."""
+
+    RETRY = "retry"
+    RESUME = "resume"
+    UNKNOWN = "unknown"
+    FAIL = "fail"
+
+
+class Code(StrEnum):
+    """Why a request was not executed: the machine-readable `code` of every problem we answer."""
+
+    KEY_MISSING = "idempotency_key_missing"
+    KEY_MALFORMED = "idempotency_key_malformed"
+    BODY_INVALID = "idempotency_body_invalid"
+    BODY_TOO_LARGE = "idempotency_body_too_large"
+    KEY_REUSED = "idempotency_key_reused_with_different_payload"
+    IN_PROGRESS = "idempotency_key_in_progress"
+    OUTCOME_UNKNOWN = "idempotency_outcome_unknown"
+    RESPONSE_NOT_STORED = "idempotency_response_not_stored"
+    KEY_EXPIRED = "idempotency_key_expired"
+    KEY_NOT_FOUND = "idempotency_key_not_found"
+    STORE_UNAVAILABLE = "idempotency_store_unavailable"
+    EXECUTION_FAILED = "idempotency_execution_failed"
+
+
+class EntryKind(StrEnum):
+    """Which kind of step a memo entry remembers."""
+
+    PHASE = "phase"
+    CALL = "call"
+    VALUE = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordId:
+    """The name a record is found by: the caller's scope and the key the client chose."""
+
+    scope: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoEntry:
+    """One finished step of a phased handler, with its encoded result (H1, H4)."""
+
+    name: str
+    kind: EntryKind
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A call to the outside that was announced before it was made, and has no result yet (H2, H3)."""
+
+    phase: str
+    downstream_key: str
+    digest: str
+    sends: int
+    first_sent_at: Instant
+    send_by: Instant
+    repeatable_until: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """An answer as it is replayed, byte for byte. `body is None` is a tombstone: done, body not kept (A4)."""
+
+    status: int
+    headers: Headers
+    body: bytes | None
+    schema_version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One key's row. What hangs on it hangs on its `incarnation`, never on the client's key."""
+
+    id: RecordId
+    incarnation: UUID
+    operation: str
+    effects: Effects
+    recovery: Recovery
+    method: str
+    path: str
+    fingerprint: str
+    seed: bytes
+    state: State
+    outcome: Outcome | None
+    entered: bool
+    fence: int
+    version: int
+    owner: str | None
+    lease_until: Instant | None
+    deadline: Instant
+    call_timeout: Duration
+    ttl: Duration
+    attempts: int
+    recovery_point: str
+    memo: tuple[MemoEntry, ...]
+    intent: Intent | None
+    response: StoredResponse | None
+    last_error: str | None
+    reconcile_after: Instant | None
+    reconcile_tries: int
+    created_at: Instant
+    last_run_at: Instant
+    finished_at: Instant | None
+    expires_at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A record as it was read (or its absence), with the store's clock at that moment."""
+
+    record: Record | None
+    now: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request asks for: the right to execute, in its own incarnation.
+
+    Repeating a claim whose reply was lost is safe: finding our own incarnation means that it is ours (P7).
+    """
+
+    id: RecordId
+    incarnation: UUID
+    operation: str
+    effects: Effects
+    recovery: Recovery
+    method: str
+    path: str
+    fingerprint: str
+    seed: bytes
+    owner: str
+    lease: Duration
+    deadline: Duration
+    call_timeout: Duration
+    ttl: Duration
+    entered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Ownership of a record: every write of the owner proves `incarnation` and `fence` (P1)."""
+
+    id: RecordId
+    incarnation: UUID
+    fence: int
+    attempt: int
+    effects: Effects
+    lease_until: Instant
+    deadline: Instant
+    expires_at: Instant
+
+    @classmethod
+    def of(cls, record: Record) -> Lease:
+        """The lease that the owner of `record` holds."""
+        return cls(
+            id=record.id,
+            incarnation=record.incarnation,
+            fence=record.fence,
+            attempt=record.attempts,
+            effects=record.effects,
+            lease_until=record.lease_until or 0,
+            deadline=record.deadline,
+            expires_at=record.expires_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Settle as done: this answer is the key's answer from now on."""
+
+    response: StoredResponse
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Retryable:
+    """Settle as provably not executed: a retry may run."""
+
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubtful:
+    """Settle as unknown: it may have happened, and no retry may run it again."""
+
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Take the claim back: the handler was never entered, so the key was never used."""
+
+
+Settlement: TypeAlias = Completed | Retryable | Doubtful | Discarded
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Execute: the lease is ours."""
+
+    lease: Lease
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Answer from the record."""
+
+    record: Record
+    now: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Do not execute. `retry_after` (whole seconds) is given where waiting helps."""
+
+    code: Code
+    detail: str = ""
+    retry_after: int | None = None
+    record: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """Not ours: execute as if oncekey were not there, store nothing."""
+
+
+Verdict: TypeAlias = Proceed | Replay | Refuse | Bypass
