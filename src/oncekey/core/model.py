@@ -176,7 +176,8 @@ class Snapshot:
 class Claim:
     """What a request asks for: the right to execute, in its own incarnation.
 
-    Repeating a claim whose reply was lost is safe: finding our own incarnation means that it is ours (P7).
+    `incarnation` and `owner` are made for this request alone. So repeating a claim or a take-over whose reply
+    was lost is safe: a record in progress that names our owner is ours (P7).
     """
 
     id: RecordId
@@ -249,6 +250,14 @@ class Doubtful:
 @dataclass(frozen=True, slots=True)
 class Discarded:
     """Take the claim back: the handler was never entered, so the key was never used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a settlement came to: `ours` if the record now says what we said, and the record either way."""
+
+    ours: bool
+    snapshot: Snapshot
 
 
 Settlement: TypeAlias = Completed | Retryable | Doubtful | Discarded

@@ -1,0 +1,232 @@
+"""What the value of a setting may be: each check converts it, or says what would have been allowed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.headers import is_field_name
+
+if TYPE_CHECKING:
+    from enum import StrEnum
+
+_CHECK: Final = "oncekey.check"
+_URL: Final = re.compile(r"[A-Za-z0-9\-._~:/?@!$&'()*+,;=%]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A rule for one setting: `convert` raises `ValueError` or `TypeError` for what `allowed` does not name."""
+
+    allowed: str
+    convert: Callable[[Any], object]
+    secret: bool = False
+
+    def __call__(self, setting: str, value: object) -> object:
+        """The value as the policy keeps it."""
+        try:
+            return self.convert(value)
+        except (TypeError, ValueError, OverflowError):
+            shown = "not shown" if self.secret else repr(value)
+            raise ConfigurationError(
+                f"{setting}: {shown} is not allowed; allowed is {self.allowed}"
+            ) from None
+
+
+Rule = Mapping[str, Check]
+"""A check in the shape of a dataclass field's metadata."""
+
+
+def check_of(metadata: Mapping[Any, Any]) -> Check:
+    """The check that a field was declared with."""
+    found: Check = metadata[_CHECK]
+    return found
+
+
+def _rule(allowed: str, convert: Callable[[Any], object], *, secret: bool = False) -> Rule:
+    return MappingProxyType({_CHECK: Check(allowed, convert, secret)})
+
+
+def choice(kind: type[StrEnum]) -> Rule:
+    """A member of `kind`, or its name in a configuration file."""
+    return _rule(" | ".join(kind), kind)
+
+
+def optional(rule: Rule) -> Rule:
+    """What `rule` allows, or None."""
+    inner = check_of(rule)
+    return _rule(
+        f"None, or {inner.allowed}",
+        lambda value: None if value is None else inner.convert(value),
+        secret=inner.secret,
+    )
+
+
+def flag() -> Rule:
+    """True or False; a string such as "no" would be true."""
+
+    def convert(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+
+    return _rule("True | False", convert)
+
+
+def whole(at_least: int, at_most: int | None = None) -> Rule:
+    """A whole number within bounds."""
+
+    def convert(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError
+        if value < at_least or (at_most is not None and value > at_most):
+            raise ValueError
+        return value
+
+    bounds = f"of {at_least} or more" if at_most is None else f"from {at_least} to {at_most}"
+    return _rule(f"a whole number {bounds}", convert)
+
+
+def one_of(*numbers: int) -> Rule:
+    """One of a few numbers."""
+
+    def convert(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value not in numbers:
+            raise ValueError
+        return value
+
+    return _rule(" | ".join(map(str, numbers)), convert)
+
+
+def span() -> Rule:
+    """A duration longer than nothing: a `timedelta`, or a number of seconds."""
+
+    def convert(value: object) -> timedelta:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            value = timedelta(seconds=value)
+        if not isinstance(value, timedelta):
+            raise TypeError
+        if value <= timedelta():
+            raise ValueError
+        return value
+
+    return _rule("a timedelta or a number of seconds, longer than 0", convert)
+
+
+def text(at_most: int) -> Rule:
+    """Printable text of a bounded length, possibly empty."""
+
+    def convert(value: object) -> str:
+        if not isinstance(value, str) or len(value) > at_most or not value.isprintable():
+            raise ValueError
+        return value
+
+    return _rule(f"printable text of at most {at_most} characters", convert)
+
+
+def url() -> Rule:
+    """The beginning of a URL reference; its fragment is ours to add."""
+
+    def convert(value: object) -> str:
+        if not isinstance(value, str) or not _URL.fullmatch(value):
+            raise ValueError
+        return value
+
+    return _rule("a URL or URL path without a fragment, in ASCII", convert)
+
+
+def secret_bytes(at_least: int) -> Rule:
+    """A secret; its value is never shown."""
+
+    def convert(value: object) -> bytes:
+        if not isinstance(value, bytes) or len(value) < at_least:
+            raise ValueError
+        return value
+
+    return _rule(f"bytes, {at_least} or more of them", convert, secret=True)
+
+
+def a(kind: type) -> Rule:
+    """An instance of `kind`."""
+
+    def convert(value: object) -> object:
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    return _rule(f"a {kind.__name__}", convert)
+
+
+def function() -> Rule:
+    """Something that can be called."""
+
+    def convert(value: object) -> object:
+        if not callable(value):
+            raise TypeError
+        return value
+
+    return _rule("a function", convert)
+
+
+def field_name_rule() -> Rule:
+    """The name of a header field."""
+
+    def convert(value: object) -> str:
+        if not isinstance(value, str) or not is_field_name(value):
+            raise ValueError
+        return value
+
+    return _rule("the name of a header field", convert)
+
+
+def field_names(never: frozenset[bytes]) -> Rule:
+    """Header fields in lower case, none of `never`."""
+
+    def convert(value: object) -> tuple[str, ...]:
+        names = tuple(name.lower() for name in _strings(value))
+        if not all(is_field_name(name) and name.encode("ascii") not in never for name in names):
+            raise ValueError
+        return names
+
+    refused = ", ".join(sorted(name.decode("ascii") for name in never))
+    return _rule(f"a list of header fields, without {refused}", convert)
+
+
+def words_of(*allowed: str) -> Rule:
+    """A set of upper-case words, at least one of them."""
+
+    def convert(value: object) -> frozenset[str]:
+        words = frozenset(word.upper() for word in _strings(value))
+        if not words or not words <= frozenset(allowed):
+            raise ValueError
+        return words
+
+    return _rule(f"one or more of {', '.join(allowed)}", convert)
+
+
+def statuses(at_least: int, at_most: int) -> Rule:
+    """A set of status codes, possibly empty."""
+    number = check_of(whole(at_least, at_most))
+
+    def convert(value: object) -> frozenset[object]:
+        if not isinstance(value, Iterable):
+            raise TypeError
+        return frozenset(number.convert(status) for status in value)
+
+    return _rule(f"a set of status codes from {at_least} to {at_most}", convert)
+
+
+def _strings(value: object) -> Iterable[str]:
+    # A lone string is iterable too, letter by letter: never what was meant.
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError
+    items = tuple(value)
+    if not all(isinstance(item, str) for item in items):
+        raise TypeError
+    return items

@@ -1,0 +1,83 @@
+"""The settings of a policy that are a choice between named ways."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Flavor(StrEnum):
+    """Whose status codes are spoken: there are two, and no third is invented (C7, R230)."""
+
+    IETF = "ietf"
+    STRIPE = "stripe"
+
+
+class InProgress(StrEnum):
+    """What a duplicate hears while the first request is still running (C5)."""
+
+    CONFLICT = "conflict"
+    ACCEPTED = "accepted"
+    WAIT = "wait"
+
+
+class On5xx(StrEnum):
+    """What a server error of an inline handler means for its key (C10)."""
+
+    CLASSIFY = "classify"
+    RETRY_FRESH = "retry_fresh"
+    STORE = "store"
+
+
+class StoreErrorPolicy(StrEnum):
+    """What happens to a request when its key cannot be claimed (R110)."""
+
+    FAIL_CLOSED = "fail_closed"
+    FAIL_OPEN = "fail_open"
+
+
+class ExpiryMode(StrEnum):
+    """Whether an expired record is deleted, or kept and marked (R168)."""
+
+    HARD = "hard"
+    SOFT = "soft"
+
+
+class OnExpired(StrEnum):
+    """What a key means once its record has expired (C15)."""
+
+    NEW = "new"
+    GONE = "gone"
+
+
+class OnAbandoned(StrEnum):
+    """What becomes of deferred work that nobody began before it expired.
+
+    There is one way only: the handler of a deferred request never runs again (O2), so "retryable" cannot be true.
+    """
+
+    FAILED_TIMEOUT = "failed_timeout"
+
+
+class RedisUse(StrEnum):
+    """What Redis may do in front of the store; it is never the authority (C21)."""
+
+    OFF = "off"
+    REPLAY_CACHE = "replay_cache"
+    LOCK_HINT = "lock_hint"
+    BOTH = "both"
+
+
+class ErrorFormat(StrEnum):
+    """The shape of the bodies of our own refusals (C9)."""
+
+    PROBLEM = "problem"
+    FAULT = "fault"
+    CODE = "code"
+
+
+class PiiCheck(StrEnum):
+    """What is done about a key that looks like an e-mail address or a telephone number (R18)."""
+
+    OFF = "off"
+    WARN = "warn"
+    REJECT = "reject"

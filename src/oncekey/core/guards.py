@@ -1,0 +1,131 @@
+"""Facts and guards: the named, pure conditions under which a row of TRANSITIONS holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from oncekey.core.model import Effects, Outcome, Recovery, State
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant, Record
+
+MAX_ATTEMPTS = 10
+"""How often a phased handler may be begun before its record is parked (H6); a policy may say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a guard may look at: the record as read, the store's clock, and what the mover knows."""
+
+    record: Record | None
+    now: Instant
+    effects: Effects = Effects.LOCAL
+    """Of the request, where there is no row to say it; a record's own effects always win (P2)."""
+    entered: bool = True
+    """The owner knows whether its handler was called."""
+    never_sent: bool = False
+    """It is proven that the open intent's first send was not made."""
+    locked: bool = False
+    """The transaction-scoped lock of LOCAL in one commit is held."""
+    waited: bool = False
+    """The resolver asked after the waiting time, or closed the reference at the provider (U1)."""
+    result_given: bool = False
+    item_claimed: bool = False
+    """The outbox item was claimed at least once."""
+    item_sent: bool = False
+    """The outbox item may have been sent."""
+    item_repeatable: bool = False
+    """Sending the item again is safe: its window has not passed."""
+    reason: bool = False
+    """An operator said why."""
+    runs_again: bool = False
+    """An operator confirmed that a success will be executed again."""
+    soft: bool = False
+    """Expired records are kept as EXPIRED."""
+    max_attempts: int = MAX_ATTEMPTS
+
+
+def _of(*kinds: Effects) -> Callable[[Facts], bool]:
+    return lambda facts: (facts.record.effects if facts.record else facts.effects) in kinds
+
+
+def _record(look: Callable[[Record, Facts], bool]) -> Callable[[Facts], bool]:
+    return lambda facts: facts.record is not None and look(facts.record, facts)
+
+
+def _intent_repeatable(record: Record, facts: Facts) -> bool:
+    until = record.intent.repeatable_until if record.intent else None
+    return until is not None and facts.now < until
+
+
+def _resumable(record: Record, facts: Facts) -> bool:
+    return (
+        record.effects is Effects.PHASED
+        and record.recovery is Recovery.RESUME
+        and (record.intent is None or _intent_repeatable(record, facts))
+        and record.attempts < facts.max_attempts
+    )
+
+
+def _runs_again(record: Record, facts: Facts) -> bool:
+    """A stale lease of this record may be followed by another run."""
+    if record.effects is Effects.PHASED:
+        return _resumable(record, facts)
+    return record.recovery is Recovery.RETRY and record.intent is None
+
+
+def _past_expiry(record: Record, facts: Facts) -> bool:
+    return record.expires_at <= facts.now
+
+
+def _plain(record: Record, _: Facts) -> bool:
+    return not record.memo and record.intent is None
+
+
+def _item_safe(facts: Facts) -> bool:
+    return not facts.item_sent or facts.item_repeatable
+
+
+class Guard(Enum):
+    """A named, pure condition. All guards of a row must hold."""
+
+    LOCAL = (_of(Effects.LOCAL),)
+    PHASED = (_of(Effects.PHASED),)
+    OUTBOX = (_of(Effects.OUTBOX),)
+    INLINE_OR_OUTBOX = (_of(Effects.INLINE, Effects.OUTBOX),)
+    INLINE_OR_PHASED = (_of(Effects.INLINE, Effects.PHASED),)
+    NOT_OUTBOX = (_of(Effects.LOCAL, Effects.PHASED, Effects.INLINE),)
+    BEFORE_DEADLINE = (_record(lambda r, f: f.now < r.deadline),)
+    LEASE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until <= f.now),)
+    NO_INTENT = (_record(lambda r, _: r.intent is None),)
+    INTENT_OPEN = (_record(lambda r, _: r.intent is not None),)
+    NO_INTENT_OR_INLINE = (_record(lambda r, _: r.intent is None or r.effects is Effects.INLINE),)
+    NO_INTENT_OR_NEVER_SENT = (_record(lambda r, f: r.intent is None or f.never_sent),)
+    NO_MEMO = (_record(lambda r, _: not r.memo),)
+    NOT_RESUMABLE = (_record(lambda r, _: not (r.memo and r.state is State.FAILED_RETRYABLE)),)
+    NOT_ENTERED = (lambda f: not f.entered,)
+    ENTERED = (lambda f: f.entered,)
+    RESUMABLE = (_record(_resumable),)
+    RUNS_AGAIN = (_record(_runs_again),)
+    RUNS_NEVER_AGAIN = (_record(lambda r, f: not _runs_again(r, f)),)
+    PAST_EXPIRY = (_record(_past_expiry),)
+    MEMO = (_record(lambda r, _: bool(r.memo)),)
+    PLAIN = (_record(_plain),)
+    WAITED = (lambda f: f.waited,)
+    WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable,)
+    RESULT_GIVEN = (lambda f: f.result_given,)
+    LOCKED = (lambda f: f.locked,)
+    ITEM_SAFE = (_item_safe,)
+    ITEM_UNSAFE = (lambda f: not _item_safe(f),)
+    ITEM_NEVER_CLAIMED = (lambda f: not f.item_claimed,)
+    SOFT = (lambda f: f.soft,)
+    REASON = (lambda f: f.reason,)
+    CONFIRMED_IF_SUCCESS = (_record(lambda r, f: r.outcome is not Outcome.SUCCESS or f.runs_again),)
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether the condition is true of these facts."""
+        look: Callable[[Facts], bool] = self.value[0]
+        return look(facts)

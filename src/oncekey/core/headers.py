@@ -1,0 +1,81 @@
+"""Response header fields: which may be stored, and how a moment or a target is written in one."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Headers, Instant
+
+KEY_HEADER: Final = "Idempotency-Key"
+
+# The body's bytes mean nothing without these two, and a client that lost the first answer needs the third (R90).
+ALWAYS_KEPT: Final = frozenset({b"content-type", b"content-encoding", b"location"})
+
+NEVER_KEPT: Final = frozenset(
+    {
+        # of one connection only (RFC 9110, 7.6.1)
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        # made anew for every answer
+        b"content-length",
+        b"date",
+        b"idempotency-key",
+        # of one caller only
+        b"authentication-info",
+        b"authorization",
+        b"proxy-authenticate",
+        b"proxy-authentication-info",
+        b"proxy-authorization",
+        b"set-cookie",
+        b"set-cookie2",
+        b"www-authenticate",
+    }
+)
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
+_URI_MARKS: Final = ":/?#[]@!$&'()*+,;=%-._~"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def is_field_name(name: str) -> bool:
+    """Whether `name` can stand left of the colon."""
+    return _TOKEN.fullmatch(name) is not None
+
+
+def field_name(name: str) -> bytes:
+    """A checked field name as it is sent."""
+    return name.lower().encode("ascii")
+
+
+def is_printable(value: bytes) -> bool:
+    """Whether `value` can be echoed: nothing in it may end the field and begin another one."""
+    return _PRINTABLE.fullmatch(value) is not None
+
+
+def target(url: str) -> bytes:
+    """A URL reference for a header field; whatever may not stand in one is percent-encoded."""
+    return quote(url, safe=_URI_MARKS).encode("ascii")
+
+
+def http_date(instant: Instant) -> bytes:
+    """An IMF-fixdate. The fraction is cut off: a promise to keep something is never rounded up."""
+    moment = _EPOCH + timedelta(microseconds=instant)
+    day, month = _DAYS[moment.weekday()], _MONTHS[moment.month - 1]
+    return f"{day}, {moment.day:02} {month} {moment.year:04} {moment:%H:%M:%S} GMT".encode("ascii")
+
+
+def first(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of a field."""
+    return next((value for field, value in headers if field.lower() == name), None)

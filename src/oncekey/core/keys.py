@@ -1,0 +1,135 @@
+"""The `Idempotency-Key` field: from field lines to the key, or a sentence that says what is wrong (R1-R12).
+
+A field that cannot be parsed is always an error and never "as if absent": RFC 9651 would allow that, and
+the request would run unprotected (C1). No message contains the key, which is why the parser's positions
+and characters are not reported either (R195).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import KeyMalformedError
+from oncekey.core.frames import raw
+from oncekey.core.sfstring import NotAStringItemError, parse_string_item
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BARE: Final = re.compile(rb"[A-Za-z0-9._~/+=-][A-Za-z0-9._~:/+=@-]*")
+_UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_EMAIL: Final = re.compile(r"[A-Za-z0-9._+-]+(?:@|%40)[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
+_PHONE: Final = re.compile(
+    r"(?<![0-9A-Za-z+/=])\+[1-9](?:[ ./()-]{0,2}[0-9]){7,14}(?![0-9A-Za-z])"  # international
+    r"|(?<![0-9A-Za-z-])(?:\([0-9]{3}\) ?|[0-9]{3}[ .-])[0-9]{3}[ .-][0-9]{4}(?![0-9A-Za-z-])"
+)
+_SOCIAL_SECURITY: Final = re.compile(r"(?<![0-9A-Za-z-])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9A-Za-z-])")
+_DIGEST_LENGTH: Final = 16
+
+
+class HeaderSyntax(StrEnum):
+    """Which spellings of the field are taken (C1)."""
+
+    STRICT = "strict"
+    """Only the quoted String of RFC 9651, as the IETF draft says."""
+    COMPAT = "compat"
+    """Quoted or bare; both spellings of one value are one key."""
+    BARE = "bare"
+    """Only the bare value, as most vendors document it."""
+
+
+class KeyFormat(StrEnum):
+    """What a key must look like (C2)."""
+
+    OPAQUE = "opaque"
+    UUID = "uuid"
+    """Any 8-4-4-4-12 hexadecimal digits: real clients generate some without version bits."""
+
+
+def parse_key(
+    lines: Sequence[bytes],
+    *,
+    syntax: HeaderSyntax = HeaderSyntax.COMPAT,
+    key_format: KeyFormat = KeyFormat.OPAQUE,
+    min_length: int = 16,
+    max_length: int = 255,
+) -> str | None:
+    """The key in the values of all `Idempotency-Key` field lines; None if there is no such line.
+
+    The lower bound is a heuristic against keys that collide by accident, no proof of entropy (R9). The key
+    is opaque: it is compared byte for byte, and a UUID keeps the case it came in (R3).
+
+    Raises:
+        KeyMalformedError: There is a field, and it is not exactly one acceptable key.
+    """
+    if not lines:
+        return None
+    if len(lines) > 1:
+        raise KeyMalformedError(
+            "The Idempotency-Key field was sent more than once; send it exactly once, with one key."
+        )
+    key = _decode(lines[0], syntax)
+    _check(key, key_format, min_length, max_length)
+    return key
+
+
+def looks_personal(key: str) -> bool:
+    """Whether the key has an obvious e-mail address, telephone or social security number in it (R18)."""
+    if _UUID.fullmatch(key):
+        return False
+    return any(pattern.search(key) for pattern in (_EMAIL, _PHONE, _SOCIAL_SECURITY))
+
+
+def key_digest(key: str) -> str:
+    """What logs and metrics show instead of the key (R195): the start of its SHA-256, in hex."""
+    return sha256(raw(key)).hexdigest()[:_DIGEST_LENGTH]
+
+
+def _decode(line: bytes, syntax: HeaderSyntax) -> str:
+    value = line.strip(b" ")
+    if not value:
+        raise KeyMalformedError("The Idempotency-Key field is empty; send a key, or leave the field out.")
+    if value.startswith(b'"'):
+        if syntax is HeaderSyntax.BARE:
+            raise KeyMalformedError("The Idempotency-Key is quoted; this API takes it without quotes.")
+        try:
+            return parse_string_item(value)
+        except NotAStringItemError as error:
+            raise KeyMalformedError(f"The Idempotency-Key cannot be parsed: {error}.") from None
+    if syntax is HeaderSyntax.STRICT:
+        raise KeyMalformedError(
+            "The Idempotency-Key is not a quoted String (RFC 9651); this API takes the key between double quotes."
+        )
+    if b"," in value:
+        raise KeyMalformedError(
+            "The Idempotency-Key field holds a list; send exactly one key, without a comma."
+        )
+    # A leading ":" or "@" would make it a Byte Sequence or a Date of RFC 9651, which are not keys.
+    if not _BARE.fullmatch(value):
+        raise KeyMalformedError(
+            "The Idempotency-Key has a character that is not allowed without quotes; allowed are the letters "
+            "A-Z and a-z, the digits and . _ ~ : / + = @ - where the first one is neither : nor @."
+        )
+    return value.decode("ascii")
+
+
+def _check(key: str, key_format: KeyFormat, min_length: int, max_length: int) -> None:
+    core = key.strip(" ")
+    if not core:
+        raise KeyMalformedError("The Idempotency-Key is empty; send a key, or leave the field out.")
+    if len(core) < min_length:
+        raise KeyMalformedError(
+            f"The Idempotency-Key is too short; it must have at least {min_length} characters, "
+            "spaces around it not counted. A random UUID is a good key."
+        )
+    if len(key) > max_length:
+        raise KeyMalformedError(
+            f"The Idempotency-Key is too long; it may have at most {max_length} characters."
+        )
+    if key_format is KeyFormat.UUID and not _UUID.fullmatch(key):
+        raise KeyMalformedError(
+            "The Idempotency-Key is not a UUID; it must be hexadecimal digits in groups of 8-4-4-4-12."
+        )

@@ -1,0 +1,228 @@
+"""Every setting there is, with its default, checked when it is made: a policy that exists is a valid one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from typing import Any, ClassVar, Final, cast
+
+from oncekey.core import checks
+from oncekey.core.choices import (
+    ErrorFormat,
+    ExpiryMode,
+    Flavor,
+    InProgress,
+    On5xx,
+    OnAbandoned,
+    OnExpired,
+    PiiCheck,
+    RedisUse,
+    StoreErrorPolicy,
+)
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.fingerprint import Selection
+from oncekey.core.headers import KEY_HEADER, NEVER_KEPT
+from oncekey.core.jcs import BigInts
+from oncekey.core.keys import HeaderSyntax, KeyFormat
+from oncekey.core.model import Duration, Effects, Recovery
+from oncekey.core.scope import BindTo
+from oncekey.core.strictness import BY_EFFECTS, objection
+
+__all__ = [
+    "ErrorFormat",
+    "ExpiryMode",
+    "Flavor",
+    "InProgress",
+    "On5xx",
+    "OnAbandoned",
+    "OnExpired",
+    "PiiCheck",
+    "Policy",
+    "RedisUse",
+    "StoreErrorPolicy",
+    "micros",
+    "never_proven",
+]
+
+_MIB: Final = 1024 * 1024
+_DAY: Final = timedelta(hours=24)
+
+
+def micros(span: timedelta) -> Duration:
+    """A span as the model counts it."""
+    return span // timedelta(microseconds=1)
+
+
+def never_proven(error: BaseException) -> bool:  # noqa: ARG001  (the default of a hook takes what the hook takes)
+    """The pessimist's answer: no error proves by itself that nothing was sent (R102)."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How keys are read, how long they are kept, and what a duplicate, a crash or an outage means.
+
+    A duration may be given as a number of seconds and a choice by its name; both are kept in their own type.
+    """
+
+    key_header: ClassVar[str] = KEY_HEADER
+
+    # The key
+    header_syntax: HeaderSyntax = field(default=HeaderSyntax.COMPAT, metadata=checks.choice(HeaderSyntax))
+    key_format: KeyFormat = field(default=KeyFormat.OPAQUE, metadata=checks.choice(KeyFormat))
+    min_key_length: int = field(default=16, metadata=checks.whole(1, 255))
+    max_key_length: int = field(default=255, metadata=checks.whole(1, 255))
+    methods: frozenset[str] = field(
+        default=frozenset({"POST", "PATCH"}), metadata=checks.words_of("POST", "PATCH", "PUT", "DELETE")
+    )
+    require_key: bool = field(default=True, metadata=checks.flag())
+    pii_check: PiiCheck = field(default=PiiCheck.WARN, metadata=checks.choice(PiiCheck))
+    max_request_age: timedelta | None = field(default=None, metadata=checks.optional(checks.span()))
+
+    # Whose key it is, and which request it stands for
+    namespace: str = field(default="", metadata=checks.text(100))
+    bind_to: BindTo = field(default=BindTo.TENANT, metadata=checks.choice(BindTo))
+    selection: Selection = field(default_factory=Selection, metadata=checks.a(Selection))
+    secret: bytes | None = field(
+        default=None, repr=False, metadata=checks.optional(checks.secret_bytes(at_least=16))
+    )
+    big_ints: BigInts = field(default=BigInts.EXACT, metadata=checks.choice(BigInts))
+    max_json_depth: int = field(default=100, metadata=checks.whole(1, 500))
+    max_request_bytes: int = field(default=_MIB, metadata=checks.whole(1))
+
+    # What a duplicate hears
+    on_in_progress: InProgress = field(default=InProgress.CONFLICT, metadata=checks.choice(InProgress))
+    wait_max: timedelta = field(default=timedelta(seconds=10), metadata=checks.span())
+    lock_timeout: timedelta = field(default=timedelta(seconds=2), metadata=checks.span())
+    on_unknown: int = field(default=409, metadata=checks.one_of(409, 202, 503))
+
+    # What a crash, an error or an outage means
+    lease: timedelta = field(default=timedelta(seconds=300), metadata=checks.span())
+    deadline: timedelta = field(default=timedelta(hours=1), metadata=checks.span())
+    call_timeout: timedelta = field(default=timedelta(seconds=30), metadata=checks.span())
+    on_lease_expired: Recovery | None = field(default=None, metadata=checks.optional(checks.choice(Recovery)))
+    naturally_idempotent: bool = field(default=False, metadata=checks.flag())
+    on_5xx: On5xx = field(default=On5xx.CLASSIFY, metadata=checks.choice(On5xx))
+    is_definitely_not_executed: Callable[[BaseException], bool] = field(
+        default=never_proven, metadata=checks.function()
+    )
+    not_executed_statuses: frozenset[int] = field(default=frozenset(), metadata=checks.statuses(400, 599))
+    on_store_error: StoreErrorPolicy = field(
+        default=StoreErrorPolicy.FAIL_CLOSED, metadata=checks.choice(StoreErrorPolicy)
+    )
+    max_attempts: int = field(default=10, metadata=checks.whole(1))
+
+    # How long a key is remembered
+    ttl: timedelta = field(default=_DAY, metadata=checks.span())
+    min_ttl: timedelta = field(default=_DAY, metadata=checks.span())
+    allow_short_ttl: bool = field(default=False, metadata=checks.flag())
+    expiry_mode: ExpiryMode = field(default=ExpiryMode.HARD, metadata=checks.choice(ExpiryMode))
+    on_expired: OnExpired = field(default=OnExpired.NEW, metadata=checks.choice(OnExpired))
+    on_abandoned: OnAbandoned = field(default=OnAbandoned.FAILED_TIMEOUT, metadata=checks.choice(OnAbandoned))
+    abandoned_status: int = field(default=408, metadata=checks.one_of(408, 410))
+    tombstone_ttl: timedelta = field(default=_DAY, metadata=checks.span())
+
+    # The work behind the scenes
+    sweep_interval: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
+    reap_interval: timedelta = field(default=timedelta(minutes=5), metadata=checks.span())
+    reap_batch: int = field(default=1000, metadata=checks.whole(1))
+    reconcile_interval: timedelta = field(default=timedelta(seconds=30), metadata=checks.span())
+    reconcile_max_tries: int = field(default=10, metadata=checks.whole(1))
+    outbox_max_attempts: int = field(default=10, metadata=checks.whole(1))
+    redis: RedisUse = field(default=RedisUse.OFF, metadata=checks.choice(RedisUse))
+    audit: bool = field(default=True, metadata=checks.flag())
+
+    # What answers look like
+    flavor: Flavor = field(default=Flavor.IETF, metadata=checks.choice(Flavor))
+    error_format: ErrorFormat = field(default=ErrorFormat.PROBLEM, metadata=checks.choice(ErrorFormat))
+    # A problem is told apart by its type, which names no host: an API that publishes its own gives its own URL.
+    problem_types: str = field(default="urn:oncekey:problem:", metadata=checks.url())
+    docs_url: str = field(default="/idempotency", metadata=checks.url())
+    replay_headers: tuple[str, ...] = field(
+        default=("location", "content-type", "content-language", "etag"),
+        metadata=checks.field_names(never=NEVER_KEPT),
+    )
+    replayed_header: str = field(default="Idempotent-Replayed", metadata=checks.field_name_rule())
+    expires_header: str = field(default="Idempotency-Key-Expires", metadata=checks.field_name_rule())
+    max_response_bytes: int = field(default=_MIB, metadata=checks.whole(0))
+    max_spool_bytes: int = field(default=64 * _MIB, metadata=checks.whole(0))
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value = checks.check_of(setting.metadata)(setting.name, getattr(self, setting.name))
+            # The only way to convert a value of a frozen class is around its guard.
+            object.__setattr__(self, setting.name, value)
+        for holds, sentence in _TOGETHER:
+            if not holds(self):
+                raise ConfigurationError(sentence.format(policy=self))
+
+    @property
+    def heartbeat(self) -> timedelta:
+        """How often a live owner renews: it may miss two beats before it is taken for dead."""
+        return self.lease / 3
+
+    def override(self, **changes: object) -> Policy:
+        """This policy with some settings changed; the result is checked as a whole."""
+        known = [setting.name for setting in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise ConfigurationError(_unknown_setting(name, known))
+        return replace(self, **cast("dict[str, Any]", changes))
+
+    def recovery_for(self, effects: Effects) -> Recovery:
+        """What a lease that ran out means for a handler with these effects; stored with its claim (P2)."""
+        self.check(effects)
+        return self.on_lease_expired or BY_EFFECTS[effects]
+
+    def check(self, effects: Effects) -> None:
+        """Refuse to enrol a handler whose settings are looser than its effects (F7)."""
+        for choice in (self.on_lease_expired, self.on_5xx, self.on_store_error):
+            if choice is None:
+                continue
+            why = objection(effects, choice, naturally_idempotent=self.naturally_idempotent)
+            if why is not None:
+                raise ConfigurationError(why)
+
+
+_TOGETHER: Final[tuple[tuple[Callable[[Policy], bool], str], ...]] = (
+    (
+        lambda policy: policy.min_key_length <= policy.max_key_length,
+        "min_key_length={policy.min_key_length} is more than max_key_length={policy.max_key_length}: "
+        "no key could be right",
+    ),
+    (
+        lambda policy: policy.deadline >= policy.lease,
+        "deadline={policy.deadline} is shorter than lease={policy.lease}: make the lease shorter or the deadline "
+        "longer, a handler may run for at least one lease",
+    ),
+    (
+        lambda policy: policy.call_timeout <= policy.deadline,
+        "call_timeout={policy.call_timeout} is longer than deadline={policy.deadline}: no call could use it",
+    ),
+    (
+        lambda policy: policy.allow_short_ttl or policy.min_ttl >= _DAY,
+        "min_ttl={policy.min_ttl} is below 24 h: clients that retry the next day would execute twice; "
+        "set allow_short_ttl=True if they never do",
+    ),
+    (
+        lambda policy: policy.allow_short_ttl or policy.ttl >= policy.min_ttl,
+        "ttl={policy.ttl} is shorter than min_ttl={policy.min_ttl}: a retry after that executes again; "
+        "set allow_short_ttl=True if that is meant",
+    ),
+    (
+        lambda policy: policy.max_spool_bytes >= policy.max_response_bytes,
+        "max_spool_bytes={policy.max_spool_bytes} is less than max_response_bytes={policy.max_response_bytes}: "
+        "what can be stored must fit into the spool",
+    ),
+    (
+        lambda policy: policy.replayed_header.lower() != policy.expires_header.lower(),
+        "replayed_header and expires_header are both {policy.expires_header!r}: give each its own name",
+    ),
+)
+
+
+def _unknown_setting(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"{name} is not a setting; the closest one is {close[0]}"

@@ -1,0 +1,190 @@
+"""RULINGS: which answer a request gets, by what its key's record is and whether it is the same request.
+
+`situate` looks at the state first, so only what may expire is ever expired (P6). The fingerprint is compared
+before anything else is considered, in every live situation (C8): a different request never takes a lease,
+never resumes work and never learns more than that the key is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, assert_never
+
+from oncekey.core.fingerprint import same
+from oncekey.core.guards import Facts, Guard
+from oncekey.core.model import SECOND, Code, Lease, Proceed, Record, Refuse, Replay, State
+from oncekey.core.policy import OnExpired
+from oncekey.core.transitions import Actor, Row, Trigger, judge
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Claim, Instant, Snapshot, Verdict
+    from oncekey.core.policy import Policy
+
+
+class Situation(StrEnum):
+    """What a record means to a request that meets it."""
+
+    ABSENT = "absent"
+    PENDING = "pending"
+    LIVE = "live"
+    STALE = "stale"
+    COMPLETED = "completed"
+    RETRYABLE = "retryable"
+    UNKNOWN = "unknown"
+    EXPIRED = "expired"
+
+
+class Ruling(StrEnum):
+    """What is done about it."""
+
+    CLAIM = "claim"
+    WAIT = "wait"
+    RECOVER = "recover"
+    REPLAY = "replay"
+    TAKE_OVER = "take_over"
+    IN_DOUBT = "in_doubt"
+    SUPERSEDE = "supersede"
+    MISMATCH = "mismatch"
+
+
+RULINGS: Mapping[Situation, Mapping[bool, Ruling]] = MappingProxyType(
+    {
+        Situation.ABSENT: {True: Ruling.CLAIM, False: Ruling.CLAIM},
+        Situation.PENDING: {True: Ruling.WAIT, False: Ruling.MISMATCH},
+        Situation.LIVE: {True: Ruling.WAIT, False: Ruling.MISMATCH},
+        Situation.STALE: {True: Ruling.RECOVER, False: Ruling.MISMATCH},
+        Situation.COMPLETED: {True: Ruling.REPLAY, False: Ruling.MISMATCH},
+        Situation.RETRYABLE: {True: Ruling.TAKE_OVER, False: Ruling.MISMATCH},
+        Situation.UNKNOWN: {True: Ruling.IN_DOUBT, False: Ruling.MISMATCH},
+        Situation.EXPIRED: {True: Ruling.SUPERSEDE, False: Ruling.SUPERSEDE},
+    }
+)
+
+
+def situate(record: Record | None, now: Instant) -> Situation:
+    """Name the situation. Time alone never turns an unfinished record into a free key (P6, F3)."""
+    if record is None:
+        return Situation.ABSENT
+    expired = Guard.PAST_EXPIRY.holds(Facts(record, now))
+    match record.state:
+        case State.PENDING:
+            return Situation.PENDING
+        case State.IN_PROGRESS:
+            # An outbox record in its worker's hands has no lease of its own: the item's lease decides (O1).
+            over = record.lease_until is not None and record.lease_until <= now
+            return Situation.STALE if over else Situation.LIVE
+        case State.COMPLETED:
+            return Situation.EXPIRED if expired else Situation.COMPLETED
+        case State.FAILED_RETRYABLE:
+            plain = Guard.PLAIN.holds(Facts(record, now))
+            return Situation.EXPIRED if expired and plain else Situation.RETRYABLE
+        case State.UNKNOWN:
+            return Situation.UNKNOWN
+        case State.EXPIRED:
+            return Situation.EXPIRED
+        case _:
+            assert_never(record.state)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Try to become the next owner of `seen`."""
+
+    seen: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Supersede:
+    """Try to start the expired `seen` anew."""
+
+    seen: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Nobody may run `seen` again: make it UNKNOWN."""
+
+    seen: Record
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAgain:
+    """The row vanished under us: claim once more."""
+
+
+Next = Proceed | Replay | Refuse | TakeOver | Supersede | Doubt | ClaimAgain
+"""What the flow does with a snapshot: answer, or one more compare-and-swap."""
+
+LOCK_EXPIRED = "in_progress_lock_expired"
+"""The error code of a record whose owner did not come back (R55, R143)."""
+
+
+def rule(snapshot: Snapshot, claim: Claim, policy: Policy) -> Next:
+    """The answer to a request, or the write that must be tried before there is one."""
+    record, now = snapshot.record, snapshot.now
+    situation = situate(record, now)
+    if record is None:
+        return ClaimAgain()
+    if record.state is State.IN_PROGRESS and record.owner == claim.owner:
+        return Proceed(Lease.of(record), record)
+    ruling = RULINGS[situation][same(record.fingerprint, claim.fingerprint)]
+    match ruling:
+        case Ruling.CLAIM:
+            return ClaimAgain()
+        case Ruling.WAIT:
+            return Refuse(Code.IN_PROGRESS, retry_after=_until(record.lease_until, now), record=record)
+        case Ruling.RECOVER:
+            return _recover(record, now, policy)
+        case Ruling.REPLAY:
+            return Replay(record, now)
+        case Ruling.TAKE_OVER:
+            return TakeOver(record)
+        case Ruling.IN_DOUBT:
+            return doubtful(record, now)
+        case Ruling.SUPERSEDE:
+            return Refuse(Code.KEY_EXPIRED) if policy.on_expired is OnExpired.GONE else Supersede(record)
+        case Ruling.MISMATCH:
+            return Refuse(Code.KEY_REUSED)
+        case _:
+            assert_never(ruling)
+
+
+def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
+    """What to tell the caller of an operation whose own settlement was not written (P3, L2, P7)."""
+    record, now = snapshot.record, snapshot.now
+    if record is None:
+        return Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+    match record.state:
+        case State.COMPLETED:
+            if record.incarnation == lease.incarnation:
+                return Replay(record, now)
+            return Refuse(Code.OUTCOME_UNKNOWN)  # another incarnation's answer is another request's
+        case State.UNKNOWN | State.EXPIRED:
+            return doubtful(record, now)
+        case State.PENDING | State.IN_PROGRESS | State.FAILED_RETRYABLE:
+            return Refuse(Code.IN_PROGRESS, retry_after=_until(record.lease_until, now), record=record)
+        case _:
+            assert_never(record.state)
+
+
+def doubtful(record: Record, now: Instant) -> Refuse:
+    """Nobody knows, and nobody may run it again."""
+    return Refuse(Code.OUTCOME_UNKNOWN, retry_after=_until(record.reconcile_after, now), record=record)
+
+
+def _recover(record: Record, now: Instant, policy: Policy) -> Next:
+    """A stale lease: its own stored effects and recovery decide, never the route's of today (P2, F4)."""
+    facts = Facts(record, now, max_attempts=policy.max_attempts)
+    if isinstance(judge(Trigger.TAKE_OVER, Actor.REQUESTER, facts), Row):
+        return TakeOver(record)
+    return Doubt(record, LOCK_EXPIRED)
+
+
+def _until(instant: Instant | None, now: Instant) -> int:
+    """Whole seconds to wait, at least one: `Retry-After` is an integer (R80)."""
+    left = 0 if instant is None else instant - now
+    return max(1, -(-left // SECOND))

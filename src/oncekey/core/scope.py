@@ -1,0 +1,82 @@
+"""Whose key it is: one text per caller, so that no two callers ever meet in a record (R23-R29, C4).
+
+A scope is its parts, each after its own length: `4:acme5:alice` is ("acme", "alice"). What is not printable
+ASCII is percent-encoded, so that every store can hold it and counts it alike; a scope that would get long is
+`sha256:` and a digest of the parts, which no readable scope can equal because those begin with a digit.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from hashlib import sha256
+from typing import Final, assert_never
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.frames import frame, raw
+
+MAX_SCOPE_LENGTH: Final = 200
+_UNSAFE: Final = re.compile(rb"[^!-$&-~]")
+
+
+class BindTo(StrEnum):
+    """Who shares a key: the whole tenant, one principal in it, or one token (R28)."""
+
+    TENANT = "tenant"
+    PRINCIPAL = "principal"
+    TOKEN = "token"  # noqa: S105  (the name of a choice, not a secret)
+
+
+def scope_of(*parts: str) -> str:
+    """The scope that `parts` (namespace, tenant, principal, ...) name; other parts give another scope.
+
+    Raises:
+        ConfigurationError: A part is missing or empty, which would put strangers into one scope.
+    """
+    if not parts:
+        raise ConfigurationError("A scope needs at least one part: give the tenant of the caller.")
+    encoded = [raw(_require(part, number)) for number, part in enumerate(parts, start=1)]
+    readable = frame(*[_UNSAFE.sub(_percent, part) for part in encoded])
+    if len(readable) <= MAX_SCOPE_LENGTH:
+        return readable.decode("ascii")
+    return f"sha256:{sha256(frame(*encoded)).hexdigest()}"
+
+
+def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, token: str | None = None) -> str:
+    """The scope of a caller: `parts` (namespace, tenant, ...), and what `bind_to` adds to them.
+
+    A token is a secret, so only its digest becomes part of the scope.
+    """
+    scope_of(*parts)  # what is shared by all must be sound before anything is added to it
+    match bind_to:
+        case BindTo.TENANT:
+            return scope_of(*parts)
+        case BindTo.PRINCIPAL:
+            return scope_of(*parts, bind_to, _given(principal, bind_to))
+        case BindTo.TOKEN:
+            return scope_of(*parts, bind_to, sha256(raw(_given(token, bind_to))).hexdigest())
+        case _:
+            assert_never(bind_to)
+
+
+def _require(part: object, number: int) -> str:
+    if not isinstance(part, str) or not part.strip():
+        what = "empty" if isinstance(part, str) else f"a {type(part).__name__} and not a str"
+        raise ConfigurationError(
+            f"Part {number} of the scope is {what}; what names the tenant or the principal must return a "
+            "non-empty str for every caller, because callers without one would share each other's answers."
+        )
+    return part
+
+
+def _given(value: str | None, bind_to: BindTo) -> str:
+    if not value:
+        raise ConfigurationError(
+            f"Keys are bound to the {bind_to}, but this caller has none; authenticate the route, "
+            "or bind keys to the tenant."
+        )
+    return value
+
+
+def _percent(found: re.Match[bytes]) -> bytes:
+    return b"%%%02X" % found[0][0]

@@ -1,0 +1,212 @@
+"""TRANSITIONS: every legal move of a record, who may make it and what it must prove.
+
+A pair of state and trigger that is missing here is illegal. Where a pair has several rows, their guards tell
+them apart, and at most one holds. `None` as a state is "no row". The numbers are those of the protocol.
+
+Proofs are checked by the store in the same statement as the write: OWNER is incarnation and fence, VERSION is
+incarnation and version as read, NO_ROW is the primary key, ITEM is the outbox item's own claim. Every write
+puts the version up by one. The guards are decided here, from a snapshot: what they look at cannot change
+under a VERSION proof, and belongs to the owner under an OWNER proof.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
+from oncekey.core.guards import Facts, Guard
+from oncekey.core.model import State
+
+
+class Actor(StrEnum):
+    """Who moves a record."""
+
+    REQUESTER = "requester"
+    OWNER = "owner"
+    COMPLETER = "completer"
+    SWEEPER = "sweeper"
+    REAPER = "reaper"
+    RESOLVER = "resolver"
+    WEBHOOK = "webhook"
+    OPERATOR = "operator"
+    WORKER = "worker"
+
+
+class Trigger(StrEnum):
+    """What happened."""
+
+    CLAIM = "claim"
+    COMMIT = "commit"
+    DEFER = "defer"
+    RENEW = "renew"
+    PHASE = "phase"
+    RESULT = "result"
+    SETTLE = "settle"
+    DISCARD = "discard"
+    NOT_EXECUTED = "not_executed"
+    HAND_BACK = "hand_back"
+    DOUBT = "doubt"
+    TAKE_OVER = "take_over"
+    SWEEP = "sweep"
+    EXPIRE = "expire"
+    EXECUTED = "executed"
+    STILL_UNKNOWN = "still_unknown"
+    WORKER_CLAIM = "worker_claim"
+    TRY_AGAIN = "try_again"
+    DEAD_LETTER = "dead_letter"
+    ABANDON = "abandon"
+    PURGE = "purge"
+    SUPERSEDE = "supersede"
+    BUST = "bust"
+
+
+class Proof(StrEnum):
+    """What the store compares in the statement that writes."""
+
+    NO_ROW = "N"
+    OWNER = "O"
+    VERSION = "V"
+    ITEM = "item"
+    OWNER_AND_ITEM = "O+item"
+
+
+class Fence(StrEnum):
+    """What becomes of the fence; only a change of ownership puts it up, and nothing resets it (P1)."""
+
+    FIRST = "1"
+    SAME = "same"
+    UP = "+1"
+    GONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One legal move."""
+
+    number: int
+    source: State | None
+    trigger: Trigger
+    to: State | None
+    by: frozenset[Actor]
+    proof: Proof
+    fence: Fence
+    when: tuple[Guard, ...]
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Illegal:
+    """No row allows it; `why` names what is missing, for an operator to read."""
+
+    why: str
+
+
+Table: TypeAlias = Mapping[State | None, Mapping[Trigger, tuple[Row, ...]]]
+
+_PENDING, _RUNNING, _DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
+_FR, _UNKNOWN, _EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
+_SETTLERS = (Actor.RESOLVER, Actor.WEBHOOK, Actor.OPERATOR)
+_LEASE = ("owner", "lease_until", "attempts")
+_NEW = ("incarnation", "effects", "recovery", "seed", "lease_until", "deadline", "expires_at")
+_STEP = ("memo", "recovery_point", "intent", "lease_until")
+_ANSWER = ("response", "outcome", "finished_at", "expires_at")
+
+
+def _rows() -> tuple[Row, ...]:
+    g = Guard
+    rows: list[Row] = []
+
+    def row(  # noqa: PLR0917  (a line of a table reads by position)
+        number: int,
+        sources: tuple[State | None, ...],
+        trigger: Trigger,
+        to: State | None,
+        by: tuple[Actor, ...],
+        proof: Proof,
+        fence: Fence,
+        when: tuple[Guard, ...] = (),
+        sets: tuple[str, ...] = (),
+    ) -> None:
+        made = (
+            Row(number, source, trigger, to, frozenset(by), proof, fence, when, sets) for source in sources
+        )
+        rows.extend(made)
+
+    own, req = (Actor.OWNER,), (Actor.REQUESTER,)
+    o, v, n = Proof.OWNER, Proof.VERSION, Proof.NO_ROW
+    same, up = Fence.SAME, Fence.UP
+    t = Trigger
+    # fmt: off
+    row(1, (None,), t.CLAIM, _RUNNING, req, n, Fence.FIRST, (), _NEW)
+    row(2, (None,), t.COMMIT, _DONE, req, n, Fence.FIRST, (g.LOCAL, g.LOCKED), (*_NEW, *_ANSWER))
+    row(3, (None,), t.DEFER, _PENDING, req, n, Fence.FIRST, (g.OUTBOX,), (*_NEW, "item"))
+    row(3, (_RUNNING,), t.DEFER, _PENDING, own, o, same, (g.OUTBOX, g.NO_INTENT), ("item",))
+    row(4, (_RUNNING,), t.RENEW, _RUNNING, own, o, same, (g.BEFORE_DEADLINE,), ("lease_until",))
+    row(5, (_RUNNING,), t.PHASE, _RUNNING, own, o, same, (g.NO_INTENT,), _STEP)
+    row(6, (_RUNNING, _UNKNOWN, _FR), t.RESULT, _RUNNING, own, o, same, (g.INTENT_OPEN,), _STEP)
+    row(6, (_PENDING,), t.RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.INTENT_OPEN), _STEP)
+    row(7, (_RUNNING,), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT,), _ANSWER)
+    row(8, (_UNKNOWN, _FR), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT_OR_INLINE, g.NOT_RESUMABLE), (*_ANSWER, "late"))
+    row(9, (_RUNNING,), t.DISCARD, None, own, o, Fence.GONE, (g.NOT_ENTERED, g.PLAIN))
+    row(10, (_RUNNING,), t.NOT_EXECUTED, _FR, own, o, same, (g.ENTERED, g.NO_MEMO, g.NO_INTENT_OR_NEVER_SENT), ("last_error", "intent"))
+    row(11, (_RUNNING,), t.HAND_BACK, _FR, own, o, same, (g.RESUMABLE,), ("lease_until", "reconcile_after"))
+    row(12, (_RUNNING,), t.DOUBT, _UNKNOWN, own, o, same, (), ("last_error", "reconcile_after"))
+    row(13, (_RUNNING,), t.TAKE_OVER, _RUNNING, (Actor.REQUESTER, Actor.COMPLETER), v, up, (g.LEASE_OVER, g.RUNS_AGAIN), _LEASE)
+    row(14, (_RUNNING,), t.SWEEP, _FR, (Actor.SWEEPER,), v, same, (g.LEASE_OVER, g.RUNS_AGAIN), ("last_error",))
+    row(15, (_RUNNING,), t.SWEEP, _UNKNOWN, (Actor.SWEEPER, Actor.REQUESTER), v, same, (g.LEASE_OVER, g.RUNS_NEVER_AGAIN), ("last_error", "reconcile_after"))
+    row(16, (_FR,), t.TAKE_OVER, _RUNNING, req, v, up, (), (*_LEASE, "last_error"))
+    row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.MEMO,), (*_LEASE, "last_error"))
+    row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED), _ANSWER)
+    row(18, (_FR,), t.EXPIRE, _UNKNOWN, (Actor.REAPER,), v, same, (g.MEMO, g.PAST_EXPIRY), ("reconcile_after",))
+    row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "item"))
+    row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.RESULT_GIVEN), ("memo", "intent"))
+    row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.INLINE_OR_PHASED, g.WAITED), ("intent",))
+    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.OUTBOX, g.WAITED_OR_ITEM_REPEATABLE), ("item",))
+    row(23, (_UNKNOWN,), t.STILL_UNKNOWN, _UNKNOWN, (Actor.RESOLVER,), v, same, (), ("reconcile_after", "reconcile_tries"))
+    row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.ITEM, up, (g.OUTBOX, g.ITEM_SAFE), ("intent", "item"))
+    row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.ITEM, same, (g.OUTBOX, g.ITEM_UNSAFE), ("item",))
+    row(26, (_RUNNING,), t.TRY_AGAIN, _PENDING, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX, g.ITEM_SAFE), ("item",))
+    row(27, (_RUNNING,), t.DEAD_LETTER, _UNKNOWN, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX,), ("item", "last_error"))
+    row(28, (_PENDING,), t.ABANDON, _DONE, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.ITEM_NEVER_CLAIMED), (*_ANSWER, "item"))
+    row(29, (_DONE,), t.EXPIRE, _EXPIRED, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.SOFT))
+    row(30, (_DONE, _EXPIRED), t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.PAST_EXPIRY,))
+    row(30, (_FR,), t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.PAST_EXPIRY, g.PLAIN))
+    row(31, (_DONE, _EXPIRED), t.SUPERSEDE, _RUNNING, req, v, up, (g.PAST_EXPIRY,), (*_NEW, "fingerprint"))
+    row(31, (_FR,), t.SUPERSEDE, _RUNNING, req, v, up, (g.PAST_EXPIRY, g.PLAIN), (*_NEW, "fingerprint"))
+    row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
+    # fmt: on
+    return tuple(rows)
+
+
+ROWS: tuple[Row, ...] = _rows()
+
+
+def _table(rows: tuple[Row, ...]) -> Table:
+    table: dict[State | None, dict[Trigger, tuple[Row, ...]]] = defaultdict(dict)
+    for row in rows:
+        table[row.source][row.trigger] = (*table[row.source].get(row.trigger, ()), row)
+    return MappingProxyType({state: MappingProxyType(moves) for state, moves in table.items()})
+
+
+TRANSITIONS: Table = _table(ROWS)
+
+
+def judge(trigger: Trigger, actor: Actor, facts: Facts) -> Row | Illegal:
+    """The one row that allows this move, or why none does."""
+    source = facts.record.state if facts.record else None
+    rows = TRANSITIONS.get(source, {}).get(trigger, ())
+    where = source or "no row"
+    if not rows:
+        return Illegal(f"{trigger} is not possible from {where}")
+    mine = [row for row in rows if actor in row.by]
+    if not mine:
+        return Illegal(f"{trigger} from {where} is not for the {actor}")
+    for row in mine:
+        if all(guard.holds(facts) for guard in row.when):
+            return row
+    missing = ", ".join(sorted({g.name.lower() for row in mine for g in row.when if not g.holds(facts)}))
+    return Illegal(f"{trigger} from {where} needs {missing}")

@@ -1,0 +1,50 @@
+"""The driver of the memory store: a dictionary and a lock. For tests and a single process only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from oncekey.flow import step
+
+if TYPE_CHECKING:
+    from oncekey.flow import Rows, Statement, Transaction
+
+T = TypeVar("T")
+
+
+class MemoryDriver:
+    """Runs each transaction under one lock: the GIL alone is no check-then-act."""
+
+    def __init__(self) -> None:
+        self.table: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        with self._lock:
+            return step(transaction.body(), self._execute)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _execute(self, statement: Statement) -> Rows:
+        assert callable(statement.command)
+        now = statement.params["now"]
+        params = {**statement.params, "now": time.time_ns() // 1000 if now is None else now}
+        return statement.command(self.table, **params)
+
+
+class AsyncMemoryDriver:
+    """The same for asyncio: nothing here ever waits."""
+
+    def __init__(self, driver: MemoryDriver | None = None) -> None:
+        self._driver = driver or MemoryDriver()
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        return self._driver.run(transaction)
+
+    async def close(self) -> None:
+        """Nothing to give back."""

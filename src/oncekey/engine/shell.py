@@ -1,0 +1,138 @@
+"""Shells: the flows bound to a store and a driver, blocking and under asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.core.errors import ConfigurationError, SchemaError
+from oncekey.engine import request
+from oncekey.flow import adrive, drive
+from oncekey.ports import AsyncShares, Shares
+
+if TYPE_CHECKING:
+    from oncekey.core.model import (
+        Claim,
+        Duration,
+        Instant,
+        Lease,
+        RecordId,
+        Settled,
+        Settlement,
+        Snapshot,
+        Verdict,
+    )
+    from oncekey.core.policy import Policy
+    from oncekey.flow import Flow
+    from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Driver, OpenTransaction, Store
+
+UNSHARED = "effects=LOCAL needs a store that shares the application's transactions (SQLite or PostgreSQL)"
+
+
+class Engine:
+    """The flows, blocking."""
+
+    def __init__(self, store: Store, driver: Driver) -> None:
+        self.store = store
+        self.driver = driver
+
+    def begin(self, claim: Claim, policy: Policy) -> Verdict:
+        """Ask for the right to execute."""
+        return drive(request.begin(self.store, claim, policy), self.driver.run)
+
+    def renew(self, lease: Lease, span: Duration) -> Instant | None:
+        """The heartbeat: the lease's new end, or None when it is lost."""
+        return drive(request.renew(self.store, lease, span), self.driver.run)
+
+    def settle(self, lease: Lease, settlement: Settlement) -> Settled:
+        """Write what became of the operation."""
+        return drive(request.settle(self.store, lease, settlement), self.driver.run)
+
+    def settle_within(self, tx: OpenTransaction, lease: Lease, settlement: Settlement) -> Settled:
+        """Write it as the last statement of the business transaction, which the caller then commits."""
+        return tx.step(self.store.settling(lease, settlement))
+
+    def settle_lost_commit(self, lease: Lease) -> Settled:
+        """Find out what became of a COMMIT that got no reply."""
+        return drive(request.settle_lost_commit(self.store, lease), self.driver.run)
+
+    def find(self, record_id: RecordId) -> Snapshot:
+        """Read a record."""
+        return drive(self.store.find(record_id), self.driver.run)
+
+    def open(self) -> OpenTransaction:
+        """Open a business transaction."""
+        if not isinstance(self.driver, Shares):
+            raise ConfigurationError(UNSHARED)
+        return self.driver.begin()
+
+    def check(self, expected: int) -> None:
+        """Refuse a schema that this version does not know."""
+        check_version(drive(_version(self.store), self.driver.run), expected)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.driver.close()
+
+
+class AsyncEngine:
+    """The flows, under asyncio."""
+
+    def __init__(self, store: Store, driver: AsyncDriver) -> None:
+        self.store = store
+        self.driver = driver
+
+    async def begin(self, claim: Claim, policy: Policy) -> Verdict:
+        """Ask for the right to execute."""
+        return await adrive(request.begin(self.store, claim, policy), self.driver.run)
+
+    async def renew(self, lease: Lease, span: Duration) -> Instant | None:
+        """The heartbeat: the lease's new end, or None when it is lost."""
+        return await adrive(request.renew(self.store, lease, span), self.driver.run)
+
+    async def settle(self, lease: Lease, settlement: Settlement) -> Settled:
+        """Write what became of the operation."""
+        return await adrive(request.settle(self.store, lease, settlement), self.driver.run)
+
+    async def settle_within(self, tx: AsyncOpenTransaction, lease: Lease, settlement: Settlement) -> Settled:
+        """Write it as the last statement of the business transaction, which the caller then commits."""
+        return await tx.step(self.store.settling(lease, settlement))
+
+    async def settle_lost_commit(self, lease: Lease) -> Settled:
+        """Find out what became of a COMMIT that got no reply."""
+        return await adrive(request.settle_lost_commit(self.store, lease), self.driver.run)
+
+    async def find(self, record_id: RecordId) -> Snapshot:
+        """Read a record."""
+        return await adrive(self.store.find(record_id), self.driver.run)
+
+    async def open(self) -> AsyncOpenTransaction:
+        """Open a business transaction."""
+        if not isinstance(self.driver, AsyncShares):
+            raise ConfigurationError(UNSHARED)
+        return await self.driver.begin()
+
+    async def check(self, expected: int) -> None:
+        """Refuse a schema that this version does not know."""
+        check_version(await adrive(_version(self.store), self.driver.run), expected)
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self.driver.close()
+
+
+def _version(store: Store) -> Flow[int | None]:
+    return (yield from store.schema_version())
+
+
+def check_version(found: int | None, expected: int) -> None:
+    """One sentence that says what is wrong and what to do."""
+    if found is None:
+        raise SchemaError("the store has no oncekey tables: run `oncekey migrate up --store URL`")
+    if found < expected:
+        raise SchemaError(
+            f"the store's schema is {found}, this version needs {expected}: run `oncekey migrate up`"
+        )
+    if found > expected:
+        raise SchemaError(
+            f"the store's schema is {found}, this version knows only {expected}: update oncekey"
+        )

@@ -1,0 +1,134 @@
+"""The protocols between the engine, the stores and the drivers, split by who calls them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from oncekey.core.model import (
+        Claim,
+        Duration,
+        Instant,
+        Lease,
+        Record,
+        RecordId,
+        Settled,
+        Settlement,
+        Snapshot,
+    )
+    from oncekey.flow import Flow, Steps, Transaction
+
+T = TypeVar("T")
+
+
+class Records(Protocol):
+    """The request path. Every write is a compare-and-swap; which one to make is the core's decision."""
+
+    def claim(self, claim: Claim) -> Flow[Snapshot]:
+        """Insert the claim if there is no row (N); the snapshot is ours if it has our incarnation."""
+
+    def take_over(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+        """Go on with `seen` as its next owner (V): fence and attempts up, fingerprint kept. None: lost."""
+
+    def supersede(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+        """Start the expired `seen` anew in the claim's incarnation (V): fence up, all else cleared."""
+
+    def doubt(self, seen: Record, last_error: str) -> Flow[Snapshot | None]:
+        """Turn a stale record that nobody may run again into UNKNOWN (V). None: lost."""
+
+    def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
+        """Move the lease's end (O), never past the deadline. None: not ours any more."""
+
+    def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
+        """Write what became of the operation (O); repeating the same settlement changes nothing."""
+
+    def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
+        """`settle` as statements of a transaction that is already open (L4: the last before its commit)."""
+
+
+class Inspect(Protocol):
+    """Read only."""
+
+    def find(self, record_id: RecordId) -> Flow[Snapshot]:
+        """The record as it stands, and the store's clock."""
+
+
+class Schema(Protocol):
+    """The store's tables."""
+
+    def schema_version(self) -> Flow[int | None]:
+        """The version that is there; `None` when there is none."""
+
+
+class Store(Records, Inspect, Schema, Protocol):
+    """What a store for requests can do."""
+
+
+class OpenTransaction(Protocol):
+    """A business transaction that a handler writes through and that we end (blocking)."""
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
+        """What the handler gets; it refuses to end the transaction (L5)."""
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+
+    def commit(self) -> None:
+        """Commit; `CommitAmbiguousError` when nobody can know."""
+
+    def rollback(self) -> None:
+        """Undo everything and give the connection back."""
+
+
+class AsyncOpenTransaction(Protocol):
+    """A business transaction that a handler writes through and that we end (asyncio)."""
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
+        """What the handler gets; it refuses to end the transaction (L5)."""
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+
+    async def commit(self) -> None:
+        """Commit; `CommitAmbiguousError` when nobody can know."""
+
+    async def rollback(self) -> None:
+        """Undo everything and give the connection back."""
+
+
+class Driver(Protocol):
+    """All blocking I/O with a store."""
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; raises only `StoreError`s for what the store did or did not do."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class AsyncDriver(Protocol):
+    """All asyncio I/O with a store."""
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; raises only `StoreError`s for what the store did or did not do."""
+
+    async def close(self) -> None:
+        """Give everything back."""
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """A blocking driver whose store shares the application's transactions: LOCAL is possible."""
+
+    def begin(self) -> OpenTransaction:
+        """Open a business transaction (its first statement begins it where a store locks writers)."""
+
+
+@runtime_checkable
+class AsyncShares(Protocol):
+    """An asyncio driver whose store shares the application's transactions: LOCAL is possible."""
+
+    async def begin(self) -> AsyncOpenTransaction:
+        """Open a business transaction (its first statement begins it where a store locks writers)."""

@@ -1,0 +1,202 @@
+"""The store's operations as flows over named statements: written once, for SQL and for memory alike.
+
+A store differs from another only in what it says for each name of `STATEMENTS`. All of them are single
+statements that commit by themselves, so a first reservation costs one round trip; `settling` is the same
+settlement inside a business transaction that somebody else commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar, assert_never
+
+from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.model import (
+    Completed,
+    Discarded,
+    Doubtful,
+    Retryable,
+    Settled,
+    Snapshot,
+    State,
+)
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.rows import (
+    claim_params,
+    owner_proof,
+    response_params,
+    snapshot_of,
+    version_proof,
+)
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
+    from oncekey.flow import Command, Flow, Rows, Steps, Value
+
+T = TypeVar("T")
+
+STATEMENTS: tuple[str, ...] = (
+    "find",
+    "claim",
+    "take_over",
+    "supersede",
+    "doubt",
+    "renew",
+    "settle_completed",
+    "settle_retryable",
+    "settle_unknown",
+    "discard",
+    "schema_version",
+)
+
+REPEATS = 3
+"""How often a statement whose reply was lost is said again before the outage is reported."""
+
+
+class KeyStore:
+    """Records in whatever understands the named statements.
+
+    `clock` gives every instant in tests that own time; without it the store's own clock does.
+    """
+
+    def __init__(
+        self, commands: Mapping[str, Command], *, clock: Callable[[], Instant] | None = None
+    ) -> None:
+        missing = set(STATEMENTS) - set(commands)
+        if missing:
+            raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
+        self._commands = commands
+        self._clock = clock
+
+    def find(self, record_id: RecordId) -> Flow[Snapshot]:
+        """The record as it stands, and the store's clock."""
+        return (yield from _said(Transaction("find", Mode.READ, lambda: self._find(record_id))))
+
+    def claim(self, claim: Claim) -> Flow[Snapshot]:
+        """Insert the claim if there is no row; the snapshot is ours if it has our incarnation."""
+        transaction = Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))
+        return (yield from _repeated(transaction))
+
+    def take_over(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+        """Become the next owner of `seen`."""
+        return (yield from _said(self._swap("take_over", seen, claim_params(claim))))
+
+    def supersede(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+        """Start the expired `seen` anew as the claim."""
+        return (yield from _said(self._swap("supersede", seen, claim_params(claim))))
+
+    def doubt(self, seen: Record, last_error: str) -> Flow[Snapshot | None]:
+        """Turn the stale `seen` into UNKNOWN."""
+        return (yield from _said(self._swap("doubt", seen, {"last_error": last_error})))
+
+    def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
+        """Move the lease's end, never past the deadline."""
+
+        def body() -> Steps[Instant | None]:
+            rows = yield self._say("renew", {**owner_proof(lease), "lease": span})
+            return int(rows[0]["lease_until"]) if rows else None
+
+        return (yield from _repeated(Transaction("renew", Mode.SINGLE, body)))
+
+    def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
+        """Write what became of the operation; repeating it is harmless, so a lost reply is no doubt."""
+        transaction = Transaction("settle", Mode.SINGLE, lambda: self.settling(lease, settlement))
+        return (yield from _repeated(transaction))
+
+    def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
+        """The settlement as statements; nothing written means that the record says something else."""
+        name, params = _settlement(settlement)
+        rows = yield self._say(name, {**owner_proof(lease), **params})
+        if rows:
+            return Settled(ours=True, snapshot=snapshot_of(rows[0]))
+        snapshot = yield from self._find(lease.id)
+        return Settled(ours=_says(snapshot, lease, settlement), snapshot=snapshot)
+
+    def schema_version(self) -> Flow[int | None]:
+        """The number of the last migration that is there."""
+
+        def body() -> Steps[int | None]:
+            rows = yield self._say("schema_version", {})
+            return int(rows[0]["version"]) if rows else None
+
+        return (yield from _said(Transaction("schema_version", Mode.READ, body)))
+
+    def _find(self, record_id: RecordId) -> Steps[Snapshot]:
+        rows = yield self._say("find", {"scope": record_id.scope, "key": record_id.key})
+        return snapshot_of(rows[0])
+
+    def _claim(self, claim: Claim) -> Steps[Snapshot]:
+        rows = yield self._say("claim", claim_params(claim))
+        if rows:
+            return _ours_first(rows, claim)
+        # The row was committed by somebody else after our statement's snapshot was taken: look again (E6).
+        return (yield from self._find(claim.id))
+
+    def _swap(self, name: str, seen: Record, params: dict[str, Value]) -> Transaction[Snapshot | None]:
+        def body() -> Steps[Snapshot | None]:
+            rows = yield self._say(name, {**params, **version_proof(seen)})
+            return snapshot_of(rows[0]) if rows else None
+
+        return Transaction(name, Mode.SINGLE, body)
+
+    def _say(self, name: str, params: dict[str, Value]) -> Statement:
+        now = None if self._clock is None else self._clock()
+        return Statement(name, self._commands[name], {**params, "now": now})
+
+
+def _said(transaction: Transaction[T]) -> Flow[T]:
+    result: T = yield transaction
+    return result
+
+
+def _repeated(transaction: Transaction[T]) -> Flow[T]:
+    """Say it again when the reply was lost: what may be said twice is its own way of reading again (P7)."""
+    for _ in range(REPEATS):
+        try:
+            return (yield from _said(transaction))
+        except CommitAmbiguousError:
+            continue
+    return (yield from _said(transaction))
+
+
+def _ours_first(rows: Rows, claim: Claim) -> Snapshot:
+    """Our own row wins over an old one that was reaped while the statement ran."""
+    snapshots = [snapshot_of(row) for row in rows]
+    for snapshot in snapshots:
+        if snapshot.record is not None and snapshot.record.incarnation == claim.incarnation:
+            return snapshot
+    return snapshots[0]
+
+
+def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:
+    match settlement:
+        case Completed(response, outcome):
+            return "settle_completed", {"outcome": outcome.value, **response_params(response)}
+        case Retryable(last_error):
+            return "settle_retryable", {"last_error": last_error}
+        case Doubtful(last_error):
+            return "settle_unknown", {"last_error": last_error}
+        case Discarded():
+            return "discard", {}
+        case _:
+            assert_never(settlement)
+
+
+def _says(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bool:
+    """Whether the record already says what we wanted to say, because we said it before."""
+    record = snapshot.record
+    if record is None or record.incarnation != lease.incarnation:
+        return isinstance(settlement, Discarded)
+    if record.fence != lease.fence:
+        return False
+    match settlement:
+        case Completed(response):
+            return record.state is State.COMPLETED and record.response == response
+        case Retryable(last_error):
+            return record.state is State.FAILED_RETRYABLE and record.last_error == last_error
+        case Doubtful(last_error):
+            return record.state is State.UNKNOWN and record.last_error == last_error
+        case Discarded():
+            return False
+        case _:
+            assert_never(settlement)

@@ -1,0 +1,191 @@
+"""Memory: the same statements as functions over a dictionary, for tests and for a single process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from oncekey.stores.keystore import KeyStore
+from oncekey.stores.rows import COLUMNS
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant
+    from oncekey.flow import Rows
+
+Line: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Line]
+
+SCHEMA_VERSION = 1
+_BLANK: Line = dict.fromkeys(COLUMNS)
+_FREE: Line = {"owner": None, "lease_until": None}
+
+
+class MemoryStore(KeyStore):
+    """Records in a dictionary that the driver holds."""
+
+    def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
+        super().__init__(
+            {
+                "find": find,
+                "claim": claim,
+                "take_over": take_over,
+                "supersede": supersede,
+                "doubt": doubt,
+                "renew": renew,
+                "settle_completed": settle_completed,
+                "settle_retryable": settle_retryable,
+                "settle_unknown": settle_unknown,
+                "discard": discard,
+                "schema_version": lambda _table, **_: [{"version": SCHEMA_VERSION}],
+            },
+            clock=clock,
+        )
+
+
+def find(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
+    """One row with the clock, its record's columns empty if there is none."""
+    return [{**_BLANK, **table.get((scope, key), {}), "now": now}]
+
+
+def claim(table: Table, *, now: Instant, lease: int, deadline: int, **columns: Any) -> Rows:
+    """Insert unless there is a row; answer with the row that is there."""
+    where = (columns["scope"], columns["key"])
+    if where not in table:
+        table[where] = {**_started(now, lease, deadline, columns), "fence": 1, "version": 1}
+    return [{**table[where], "now": now}]
+
+
+def take_over(
+    table: Table, *, now: Instant, lease: int, deadline: int, owner: str, entered: bool, **proof: Any
+) -> Rows:
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(
+        state="in_progress",
+        entered=entered,
+        fence=line["fence"] + 1,
+        owner=owner,
+        lease_until=now + lease,
+        deadline=now + deadline,
+        attempts=line["attempts"] + 1,
+        last_run_at=now,
+        last_error=None,
+        reconcile_after=None,
+    )
+    return _written(line, now)
+
+
+def supersede(table: Table, *, now: Instant, lease: int, deadline: int, **columns: Any) -> Rows:
+    line = _seen(table, columns)
+    if line is None:
+        return []
+    fence, version = line["fence"], line["version"]
+    line.update(_started(now, lease, deadline, columns), fence=fence + 1, version=version)
+    return _written(line, now)
+
+
+def doubt(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(_FREE, state="unknown", last_error=last_error, reconcile_after=now)
+    return _written(line, now)
+
+
+def renew(table: Table, *, now: Instant, lease: int, **proof: Any) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress" or now >= line["deadline"]:
+        return []
+    line["lease_until"] = min(now + lease, line["deadline"])
+    return _written(line, now)
+
+
+def settle_completed(table: Table, *, now: Instant, outcome: str, **columns: Any) -> Rows:
+    line = _owned(table, columns)
+    if line is None or not _may_complete(line):
+        return []
+    line.update(
+        _FREE,
+        state="completed",
+        outcome=outcome,
+        intent=None,
+        last_error=None,
+        reconcile_after=None,
+        finished_at=now,
+        expires_at=max(line["expires_at"], now + line["ttl"]),
+        **{name: value for name, value in columns.items() if name.startswith("response_")},
+    )
+    return _written(line, now)
+
+
+def settle_retryable(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress" or line["memo"] or line["intent"]:
+        return []
+    line.update(_FREE, state="failed_retryable", last_error=last_error)
+    return _written(line, now)
+
+
+def settle_unknown(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress":
+        return []
+    line.update(_FREE, state="unknown", last_error=last_error, reconcile_after=now)
+    return _written(line, now)
+
+
+def discard(table: Table, *, now: Instant, **proof: Any) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress" or line["memo"] or line["intent"]:
+        return []
+    del table[proof["scope"], proof["key"]]
+    return [{**line, "now": now}]
+
+
+def _started(now: Instant, lease: int, deadline: int, columns: Line) -> Line:
+    return {
+        **_BLANK,
+        **{name: value for name, value in columns.items() if name in _BLANK},
+        "state": "in_progress",
+        "lease_until": now + lease,
+        "deadline": now + deadline,
+        "attempts": 1,
+        "recovery_point": "started",
+        "reconcile_tries": 0,
+        "created_at": now,
+        "last_run_at": now,
+        "expires_at": now + columns["ttl"],
+    }
+
+
+def _may_complete(line: Line) -> bool:
+    call_done = line["intent"] is None or line["effects"] == "inline"
+    match line["state"]:
+        case "in_progress":
+            return line["intent"] is None
+        case "unknown":
+            return call_done
+        case "failed_retryable":
+            return call_done and not line["memo"]
+        case _:
+            return False
+
+
+def _owned(table: Table, proof: Line) -> Line | None:
+    line = table.get((proof["scope"], proof["key"]))
+    if line and line["incarnation"] == proof["incarnation"] and line["fence"] == proof["fence"]:
+        return line
+    return None
+
+
+def _seen(table: Table, proof: Line) -> Line | None:
+    line = table.get((proof["scope"], proof["key"]))
+    if line and (line["incarnation"], line["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
+        return line
+    return None
+
+
+def _written(line: Line, now: Instant) -> Rows:
+    line["version"] += 1
+    return [{**line, "now": now}]

@@ -1,0 +1,20 @@
+"""PostgreSQL: schema `oncekey`, one statement per operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.stores.keystore import KeyStore
+from oncekey.stores.queries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import Instant
+
+
+class PostgresStore(KeyStore):
+    """Records in PostgreSQL."""
+
+    def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
+        super().__init__(load(__package__), clock=clock)

@@ -1,0 +1,190 @@
+"""How a record looks in rows, once for every store."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from oncekey.core.model import (
+    Effects,
+    EntryKind,
+    Headers,
+    Intent,
+    MemoEntry,
+    Outcome,
+    Record,
+    RecordId,
+    Recovery,
+    Snapshot,
+    State,
+    StoredResponse,
+)
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Claim, Lease
+    from oncekey.flow import Row, Value
+
+COLUMNS: tuple[str, ...] = (
+    "scope",
+    "key",
+    "incarnation",
+    "operation",
+    "effects",
+    "recovery",
+    "method",
+    "path",
+    "fingerprint",
+    "seed",
+    "state",
+    "outcome",
+    "entered",
+    "fence",
+    "version",
+    "owner",
+    "lease_until",
+    "deadline",
+    "call_timeout",
+    "ttl",
+    "attempts",
+    "recovery_point",
+    "memo",
+    "intent",
+    "response_status",
+    "response_headers",
+    "response_body",
+    "response_schema",
+    "last_error",
+    "reconcile_after",
+    "reconcile_tries",
+    "created_at",
+    "last_run_at",
+    "finished_at",
+    "expires_at",
+)
+"""The columns of a record in every store, in the order of the schema."""
+
+
+def snapshot_of(row: Row) -> Snapshot:
+    """A row that carries the store's clock as `now` beside the record."""
+    return Snapshot(record_of(row) if row["scope"] is not None else None, int(row["now"]))
+
+
+def record_of(row: Row) -> Record:
+    """Decode one row."""
+    outcome, status = row["outcome"], row["response_status"]
+    return Record(
+        id=RecordId(row["scope"], row["key"]),
+        incarnation=_uuid(row["incarnation"]),
+        operation=row["operation"],
+        effects=Effects(row["effects"]),
+        recovery=Recovery(row["recovery"]),
+        method=row["method"],
+        path=row["path"],
+        fingerprint=row["fingerprint"],
+        seed=bytes(row["seed"]),
+        state=State(row["state"]),
+        outcome=None if outcome is None else Outcome(outcome),
+        entered=bool(row["entered"]),
+        fence=row["fence"],
+        version=row["version"],
+        owner=row["owner"],
+        lease_until=row["lease_until"],
+        deadline=row["deadline"],
+        call_timeout=row["call_timeout"],
+        ttl=row["ttl"],
+        attempts=row["attempts"],
+        recovery_point=row["recovery_point"],
+        memo=_memo(row["memo"]),
+        intent=_intent(row["intent"]),
+        response=None if status is None else _response(row),
+        last_error=row["last_error"],
+        reconcile_after=row["reconcile_after"],
+        reconcile_tries=row["reconcile_tries"],
+        created_at=row["created_at"],
+        last_run_at=row["last_run_at"],
+        finished_at=row["finished_at"],
+        expires_at=row["expires_at"],
+    )
+
+
+def claim_params(claim: Claim) -> dict[str, Value]:
+    """What a claim inserts; the durations become instants by the store's own clock."""
+    return {
+        "scope": claim.id.scope,
+        "key": claim.id.key,
+        "incarnation": str(claim.incarnation),
+        "operation": claim.operation,
+        "effects": claim.effects.value,
+        "recovery": claim.recovery.value,
+        "method": claim.method,
+        "path": claim.path,
+        "fingerprint": claim.fingerprint,
+        "seed": claim.seed,
+        "entered": claim.entered,
+        "owner": claim.owner,
+        "lease": claim.lease,
+        "deadline": claim.deadline,
+        "call_timeout": claim.call_timeout,
+        "ttl": claim.ttl,
+    }
+
+
+def owner_proof(lease: Lease) -> dict[str, Value]:
+    """O: incarnation and fence."""
+    return {
+        "scope": lease.id.scope,
+        "key": lease.id.key,
+        "incarnation": str(lease.incarnation),
+        "fence": lease.fence,
+    }
+
+
+def version_proof(seen: Record) -> dict[str, Value]:
+    """V: incarnation and version as read."""
+    return {
+        "scope": seen.id.scope,
+        "key": seen.id.key,
+        "seen_incarnation": str(seen.incarnation),
+        "seen_version": seen.version,
+    }
+
+
+def response_params(response: StoredResponse) -> dict[str, Value]:
+    """A stored response as columns."""
+    return {
+        "response_status": response.status,
+        "response_headers": headers_text(response.headers),
+        "response_body": response.body,
+        "response_schema": response.schema_version,
+    }
+
+
+def headers_text(headers: Headers) -> str:
+    """Header lines in order, repeated ones kept; Latin-1 is how HTTP maps bytes to text."""
+    return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers])
+
+
+def _response(row: Row) -> StoredResponse:
+    lines = json.loads(row["response_headers"])
+    body = row["response_body"]
+    return StoredResponse(
+        status=row["response_status"],
+        headers=tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in lines),
+        body=None if body is None else bytes(body),
+        schema_version=row["response_schema"],
+    )
+
+
+def _memo(text: str | None) -> tuple[MemoEntry, ...]:
+    entries = json.loads(text) if text else []
+    return tuple(MemoEntry(name, EntryKind(kind), result) for name, kind, result in entries)
+
+
+def _intent(text: str | None) -> Intent | None:
+    return Intent(**json.loads(text)) if text else None
+
+
+def _uuid(value: object) -> UUID:
+    # A driver may hand back its own UUID class: equal values must be equal records.
+    return UUID(str(value))

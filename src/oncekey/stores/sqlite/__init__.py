@@ -1,0 +1,28 @@
+"""SQLite: tables `oncekey_*` in the application's own file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.stores.keystore import KeyStore
+from oncekey.stores.queries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import Claim, Instant, Snapshot
+    from oncekey.flow import Flow
+
+
+class SqliteStore(KeyStore):
+    """Records in SQLite."""
+
+    def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
+        super().__init__(load(__package__), clock=clock)
+
+    def claim(self, claim: Claim) -> Flow[Snapshot]:
+        """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""
+        snapshot = yield from self.find(claim.id)
+        if snapshot.record is not None:
+            return snapshot
+        return (yield from super().claim(claim))

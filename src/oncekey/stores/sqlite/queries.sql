@@ -1,0 +1,109 @@
+-- What oncekey says to SQLite: one block per statement. Every one is served by the primary key (scope, key).
+-- `:now` is NULL outside of tests: the machine's clock, in SQLite's own resolution of a millisecond.
+-- Within one statement SQLite's clock stands still, so every `now` below is the same instant.
+
+-- name: find
+SELECT COALESCE(:now, clock.now) AS now, record.*
+FROM oncekey_clock AS clock LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.key = :key;
+
+-- name: claim
+INSERT INTO oncekey_record (
+    scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
+    state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
+    recovery_point, reconcile_tries, created_at, last_run_at, expires_at)
+SELECT
+    :scope, :key, :incarnation, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed,
+    'in_progress', :entered, 1, 1, :owner, clock.now + :lease, clock.now + :deadline,
+    :call_timeout, :ttl, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock
+WHERE true
+ON CONFLICT (scope, key) DO NOTHING
+RETURNING created_at AS now, *;
+
+-- name: take_over
+UPDATE oncekey_record
+SET state = 'in_progress', entered = :entered, fence = fence + 1, version = version + 1, owner = :owner,
+    lease_until = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease,
+    deadline = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :deadline,
+    attempts = attempts + 1,
+    last_run_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
+    last_error = NULL, reconcile_after = NULL
+WHERE scope = :scope AND key = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: supersede
+UPDATE oncekey_record
+SET incarnation = :incarnation, operation = :operation, effects = :effects, recovery = :recovery,
+    method = :method, path = :path, fingerprint = :fingerprint, seed = :seed,
+    state = 'in_progress', outcome = NULL, entered = :entered, fence = fence + 1, version = version + 1,
+    owner = :owner,
+    lease_until = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease,
+    deadline = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :deadline,
+    call_timeout = :call_timeout, ttl = :ttl, attempts = 1, recovery_point = 'started',
+    memo = NULL, intent = NULL, response_status = NULL, response_headers = NULL, response_body = NULL,
+    response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
+    created_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
+    last_run_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
+    finished_at = NULL, expires_at = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :ttl
+WHERE scope = :scope AND key = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: doubt
+UPDATE oncekey_record
+SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
+    last_error = :last_error, reconcile_after = COALESCE(:now, (SELECT now FROM oncekey_clock))
+WHERE scope = :scope AND key = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: renew
+UPDATE oncekey_record
+SET version = version + 1, lease_until = min(COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease, deadline)
+WHERE scope = :scope AND key = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND COALESCE(:now, (SELECT now FROM oncekey_clock)) < deadline
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, lease_until;
+
+-- name: settle_completed
+UPDATE oncekey_record
+SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
+    intent = NULL, response_status = :response_status, response_headers = :response_headers,
+    response_body = :response_body, response_schema = :response_schema,
+    last_error = NULL, reconcile_after = NULL, finished_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
+    expires_at = max(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl)
+WHERE scope = :scope AND key = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND ((state = 'in_progress' AND intent IS NULL)
+       OR (state = 'unknown' AND (intent IS NULL OR effects = 'inline'))
+       OR (state = 'failed_retryable' AND memo IS NULL
+           AND (intent IS NULL OR effects = 'inline')))
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: settle_retryable
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
+WHERE scope = :scope AND key = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND memo IS NULL AND intent IS NULL
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: settle_unknown
+UPDATE oncekey_record
+SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
+    last_error = :last_error, reconcile_after = COALESCE(:now, (SELECT now FROM oncekey_clock))
+WHERE scope = :scope AND key = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress'
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: discard
+DELETE FROM oncekey_record
+WHERE scope = :scope AND key = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND memo IS NULL AND intent IS NULL
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: schema_version
+SELECT max(number) AS version FROM oncekey_migration HAVING max(number) IS NOT NULL;
