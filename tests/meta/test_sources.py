@@ -1,0 +1,80 @@
+"""What every file of the repository promises: no machine's paths, modules of one idea, each explained."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted((ROOT / "src" / "oncekey").rglob("*.py"))
+LONGEST_MODULE = 400
+
+
+def _files() -> list[Path]:
+    """Return what is tracked or about to be: git's view where there is git, else the folders of a release."""
+    if (ROOT / ".git").exists():
+        listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        # A checkout that another account owns is still a checkout.
+        command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *listing]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        paths = [ROOT / name for name in shown.split("\0") if name]
+    else:
+        paths = [path for folder in ("src", "tests", "docs") for path in (ROOT / folder).rglob("*")]
+        paths = [path for path in [*paths, *ROOT.glob("*.*")] if "__pycache__" not in path.parts]
+    return [path for path in paths if path.is_file()]
+
+
+def _private_paths(root: Path) -> re.Pattern[str]:
+    """Match absolute paths of a person's or a build's folders; `root` is where the repository lies now."""
+    homes = [rf"/{name}/[\w.]" for name in ("root", "home", "Users")]
+    here = re.escape(str(root)) + r"(?![\w-])"
+    return re.compile(rf"(?<![\w.-])(?:{'|'.join([*homes, here])})")
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    return "" if b"\0" in content else content.decode("utf-8")
+
+
+def test_no_file_names_a_private_folder() -> None:
+    pattern = _private_paths(ROOT)
+    files = _files()
+    assert ROOT / "pyproject.toml" in files
+    found = [str(path.relative_to(ROOT)) for path in files if pattern.search(_text(path))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "private"),
+    [
+        ("see {0}root/.cache", True),
+        ("'{0}home/ann/code'", True),
+        ("{0}Users/ann", True),
+        ("sqlite:{0}{0}{0}{0}root{0}demo.db", True),
+        ("{0}builds{0}7/src/oncekey", True),
+        ("{0}builds{0}7", True),
+        ("{0}builds{0}70/src", False),
+        ("https:{0}{0}docs.example{0}home{0}index", False),
+        ("docs{0}home{0}index", False),
+        ("GET {0}homes", False),
+    ],
+)
+def test_private_folders_are_told_from_other_paths(text: str, private: bool) -> None:
+    assert bool(_private_paths(Path("/builds/7")).search(text.format("/"))) is private
+
+
+def test_every_module_is_short_enough_to_hold_one_idea() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
+    assert lengths
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_MODULE} == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    mute = [
+        str(path.relative_to(ROOT)) for path in MODULES if not ast.get_docstring(ast.parse(path.read_bytes()))
+    ]
+    assert mute == []

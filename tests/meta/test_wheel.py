@@ -1,0 +1,70 @@
+"""The wheel holds what the code reads, and its base works with nothing but the standard library."""
+
+from __future__ import annotations
+
+import email
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def _names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
+    source = {
+        path.relative_to(SOURCE).as_posix()
+        for path in (SOURCE / "oncekey").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    packed = {name for name in _names(wheel) if not name.startswith("oncekey-")}
+    assert packed == source
+    for store in ("sqlite", "postgres"):
+        assert f"oncekey/stores/{store}/queries.sql" in packed
+        assert any(name.startswith(f"oncekey/stores/{store}/migrations/0001_") for name in packed)
+
+
+def test_the_base_depends_on_nothing(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    required = metadata.get_all("Requires-Dist", [])
+    assert required
+    assert [line for line in required if "extra ==" not in line] == []
+
+
+def test_the_base_imports_without_any_third_party_package(wheel: Path) -> None:
+    modules = sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in _names(wheel)
+        if name.endswith(".py") and name.startswith(("oncekey/__init__", "oncekey/core/", "oncekey/flow"))
+    )
+    assert {"oncekey", "oncekey.core.model", "oncekey.flow"} <= set(modules)
+    # Isolated and without site, so that only the standard library and the wheel can be seen.
+    program = (
+        "import importlib, sys; sys.path.insert(0, sys.argv[1])\n"
+        "for name in sys.argv[2:]: importlib.import_module(name)\n"
+        "print(sys.modules['oncekey'].__file__)\n"
+    )
+    command = [sys.executable, "-I", "-S", "-W", "error", "-c", program, str(wheel), *modules]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(wheel))
