@@ -101,7 +101,7 @@ def _decode(line: bytes, syntax: HeaderSyntax) -> str:
             raise KeyMalformedError(f"The Idempotency-Key cannot be parsed: {error}.") from None
     if syntax is HeaderSyntax.STRICT:
         raise KeyMalformedError(
-            "The Idempotency-Key is not a quoted String (RFC 9651); this API takes the key between double quotes."
+            "The Idempotency-Key is not a String of RFC 9651; this API takes the key between double quotes."
         )
     if b"," in value:
         raise KeyMalformedError(

@@ -47,10 +47,10 @@ def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, toke
 
     A token is a secret, so only its digest becomes part of the scope.
     """
-    scope_of(*parts)  # what is shared by all must be sound before anything is added to it
+    shared = scope_of(*parts)
     match bind_to:
         case BindTo.TENANT:
-            return scope_of(*parts)
+            return shared
         case BindTo.PRINCIPAL:
             return scope_of(*parts, bind_to, _given(principal, bind_to))
         case BindTo.TOKEN:

@@ -1,0 +1,189 @@
+"""The fingerprint of a request: equal for two tries of one request, different for two requests (R32-R42).
+
+It is a hash over length-prefixed parts, so no value can imitate a border (R36). The parts are the name of the
+algorithm, method, path, query, and what the body is:
+
+* **JSON** (`application/json`, anything `+json`): its canonical form, see `oncekey.core.jcs`. A JSON body
+  that has none is refused, because two different ones could look alike.
+* **Form**: its pairs, decoded, in the order they came; `+` and `%20` are the same, `%ff` and `%fe` are not.
+* **Multipart**: its parts, whatever the boundary was; header names of a part in any case and order.
+* **Empty**: nothing, whatever the media type says. `{}` is a body and so is another request.
+* **Anything else**: media type and bytes.
+
+The media type counts in one spelling: case, order of parameters and a UTF-8 charset do not matter. The query
+keeps the order of its pairs; only percent-encoding is brought to one spelling (RFC 3986, 6.2.2), and `+`
+stays what it is. Method and path count as they are.
+
+A value is `jcs1:sha256:` or, with a secret, `jcs1:hmac-sha256:` and the digest in hex. What a body says can
+often be guessed, and then a plain hash tells whether the guess is right: set a secret where that matters
+(C24). A change of any rule here changes `jcs1`, and fingerprints of two algorithms are never the same.
+
+A known value (R33): `POST /payments?draft=false` with `Content-Type: application/json` and the body
+`{"currency": "EUR", "amount": 10.00}` hashes
+
+    4:jcs14:POST9:/payments11:draft=false4:json16:application/json30:{"amount":10,"currency":"EUR"}
+
+and has the fingerprint
+`jcs1:sha256:f305eac199a11c0271a16e5ab13224956ba0a14b36d7ff083b3a344d067453e2`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
+
+from oncekey.core.errors import BodyInvalidError, ConfigurationError
+from oncekey.core.frames import frame, raw
+from oncekey.core.jcs import MAX_DEPTH, BigInts, parse_json, serialize, serialize_parsed
+from oncekey.core.media import MediaType, media_type_of
+from oncekey.core.multipart import parts_of
+from oncekey.core.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ALGORITHM", "EVERYTHING", "Request", "Selection", "fingerprint", "fingerprint_of", "same"]
+
+ALGORITHM: Final = "jcs1"
+EVERYTHING: Final = Selection()
+_PERCENT: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
+_UNRESERVED: Final = re.compile(rb"[A-Za-z0-9._~-]")
+_UTF8_CHARSETS: Final = (None, b"utf-8", b"utf8", b"us-ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What of a request can make it another one. `query` is without the question mark."""
+
+    method: str
+    path: str
+    query: bytes
+    content_type: bytes | None
+    body: bytes
+
+
+def fingerprint(
+    request: Request,
+    *,
+    selection: Selection = EVERYTHING,
+    secret: bytes | None = None,
+    big_ints: BigInts = BigInts.EXACT,
+    max_depth: int = MAX_DEPTH,
+) -> str:
+    """The fingerprint of `request`, of its selected fields only if a selection is given.
+
+    Raises:
+        BodyInvalidError: The body says that it is JSON, and has no canonical form (R40).
+    """
+    body = _body(request, selection, big_ints, max_depth)
+    return _digest(secret, raw(request.method), raw(request.path), _query(request.query), *body)
+
+
+def fingerprint_of(
+    parts: Mapping[str, object] | bytes,
+    *,
+    method: str,
+    path: str,
+    secret: bytes | None = None,
+    big_ints: BigInts = BigInts.EXACT,
+    max_depth: int = MAX_DEPTH,
+) -> str:
+    """The fingerprint of what a route itself chose to count, such as its validated input (R39).
+
+    Raises:
+        BodyInvalidError: The chosen value has no canonical form.
+        ConfigurationError: It is not made of what JSON has: None, bool, int, float, str, lists and mappings.
+    """
+    if isinstance(parts, bytes):
+        chosen = (b"chosen bytes", parts)
+    else:
+        chosen = (b"chosen json", serialize(parts, big_ints=big_ints, max_depth=max_depth))
+    return _digest(secret, raw(method), raw(path), b"", *chosen)
+
+
+def same(a: str, b: str) -> bool:
+    """Whether two fingerprints are equal, in a time that does not tell where they differ (R42)."""
+    return hmac.compare_digest(raw(a), raw(b))
+
+
+def _digest(secret: bytes | None, *parts: bytes) -> str:
+    framed = frame(raw(ALGORITHM), *parts)
+    if secret is None:
+        return f"{ALGORITHM}:sha256:{sha256(framed).hexdigest()}"
+    if not secret:
+        raise ConfigurationError("The secret is empty; give at least 16 random bytes, or None for no secret.")
+    return f"{ALGORITHM}:hmac-sha256:{hmac.digest(secret, framed, 'sha256').hex()}"
+
+
+def _body(request: Request, selection: Selection, big_ints: BigInts, max_depth: int) -> tuple[bytes, ...]:
+    if not request.body:
+        return (b"empty",)
+    media = media_type_of(request.content_type)
+    if media.is_json:
+        _require_utf8(media)
+        value = parse_json(request.body, big_ints=big_ints, max_depth=max_depth)
+        spelled = _spelled(media.without(b"charset"))
+        if found := selection.included(value):
+            return (b"json fields", spelled, serialize_parsed(found))
+        return (b"json", spelled, serialize_parsed(selection.rest(value)))
+    if media.is_form:
+        return (b"form", _spelled(_without_utf8(media)), *_pairs(request.body, selection))
+    if media.is_multipart:
+        parts = _parts(request.body, media[b"boundary"] or b"", selection)
+        if parts is not None:
+            return (b"multipart", _spelled(media.without(b"boundary")), *parts)
+    return (b"bytes", _spelled(media), request.body)
+
+
+def _require_utf8(media: MediaType) -> None:
+    if media[b"charset"] not in _UTF8_CHARSETS:
+        raise BodyInvalidError(
+            "The Content-Type gives JSON a charset that is not UTF-8; JSON is always UTF-8."
+        )
+
+
+def _without_utf8(media: MediaType) -> MediaType:
+    return media.without(b"charset") if media[b"charset"] in _UTF8_CHARSETS else media
+
+
+def _spelled(media: MediaType) -> bytes:
+    """A media type without parameters is its own spelling, as it is nearly always."""
+    if not media.parameters:
+        return media.essence
+    return frame(media.essence, *[piece for pair in media.parameters for piece in pair])
+
+
+def _query(query: bytes) -> bytes:
+    return _PERCENT.sub(_one_spelling, query) if b"%" in query else query
+
+
+def _one_spelling(found: re.Match[bytes]) -> bytes:
+    byte = bytes.fromhex(found[1].decode("ascii"))
+    return byte if _UNRESERVED.fullmatch(byte) else found[0].upper()
+
+
+def _pairs(body: bytes, selection: Selection) -> list[bytes]:
+    fields = [field.partition(b"=") for field in body.replace(b"+", b" ").split(b"&") if field]
+    pairs = [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in fields]
+    names = [name.decode("utf-8", "surrogateescape") for name, _ in pairs]
+    chosen = selection.of_names(names) if selection else range(len(pairs))
+    return [piece for at in chosen for piece in pairs[at]]
+
+
+def _parts(body: bytes, boundary: bytes, selection: Selection) -> list[bytes] | None:
+    parts = parts_of(body, boundary)
+    if parts is None:
+        return None
+    chosen = selection.of_names([part.name for part in parts]) if selection else range(len(parts))
+    return [
+        piece
+        for at in chosen
+        for piece in (
+            frame(*[piece for field in parts[at].headers for piece in field]),
+            parts[at].content,
+        )
+    ]

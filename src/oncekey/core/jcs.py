@@ -1,0 +1,260 @@
+"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes (R34, R35, R40).
+
+Where the standard library is lenient, this is strict: UTF-8 only and no byte order mark, no name twice in
+one object, no NaN or Infinity, no lone surrogate, no nesting deeper than `max_depth`. Strings are not
+normalised: two Unicode spellings of one word are two values. Numbers leave RFC 8785 where a double would
+round them: see `oncekey.core.numbers`.
+
+The C parser and the C writer of the standard library do the work. They agree with RFC 8785 on everything but
+some numbers and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16 code units); a text
+with such a thing takes the slower writer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from json.encoder import encode_basestring
+from math import isfinite
+from typing import Final
+
+from oncekey.core.errors import BodyInvalidError, ConfigurationError
+from oncekey.core.numbers import BigInts, canonical_number
+
+__all__ = ["MAX_DEPTH", "BigInts", "Number", "canonical_json", "parse_json", "serialize", "serialize_parsed"]
+
+MAX_DEPTH: Final = 100
+_ASTRAL: Final = re.compile("[\U00010000-\U0010ffff]")
+_BRACKETS: Final = b"[]{}"
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
+_UP_OR_DOWN: Final = bytes.maketrans(_BRACKETS, b"\x01\xff\x01\xff")
+_DIGITS_AS_ZERO: Final = bytes(0x30 if byte in b"0123456789" else 0x20 for byte in range(256))
+# 15 digits always fit a double, and up to 21 an integer is written without an exponent.
+_FITS_A_DOUBLE: Final = 15
+_PLAIN_DIGITS: Final = {BigInts.EXACT: 21, BigInts.REJECT: _FITS_A_DOUBLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A parsed number whose canonical text neither `int` nor `float` would print."""
+
+    text: str
+
+
+class _NeedsSlowWriter(Exception):  # noqa: N818  (a turn in the road, not an error)
+    """The C writer met a `Number`."""
+
+
+def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int = MAX_DEPTH) -> bytes:
+    """The canonical form of the JSON text in `body`; equal values give equal bytes.
+
+    Raises:
+        BodyInvalidError: It is not JSON, or has no canonical form; the message says why.
+    """
+    return serialize_parsed(parse_json(body, big_ints=big_ints, max_depth=max_depth))
+
+
+def parse_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int = MAX_DEPTH) -> object:
+    """The value of the JSON text in `body`; some numbers come as `Number`."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BodyInvalidError(f"The JSON is not UTF-8: byte {error.start} is wrong.") from None
+    if text.startswith("\ufeff"):
+        raise BodyInvalidError("The JSON begins with a byte order mark; send it without.")
+    _require_shallow(body, max_depth)
+    try:
+        return _decoder_for(body, big_ints).decode(text)
+    except json.JSONDecodeError as error:
+        raise BodyInvalidError(
+            f"The body is not valid JSON: there is an error at line {error.lineno}, column {error.colno}."
+        ) from None
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+
+
+def serialize_parsed(value: object) -> bytes:
+    """The canonical form of what `parse_json` returned, or of a selection from it."""
+    try:
+        text = _FAST_WRITER.encode(value)
+    except _NeedsSlowWriter:
+        return serialize(value)
+    except RecursionError:
+        raise _too_deep(None) from None
+    if not text.isascii() and _ASTRAL.search(text):
+        return serialize(value)
+    return _utf8(text)
+
+
+def serialize(value: object, *, big_ints: BigInts = BigInts.EXACT, max_depth: int | None = None) -> bytes:
+    """The canonical form of a value made of None, bool, int, float, str, lists, tuples and mappings.
+
+    Raises:
+        BodyInvalidError: A part has no canonical form: NaN, a lone surrogate, too deep.
+        ConfigurationError: A part is not JSON at all, such as a `Decimal` or a name that is not a `str`.
+    """
+    pieces: list[str] = []
+    try:
+        _write(value, pieces, big_ints, max_depth, 0)
+    except UnicodeEncodeError:
+        raise _lone_surrogate() from None
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+    return _utf8("".join(pieces))
+
+
+def _write(value: object, pieces: list[str], big_ints: BigInts, max_depth: int | None, depth: int) -> None:
+    if max_depth is not None and depth > max_depth:
+        raise _too_deep(max_depth)
+    match value:
+        case str():
+            pieces.append(encode_basestring(value))
+        case None:
+            pieces.append("null")
+        case bool():
+            pieces.append("true" if value else "false")
+        case int():
+            pieces.append(_integer(value, big_ints))
+        case float():
+            pieces.append(_double(value, big_ints))
+        case Number():
+            pieces.append(value.text)
+        case list() | tuple():
+            opener = "["
+            for item in value:
+                pieces.append(opener)
+                _write(item, pieces, big_ints, max_depth, depth + 1)
+                opener = ","
+            pieces.append("]" if value else "[]")
+        case Mapping():
+            opener = "{"
+            for name in sorted(value, key=_utf16):
+                pieces.append(f"{opener}{encode_basestring(name)}:")
+                _write(value[name], pieces, big_ints, max_depth, depth + 1)
+                opener = ","
+            pieces.append("}" if value else "{}")
+        case _:
+            raise ConfigurationError(
+                f"A fingerprint was asked for a value of type {type(value).__name__}, which JSON does not "
+                "have; turn it into a str, an int, a list or a dict first."
+            )
+
+
+def _integer(value: int, big_ints: BigInts) -> str:
+    # Converting a huge int to text is slow and limited, so its size is looked at first.
+    if value.bit_length() > 1024:  # noqa: PLR2004  (the first integer beyond all doubles)
+        raise BodyInvalidError("The JSON has a number beyond the range of a double; send it as a string.")
+    return canonical_number(int.__repr__(value), big_ints)
+
+
+def _double(value: float, big_ints: BigInts) -> str:
+    if not isfinite(value):
+        raise _not_a_number()
+    return canonical_number(float.__repr__(value), big_ints)
+
+
+def _utf16(name: object) -> bytes:
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"A fingerprint was asked for an object with a name of type {type(name).__name__}; "
+            "JSON has only str names."
+        )
+    return name.encode("utf-16-be")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise _lone_surrogate() from None
+
+
+def _require_shallow(body: bytes, max_depth: int) -> None:
+    """Refuse deep nesting before a recursive parser sees it, and at the same depth on every stack."""
+    if body.count(b"[") + body.count(b"{") <= max_depth:
+        return
+    if b"\\" in body:
+        # Pairs of backslashes first: then a backslash before a quote is one that escapes it.
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside_strings = b"".join(body.split(b'"')[::2])
+    steps = outside_strings.translate(_UP_OR_DOWN, _NOT_BRACKETS)
+    for depth in accumulate(memoryview(steps).cast("b")):
+        if depth > max_depth:
+            raise _too_deep(max_depth)
+
+
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise BodyInvalidError(f"The JSON has an object with the same name twice: {name[:40]!a}.")
+    return members
+
+
+def _fraction(literal: str, big_ints: BigInts) -> int | float | Number:
+    if len(literal) <= _FITS_A_DOUBLE + 1:  # the point or the exponent takes at least one character
+        double = float(literal)
+        # Between these, repr and ECMAScript agree; a zero that is spelled with other digits is an underflow.
+        if 1e-4 <= abs(double) < 1e15 or not literal.strip("-0."):  # noqa: PLR2004
+            return int(double) if double.is_integer() else double
+    return Number(canonical_number(literal, big_ints))
+
+
+def _big_integer(literal: str, big_ints: BigInts) -> int | Number:
+    if len(literal) <= _PLAIN_DIGITS[big_ints]:
+        return int(literal)
+    return Number(canonical_number(literal, big_ints))
+
+
+def _not_a_number() -> BodyInvalidError:
+    return BodyInvalidError("The JSON has NaN or Infinity, which are not JSON; send null or a string.")
+
+
+def _refuse_constant(_constant: str) -> object:
+    raise _not_a_number()
+
+
+def _refuse_to_write(_value: object) -> object:
+    raise _NeedsSlowWriter
+
+
+def _lone_surrogate() -> BodyInvalidError:
+    return BodyInvalidError("The JSON has a string with half of a surrogate pair, which is not Unicode.")
+
+
+def _too_deep(max_depth: int | None) -> BodyInvalidError:
+    limit = "" if max_depth is None else f"; at most {max_depth} levels are allowed"
+    return BodyInvalidError(f"The JSON is nested too deeply{limit}.")
+
+
+def _decoder(big_ints: BigInts, *, long_digits: bool) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_members,
+        parse_float=partial(_fraction, big_ints=big_ints),
+        parse_int=partial(_big_integer, big_ints=big_ints) if long_digits else None,
+        parse_constant=_refuse_constant,
+    )
+
+
+_QUICK: Final = {big_ints: _decoder(big_ints, long_digits=False) for big_ints in BigInts}
+_CAREFUL: Final = {big_ints: _decoder(big_ints, long_digits=True) for big_ints in BigInts}
+_FAST_WRITER: Final = json.JSONEncoder(
+    ensure_ascii=False,
+    check_circular=False,
+    allow_nan=False,
+    sort_keys=True,
+    separators=(",", ":"),
+    default=_refuse_to_write,
+)
+
+
+def _decoder_for(body: bytes, big_ints: BigInts) -> json.JSONDecoder:
+    """The one with the C integer parser, unless a run of digits is too long to be written as it is."""
+    limit = _PLAIN_DIGITS[big_ints]
+    long_digits = len(body) > limit and b"0" * (limit + 1) in body.translate(_DIGITS_AS_ZERO)
+    return (_CAREFUL if long_digits else _QUICK)[big_ints]
