@@ -37,6 +37,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
     }
     packed = {name for name in _names(wheel) if not name.startswith("oncekey-")}
     assert packed == source
+    assert "oncekey/py.typed" in packed
     for store in ("sqlite", "postgres"):
         assert f"oncekey/stores/{store}/queries.sql" in packed
         assert any(name.startswith(f"oncekey/stores/{store}/migrations/0001_") for name in packed)
