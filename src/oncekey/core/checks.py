@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.headers import is_field_name
+from oncekey.core.headers import field_name, is_field_name
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -22,7 +22,7 @@ _URL: Final = re.compile(r"[A-Za-z0-9\-._~:/?@!$&'()*+,;=%]+")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule for one setting: `convert` raises `ValueError` or `TypeError` for what `allowed` does not name."""
+    """A rule for one setting: `convert` raises for whatever `allowed` does not name."""
 
     allowed: str
     convert: Callable[[Any], object]
@@ -174,28 +174,31 @@ def function() -> Rule:
     return _rule("a function", convert)
 
 
-def field_name_rule() -> Rule:
-    """The name of a header field."""
+def own_field(never: frozenset[bytes]) -> Rule:
+    """The name of a header field that is ours to send, none of `never`."""
 
     def convert(value: object) -> str:
-        if not isinstance(value, str) or not is_field_name(value):
+        if not isinstance(value, str) or not is_field_name(value) or field_name(value) in never:
             raise ValueError
         return value
 
-    return _rule("the name of a header field", convert)
+    return _rule(f"the name of a header field, but not {_listed(never)}", convert)
 
 
 def field_names(never: frozenset[bytes]) -> Rule:
-    """Header fields in lower case, none of `never`."""
+    """Names of header fields in lower case, none of `never`."""
 
     def convert(value: object) -> tuple[str, ...]:
         names = tuple(name.lower() for name in _strings(value))
-        if not all(is_field_name(name) and name.encode("ascii") not in never for name in names):
+        if not all(is_field_name(name) and field_name(name) not in never for name in names):
             raise ValueError
         return names
 
-    refused = ", ".join(sorted(name.decode("ascii") for name in never))
-    return _rule(f"a list of header fields, without {refused}", convert)
+    return _rule(f"a list of names of header fields, without {_listed(never)}", convert)
+
+
+def _listed(names: frozenset[bytes]) -> str:
+    return ", ".join(sorted(name.decode("ascii") for name in names))
 
 
 def words_of(*allowed: str) -> Rule:

@@ -52,7 +52,7 @@ class OnExpired(StrEnum):
 class OnAbandoned(StrEnum):
     """What becomes of deferred work that nobody began before it expired.
 
-    There is one way only: the handler of a deferred request never runs again (O2), so "retryable" cannot be true.
+    There is one way only: the handler of a deferred request never runs again (O2), so it cannot be retryable.
     """
 
     FAILED_TIMEOUT = "failed_timeout"

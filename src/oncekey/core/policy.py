@@ -137,15 +137,17 @@ class Policy:
     # What answers look like
     flavor: Flavor = field(default=Flavor.IETF, metadata=checks.choice(Flavor))
     error_format: ErrorFormat = field(default=ErrorFormat.PROBLEM, metadata=checks.choice(ErrorFormat))
-    # A problem is told apart by its type, which names no host: an API that publishes its own gives its own URL.
+    # The default names no host, because it would not be ours: an API that has a page gives its own.
     problem_types: str = field(default="urn:oncekey:problem:", metadata=checks.url())
     docs_url: str = field(default="/idempotency", metadata=checks.url())
     replay_headers: tuple[str, ...] = field(
         default=("location", "content-type", "content-language", "etag"),
         metadata=checks.field_names(never=NEVER_KEPT),
     )
-    replayed_header: str = field(default="Idempotent-Replayed", metadata=checks.field_name_rule())
-    expires_header: str = field(default="Idempotency-Key-Expires", metadata=checks.field_name_rule())
+    replayed_header: str = field(default="Idempotent-Replayed", metadata=checks.own_field(never=NEVER_KEPT))
+    expires_header: str = field(
+        default="Idempotency-Key-Expires", metadata=checks.own_field(never=NEVER_KEPT)
+    )
     max_response_bytes: int = field(default=_MIB, metadata=checks.whole(0))
     max_spool_bytes: int = field(default=64 * _MIB, metadata=checks.whole(0))
 
@@ -154,9 +156,9 @@ class Policy:
             value = checks.check_of(setting.metadata)(setting.name, getattr(self, setting.name))
             # The only way to convert a value of a frozen class is around its guard.
             object.__setattr__(self, setting.name, value)
-        for holds, sentence in _TOGETHER:
-            if not holds(self):
-                raise ConfigurationError(sentence.format(policy=self))
+        for agreement in _TOGETHER:
+            if not agreement.holds(self):
+                raise ConfigurationError(agreement.sentence.format(policy=self))
 
     @property
     def heartbeat(self) -> timedelta:
@@ -186,37 +188,45 @@ class Policy:
                 raise ConfigurationError(why)
 
 
-_TOGETHER: Final[tuple[tuple[Callable[[Policy], bool], str], ...]] = (
-    (
+@dataclass(frozen=True, slots=True)
+class _Agreement:
+    """What several settings must keep among themselves, and what is said when they do not."""
+
+    holds: Callable[[Policy], bool]
+    sentence: str
+
+
+_TOGETHER: Final = (
+    _Agreement(
         lambda policy: policy.min_key_length <= policy.max_key_length,
         "min_key_length={policy.min_key_length} is more than max_key_length={policy.max_key_length}: "
         "no key could be right",
     ),
-    (
+    _Agreement(
         lambda policy: policy.deadline >= policy.lease,
-        "deadline={policy.deadline} is shorter than lease={policy.lease}: make the lease shorter or the deadline "
-        "longer, a handler may run for at least one lease",
+        "deadline={policy.deadline} is shorter than lease={policy.lease}: make the lease shorter or the "
+        "deadline longer, a handler may run for at least one lease",
     ),
-    (
+    _Agreement(
         lambda policy: policy.call_timeout <= policy.deadline,
         "call_timeout={policy.call_timeout} is longer than deadline={policy.deadline}: no call could use it",
     ),
-    (
+    _Agreement(
         lambda policy: policy.allow_short_ttl or policy.min_ttl >= _DAY,
         "min_ttl={policy.min_ttl} is below 24 h: clients that retry the next day would execute twice; "
         "set allow_short_ttl=True if they never do",
     ),
-    (
+    _Agreement(
         lambda policy: policy.allow_short_ttl or policy.ttl >= policy.min_ttl,
         "ttl={policy.ttl} is shorter than min_ttl={policy.min_ttl}: a retry after that executes again; "
         "set allow_short_ttl=True if that is meant",
     ),
-    (
+    _Agreement(
         lambda policy: policy.max_spool_bytes >= policy.max_response_bytes,
-        "max_spool_bytes={policy.max_spool_bytes} is less than max_response_bytes={policy.max_response_bytes}: "
-        "what can be stored must fit into the spool",
+        "max_spool_bytes={policy.max_spool_bytes} is less than "
+        "max_response_bytes={policy.max_response_bytes}: what can be stored must fit into the spool",
     ),
-    (
+    _Agreement(
         lambda policy: policy.replayed_header.lower() != policy.expires_header.lower(),
         "replayed_header and expires_header are both {policy.expires_header!r}: give each its own name",
     ),

@@ -1,6 +1,6 @@
 """What a handler's effects allow its settings to be: a knob may make a crash mean less, never more (P2, F7).
 
-`UNKNOWN` and `FAIL` are the strict ends and always allowed. Everything that would let a retry run again what may
+`UNKNOWN` and `FAIL` are the strict ends and always allowed. Whatever would let a retry run again what may
 have happened is refused, or needs the promise `naturally_idempotent=True`.
 """
 
@@ -60,12 +60,12 @@ _SETTING: Final[Mapping[type[Choice], str]] = MappingProxyType(
 
 _REFUSALS: Final[Mapping[Choice, str]] = MappingProxyType(
     {
-        Recovery.RETRY: "it would forget the phases that are done and do them again; use 'resume', or leave it out",
-        Recovery.RESUME: "only effects='phased' has phases to resume after; leave it out, or make the handler phased",
-        On5xx.RETRY_FRESH: "only effects='inline' needs it: what these effects leave behind already decides; "
-        "use 'classify'",
-        On5xx.STORE: "only an inline handler's server error is worth keeping: these effects roll back or go on "
-        "where they stopped; use 'classify'",
+        Recovery.RETRY: "it would do finished phases again; use 'resume', or leave it out",
+        Recovery.RESUME: "only effects='phased' has phases to resume after; leave it out",
+        On5xx.RETRY_FRESH: "only effects='inline' needs it: these effects already run again whatever "
+        "left nothing behind; use 'classify'",
+        On5xx.STORE: "only effects='inline' needs it: these effects roll back or go on where they "
+        "stopped; use 'classify'",
         StoreErrorPolicy.FAIL_OPEN: "such a handler works through the store and cannot run without it; "
         "use 'fail_closed'",
     }
@@ -88,7 +88,7 @@ def objection(effects: Effects, choice: Choice, *, naturally_idempotent: bool) -
         return f"{named} is refused: {_REFUSALS[choice]}"
     if stance is Stance.PROMISED and not naturally_idempotent:
         return (
-            f"{named} lets the handler run twice, because {_PROMISES[choice]}: set naturally_idempotent=True if "
-            f"that does no harm, else leave {_SETTING[type(choice)]} at its default"
+            f"{named} lets the handler run twice, because {_PROMISES[choice]}: set naturally_idempotent=True "
+            f"if that does no harm, else leave {_SETTING[type(choice)]} at its default"
         )
     return None

@@ -1,0 +1,131 @@
+"""Answers as bytes: a refusal, a replay, and the marks that a first response gets on its way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.choices import InProgress
+from oncekey.core.headers import field_name, first, http_date, is_printable, target
+from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Refuse, Replay
+from oncekey.core.policy import micros
+from oncekey.core.problems import PROBLEMS, documentation_of, render
+
+if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
+
+LONGEST_WAIT: Final = 60
+"""Widespread clients take a longer `Retry-After` for nonsense and ignore it."""
+
+_ACCEPTED: Final = 202
+# An answer with one of these has no content, not even content of length 0 (RFC 9110, 8.6).
+_WITHOUT_CONTENT: Final = frozenset({204, 304})
+_NO_STORE: Final = (b"cache-control", b"no-store")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete response; header names are in lower case."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def refuse(
+    refusal: Refuse,
+    policy: Policy,
+    *,
+    echo: bytes | None = None,
+    status_url: str | None = None,
+    fault_id: str = "",
+    trace_id: str = "",
+) -> Answer:
+    """The answer to a request that is not executed."""
+    code, status = refusal.code, _status_of(refusal, policy)
+    page = render(code, status, policy, detail=refusal.detail, fault_id=fault_id, trace_id=trace_id)
+    headers = [
+        (b"content-type", page.media_type),
+        (b"content-language", b"en"),
+        (b"content-length", b"%d" % len(page.body)),
+        (b"link", b'<%s>; rel="describedby"; type="text/html"' % target(documentation_of(code, policy))),
+        _NO_STORE,
+    ]
+    if PROBLEMS[code].waiting_helps:
+        headers.append((b"retry-after", b"%d" % _wait(refusal, policy)))
+    if status_url is not None and (status == _ACCEPTED or code is Code.OUTCOME_UNKNOWN):
+        headers.append((b"location", target(status_url)))
+    return Answer(status, (*headers, *marks(policy, echo=echo, expires_at=None)), page.body)
+
+
+def replay(
+    verdict: Replay, policy: Policy, *, echo: bytes | None = None, status_url: str | None = None
+) -> Answer:
+    """The stored answer, byte for byte, marked as a replay."""
+    record, stored = verdict.record, verdict.record.response
+    marked = (
+        (field_name(policy.replayed_header), b"true"),
+        *marks(policy, echo=echo, expires_at=record.expires_at),
+    )
+    if stored is None or stored.body is None:
+        kept: Headers = () if stored is None else stored.headers
+        return _tombstone(policy, kept, marked, status_url)
+    headers = list(stored.headers)
+    if first(stored.headers, b"cache-control") is None:
+        headers.append(_NO_STORE)
+    if stored.status not in _WITHOUT_CONTENT:
+        headers.append((b"content-length", b"%d" % len(stored.body)))
+    return Answer(stored.status, (*headers, *marked), stored.body)
+
+
+def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
+    """What is added to a first response: the key as it was received (R17), and how long it is kept (R164)."""
+    added: list[tuple[bytes, bytes]] = []
+    if echo is not None and is_printable(echo):
+        added.append((field_name(policy.key_header), echo))
+    if expires_at is not None:
+        added.append((field_name(policy.expires_header), http_date(expires_at)))
+    return tuple(added)
+
+
+def retry_after(left: Duration, /, *, running_for: Duration = 0) -> int:
+    """Whole seconds to wait, at least one and never past the end of the lease (R80).
+
+    The advice is as long as the operation has been running: short for what is usually over in a moment, and
+    patient with what is not, so that clients back off without hammering.
+    """
+    return max(1, min(_ceil(left), _ceil(running_for), LONGEST_WAIT))
+
+
+def _ceil(span: Duration) -> int:
+    return -(-span // SECOND)
+
+
+def _status_of(refusal: Refuse, policy: Policy) -> int:
+    match refusal.code:
+        case Code.IN_PROGRESS if _is_asynchronous(refusal) or policy.on_in_progress is InProgress.ACCEPTED:
+            return _ACCEPTED
+        case Code.OUTCOME_UNKNOWN:
+            return policy.on_unknown
+        case code:
+            return PROBLEMS[code].status_in(policy.flavor)
+
+
+def _is_asynchronous(refusal: Refuse) -> bool:
+    """Whether the first caller, too, was told 202: waiting in a queue is not a conflict (C5, R83)."""
+    return refusal.record is not None and refusal.record.effects is Effects.OUTBOX
+
+
+def _wait(refusal: Refuse, policy: Policy) -> int:
+    if refusal.retry_after is not None:
+        return max(1, refusal.retry_after)
+    # Asking before the next look at the provider cannot bring news.
+    return _ceil(micros(policy.reconcile_interval)) if refusal.code is Code.OUTCOME_UNKNOWN else 1
+
+
+def _tombstone(policy: Policy, kept: Headers, marked: Headers, status_url: str | None) -> Answer:
+    """Done, but its body was not kept: where the result is to be read, and no invitation to retry (A4)."""
+    answer = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy)
+    place = first(kept, b"location") or (None if status_url is None else target(status_url))
+    where: Headers = () if place is None else ((b"location", place),)
+    return Answer(answer.status, (*answer.headers, *where, *marked), answer.body)

@@ -1,0 +1,226 @@
+"""The catalogue of refusals: one problem for every `Code`, and the three shapes it can be written in (C9).
+
+No body ever repeats the key, the fingerprint or anything else of the request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, assert_never
+
+from oncekey.core.choices import ErrorFormat, Flavor
+from oncekey.core.model import Code
+
+if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
+
+PROBLEM_JSON: Final = b"application/problem+json"
+JSON: Final = b"application/json"
+
+_ACCEPTED: Final = 202
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One kind of refusal: its name in every format, and what it tells the client to do."""
+
+    slug: str
+    status: int
+    title: str
+    detail: str
+    fault_code: str
+    stripe_type: str
+    stripe_status: int | None = None
+    fault_description: str = ""
+    waiting_helps: bool = False
+
+    def status_in(self, flavor: Flavor) -> int:
+        """The status in the chosen flavor."""
+        if flavor is Flavor.STRIPE and self.stripe_status is not None:
+            return self.stripe_status
+        return self.status
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A rendered body with its media type."""
+
+    media_type: bytes
+    body: bytes
+
+
+_OURS: Final = "idempotency_error"
+_THEIRS: Final = "invalid_request_error"
+_BROKEN: Final = "api_error"
+
+PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
+    {
+        Code.KEY_MISSING: Problem(
+            slug="key-missing",
+            status=400,
+            title="Idempotency-Key is missing",
+            detail="This operation needs an Idempotency-Key header: make a new random key before the first "
+            "try and send the same key with every retry.",
+            fault_code="IDEMPOTENCY_KEY_MISSING",
+            stripe_type=_THEIRS,
+        ),
+        Code.KEY_MALFORMED: Problem(
+            slug="key-malformed",
+            status=400,
+            title="Idempotency-Key is malformed",
+            detail="The Idempotency-Key header does not hold one key in the documented form.",
+            fault_code="IDEMPOTENCY_KEY_MALFORMED",
+            stripe_type=_THEIRS,
+        ),
+        Code.BODY_INVALID: Problem(
+            slug="body-invalid",
+            status=400,
+            title="Request body cannot be compared",
+            detail="The body has no unambiguous meaning, so a retry could not be told from another request.",
+            fault_code="IDEMPOTENCY_BODY_INVALID",
+            stripe_type=_THEIRS,
+        ),
+        Code.BODY_TOO_LARGE: Problem(
+            slug="body-too-large",
+            status=413,
+            title="Request body is too large",
+            detail="The body of a request with an Idempotency-Key is larger than this API accepts.",
+            fault_code="IDEMPOTENCY_BODY_TOO_LARGE",
+            stripe_type=_THEIRS,
+        ),
+        Code.KEY_REUSED: Problem(
+            slug="key-mismatch",
+            status=422,
+            stripe_status=400,
+            title="Idempotency-Key is already used",
+            detail="This key belongs to another request, which is unchanged. Use a new key for a new "
+            "request, and send a retry exactly as it was first sent.",
+            fault_code="IDEMPOTENCY_CONFLICT",
+            # The published wording of the fault envelope is part of its contract (R232).
+            fault_description="An Idempotency-Key may not be reused with a different request body.",
+            stripe_type=_OURS,
+        ),
+        Code.IN_PROGRESS: Problem(
+            slug="in-progress",
+            status=409,
+            title="A request is outstanding for this Idempotency-Key",
+            detail="The first request with this key is still being processed. Wait for as long as "
+            "Retry-After says, then retry with the same key.",
+            fault_code="IDEMPOTENCY_KEY_IN_PROGRESS",
+            stripe_type=_OURS,
+            waiting_helps=True,
+        ),
+        Code.OUTCOME_UNKNOWN: Problem(
+            slug="outcome-unknown",
+            status=409,
+            title="The outcome for this Idempotency-Key is not known yet",
+            detail="The operation may have been executed; it is being found out and will not be run again "
+            "meanwhile. Ask again with the same key, and do not use a new one.",
+            fault_code="IDEMPOTENCY_OUTCOME_UNKNOWN",
+            stripe_type=_OURS,
+            waiting_helps=True,
+        ),
+        Code.RESPONSE_NOT_STORED: Problem(
+            slug="response-not-stored",
+            status=409,
+            title="The operation is done, its response was not kept",
+            detail="The operation was executed once, and its response was too large to be kept. Read the "
+            "result where Location points; a retry gets this answer again.",
+            fault_code="IDEMPOTENCY_RESPONSE_NOT_STORED",
+            stripe_type=_OURS,
+        ),
+        Code.KEY_EXPIRED: Problem(
+            slug="key-expired",
+            status=410,
+            title="Idempotency-Key has expired",
+            detail="This key was used too long ago. Find out whether the operation was executed before it is "
+            "sent with a new key.",
+            fault_code="IDEMPOTENCY_KEY_EXPIRED",
+            stripe_type=_OURS,
+        ),
+        Code.KEY_NOT_FOUND: Problem(
+            slug="key-not-found",
+            status=404,
+            title="Idempotency-Key is not known",
+            detail="There is no request with this key.",
+            fault_code="IDEMPOTENCY_KEY_NOT_FOUND",
+            stripe_type=_THEIRS,
+        ),
+        Code.STORE_UNAVAILABLE: Problem(
+            slug="store-unavailable",
+            status=503,
+            title="Idempotency cannot be guaranteed right now",
+            detail="The request was not accepted, because a duplicate of it could not be recognised. Retry "
+            "with the same key.",
+            fault_code="IDEMPOTENCY_STORE_UNAVAILABLE",
+            stripe_type=_BROKEN,
+            waiting_helps=True,
+        ),
+        Code.EXECUTION_FAILED: Problem(
+            slug="execution-failed",
+            status=500,
+            title="The operation failed",
+            detail="The server could not finish the operation. A retry must use the same key.",
+            fault_code="IDEMPOTENCY_EXECUTION_FAILED",
+            stripe_type=_BROKEN,
+        ),
+    }
+)
+"""Every code has its problem; a test keeps it so."""
+
+
+def type_of(code: Code, policy: Policy) -> str:
+    """The URI that names this kind of problem, and no other (RFC 9457, 3.1.1)."""
+    return f"{policy.problem_types}{PROBLEMS[code].slug}"
+
+
+def documentation_of(code: Code, policy: Policy) -> str:
+    """Where this kind of problem is described for people."""
+    return f"{policy.docs_url}#{PROBLEMS[code].slug}"
+
+
+def render(
+    code: Code, status: int, policy: Policy, *, detail: str = "", fault_id: str = "", trace_id: str = ""
+) -> Page:
+    """The body of a refusal in the format that the policy asks for."""
+    says = detail or PROBLEMS[code].detail
+    match policy.error_format:
+        case ErrorFormat.CODE:
+            return _page(JSON, {"code": code.value})
+        # Waiting is no error: a 202 is neither a fault nor a problem, whatever errors look like.
+        case ErrorFormat.PROBLEM | ErrorFormat.FAULT if status == _ACCEPTED:
+            return _page(JSON, _members(code, status, policy, says))
+        case ErrorFormat.PROBLEM:
+            return _page(PROBLEM_JSON, _members(code, status, policy, says))
+        case ErrorFormat.FAULT:
+            return _page(JSON, _fault(code, says, fault_id, trace_id))
+        case _:
+            assert_never(policy.error_format)
+
+
+def _members(code: Code, status: int, policy: Policy, says: str) -> dict[str, object]:
+    problem = PROBLEMS[code]
+    members: dict[str, object] = {
+        "type": type_of(code, policy),
+        "title": problem.title,
+        "status": status,
+        "detail": says,
+        "code": code.value,
+    }
+    if policy.flavor is Flavor.STRIPE:
+        # An extension member in the place where clients of that flavor look for their error's type.
+        members["error"] = {"type": problem.stripe_type, "code": code.value, "message": says}
+    return members
+
+
+def _fault(code: Code, says: str, fault_id: str, trace_id: str) -> dict[str, object]:
+    problem = PROBLEMS[code]
+    error = {"errorCode": problem.fault_code, "description": problem.fault_description or says}
+    return {"fault": {"faultId": fault_id, "traceId": trace_id, "errors": [error]}}
+
+
+def _page(media_type: bytes, members: Mapping[str, object]) -> Page:
+    return Page(media_type, json.dumps(members, separators=(",", ":")).encode("ascii"))

@@ -1,0 +1,415 @@
+"""A policy that exists is valid, and its knobs only ever make effects stricter."""
+
+from dataclasses import FrozenInstanceError, fields
+from datetime import timedelta
+from itertools import product
+
+import pytest
+
+from oncekey.core.choices import (
+    ErrorFormat,
+    ExpiryMode,
+    Flavor,
+    InProgress,
+    On5xx,
+    OnAbandoned,
+    OnExpired,
+    PiiCheck,
+    RedisUse,
+    StoreErrorPolicy,
+)
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.fingerprint import Selection
+from oncekey.core.jcs import BigInts
+from oncekey.core.keys import HeaderSyntax, KeyFormat
+from oncekey.core.model import Effects, Recovery
+from oncekey.core.policy import Policy, micros, never_proven
+from oncekey.core.scope import BindTo
+from oncekey.core.strictness import BY_EFFECTS, STANCES
+
+DEFAULTS = {
+    "flavor": Flavor.IETF,
+    "header_syntax": HeaderSyntax.COMPAT,
+    "key_format": KeyFormat.OPAQUE,
+    "min_key_length": 16,
+    "max_key_length": 255,
+    "methods": frozenset({"POST", "PATCH"}),
+    "require_key": True,
+    "namespace": "",
+    "bind_to": BindTo.TENANT,
+    "selection": Selection(),
+    "secret": None,
+    "big_ints": BigInts.EXACT,
+    "max_json_depth": 100,
+    "max_request_bytes": 1 << 20,
+    "on_in_progress": InProgress.CONFLICT,
+    "wait_max": timedelta(seconds=10),
+    "on_unknown": 409,
+    "lock_timeout": timedelta(seconds=2),
+    "lease": timedelta(seconds=300),
+    "deadline": timedelta(hours=1),
+    "call_timeout": timedelta(seconds=30),
+    "on_lease_expired": None,
+    "naturally_idempotent": False,
+    "on_5xx": On5xx.CLASSIFY,
+    "is_definitely_not_executed": never_proven,
+    "not_executed_statuses": frozenset(),
+    "on_store_error": StoreErrorPolicy.FAIL_CLOSED,
+    "ttl": timedelta(hours=24),
+    "min_ttl": timedelta(hours=24),
+    "allow_short_ttl": False,
+    "expiry_mode": ExpiryMode.HARD,
+    "on_expired": OnExpired.NEW,
+    "on_abandoned": OnAbandoned.FAILED_TIMEOUT,
+    "abandoned_status": 408,
+    "tombstone_ttl": timedelta(hours=24),
+    "sweep_interval": timedelta(seconds=60),
+    "reap_interval": timedelta(minutes=5),
+    "reap_batch": 1000,
+    "reconcile_interval": timedelta(seconds=30),
+    "reconcile_max_tries": 10,
+    "max_attempts": 10,
+    "outbox_max_attempts": 10,
+    "redis": RedisUse.OFF,
+    "error_format": ErrorFormat.PROBLEM,
+    "problem_types": "urn:oncekey:problem:",
+    "docs_url": "/idempotency",
+    "replay_headers": ("location", "content-type", "content-language", "etag"),
+    "max_response_bytes": 1 << 20,
+    "max_spool_bytes": 64 << 20,
+    "pii_check": PiiCheck.WARN,
+    "max_request_age": None,
+    "audit": True,
+    "replayed_header": "Idempotent-Replayed",
+    "expires_header": "Idempotency-Key-Expires",
+}
+
+CHOICES = {
+    "flavor": Flavor,
+    "header_syntax": HeaderSyntax,
+    "key_format": KeyFormat,
+    "bind_to": BindTo,
+    "big_ints": BigInts,
+    "on_in_progress": InProgress,
+    "on_lease_expired": Recovery,
+    "on_5xx": On5xx,
+    "on_store_error": StoreErrorPolicy,
+    "expiry_mode": ExpiryMode,
+    "on_expired": OnExpired,
+    "on_abandoned": OnAbandoned,
+    "redis": RedisUse,
+    "error_format": ErrorFormat,
+    "pii_check": PiiCheck,
+}
+
+SPANS = [name for name, value in DEFAULTS.items() if isinstance(value, timedelta)] + ["max_request_age"]
+FLAGS = [name for name, value in DEFAULTS.items() if isinstance(value, bool)]
+
+
+# R12, R110, R148, R157, R169: the defaults of every setting, in one place
+def test_every_setting_has_its_documented_default():
+    policy = Policy()
+    assert {setting.name: getattr(policy, setting.name) for setting in fields(policy)} == DEFAULTS
+    assert policy.key_header == "Idempotency-Key"
+
+
+# C10, C11, F7: knobs that the protocol took away
+@pytest.mark.parametrize("gone", ["commit_mode", "extend_on_complete", "heartbeat", "key_header"])
+def test_what_is_fixed_is_no_setting(gone):
+    with pytest.raises(ConfigurationError, match=f"{gone} is not a setting"):
+        Policy().override(**{gone: "x"})
+
+
+def test_the_heartbeat_is_a_third_of_the_lease():
+    assert Policy(lease=timedelta(seconds=90)).heartbeat == timedelta(seconds=30)
+
+
+def test_a_policy_cannot_be_changed_in_place():
+    with pytest.raises(FrozenInstanceError):
+        Policy().ttl = timedelta(days=2)
+
+
+def test_a_policy_has_no_positional_settings():
+    with pytest.raises(TypeError):
+        Policy(Flavor.IETF)
+
+
+# R102
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionRefusedError(), KeyboardInterrupt()])
+def test_by_default_no_error_proves_anything(error):
+    assert Policy().is_definitely_not_executed(error) is False
+
+
+@pytest.mark.parametrize("name", SPANS)
+def test_a_number_is_seconds(name):
+    policy = Policy().override(allow_short_ttl=True, **{name: 600})
+    assert getattr(policy, name) == timedelta(seconds=600)
+    assert getattr(policy.override(**{name: 600.5}), name) == timedelta(seconds=600.5)
+
+
+@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("bad", [0, -1, timedelta(0), "5 min", True, float("nan"), float("inf"), 1e300, [1]])
+def test_a_span_is_longer_than_nothing(name, bad):
+    with pytest.raises(ConfigurationError, match=rf"^{name}: .* seconds, longer than 0"):
+        Policy().override(**{name: bad})
+
+
+@pytest.mark.parametrize("name", [name for name in SPANS if name != "max_request_age"])
+def test_only_an_optional_span_can_be_left_out(name):
+    with pytest.raises(ConfigurationError, match=name):
+        Policy().override(**{name: None})
+    assert Policy(max_request_age=None).max_request_age is None
+
+
+@pytest.mark.parametrize(("name", "kind"), CHOICES.items())
+def test_a_choice_can_be_named(name, kind):
+    for member in kind:
+        assert getattr(Policy().override(**{name: member.value}), name) is member
+
+
+@pytest.mark.parametrize(("name", "kind"), CHOICES.items())
+@pytest.mark.parametrize("bad", ["sometimes", 1, True, [], b"off"])
+def test_a_wrong_choice_names_setting_value_and_choices(name, kind, bad):
+    with pytest.raises(ConfigurationError) as caught:
+        Policy().override(**{name: bad})
+    message = str(caught.value)
+    assert message.startswith(f"{name}: {bad!r} ")
+    assert all(member.value in message for member in kind)
+
+
+def test_every_choice_is_covered_here():
+    assert set(CHOICES) == {name for name, value in DEFAULTS.items() if hasattr(value, "name")} | {
+        "on_lease_expired"
+    }
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("bad", ["no", 0, 1, None])
+def test_a_flag_is_true_or_false(name, bad):
+    with pytest.raises(ConfigurationError, match=rf"^{name}: .* True \| False"):
+        Policy().override(**{name: bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("min_key_length", 0),
+        ("max_key_length", 256),
+        ("max_key_length", True),
+        ("max_json_depth", 0),
+        ("max_json_depth", 501),
+        ("max_request_bytes", 0),
+        ("max_request_bytes", 1.5),
+        ("max_response_bytes", -1),
+        ("max_spool_bytes", -1),
+        ("reap_batch", 0),
+        ("max_attempts", 0),
+        ("outbox_max_attempts", 0),
+        ("reconcile_max_tries", 0),
+        ("on_unknown", 404),
+        ("on_unknown", "409"),
+        ("on_unknown", True),
+        ("abandoned_status", 500),
+        ("methods", {"GET"}),
+        ("methods", set()),
+        ("methods", "POST"),
+        ("methods", [1]),
+        ("methods", None),
+        ("namespace", 7),
+        ("namespace", "a\nb"),
+        ("namespace", "x" * 101),
+        ("selection", {"include": ["amount"]}),
+        ("is_definitely_not_executed", True),
+        ("not_executed_statuses", {200}),
+        ("not_executed_statuses", {600}),
+        ("not_executed_statuses", ["503"]),
+        ("not_executed_statuses", 503),
+        ("docs_url", ""),
+        ("docs_url", "/docs#idempotency"),
+        ("docs_url", "/docs\r\nx: y"),
+        ("docs_url", "/docs>"),
+        ("docs_url", None),
+        ("problem_types", "https://api.example.com/<x>"),
+        ("replay_headers", "location"),
+        ("replay_headers", ("x y",)),
+        ("replay_headers", ("ünïcode",)),
+        ("replayed_header", "a b"),
+        ("replayed_header", "Set-Cookie"),
+        ("expires_header", "Idempotency-Key"),
+        ("expires_header", None),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name, bad):
+    with pytest.raises(ConfigurationError, match=rf"^{name}: .* is not allowed; allowed is "):
+        Policy().override(**{name: bad})
+
+
+# R90
+@pytest.mark.parametrize("name", ["Set-Cookie", "Date", "content-length", "Connection", "Transfer-Encoding"])
+def test_what_must_not_be_replayed_cannot_be_configured(name):
+    with pytest.raises(ConfigurationError, match=r"^replay_headers: .*set-cookie"):
+        Policy(replay_headers=("location", name))
+
+
+def test_values_are_brought_into_one_form():
+    policy = Policy().override(
+        methods=["post", "Put"], replay_headers=["X-Total", "ETag"], not_executed_statuses=[503, 429, 503]
+    )
+    assert policy.methods == frozenset({"POST", "PUT"})
+    assert policy.replay_headers == ("x-total", "etag")
+    assert policy.not_executed_statuses == frozenset({503, 429})
+
+
+class TestSecret:
+    SECRET = b"a secret of at least 16 bytes"
+
+    # R195
+    def test_is_in_no_text(self):
+        policy = Policy(secret=self.SECRET)
+        assert policy.secret == self.SECRET
+        assert "a secret" not in repr(policy)
+        assert "a secret" not in str(policy)
+
+    @pytest.mark.parametrize("bad", [b"short-secret", "a secret of at least 16 bytes"])
+    def test_is_not_shown_when_it_is_refused(self, bad):
+        with pytest.raises(ConfigurationError) as caught:
+            Policy().override(secret=bad)
+        assert str(caught.value).startswith(
+            "secret: not shown is not allowed; allowed is None, or bytes, 16 "
+        )
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+
+
+class TestTogether:
+    @pytest.mark.parametrize(
+        ("settings", "says"),
+        [
+            ({"min_key_length": 40, "max_key_length": 36}, "min_key_length=40 .* max_key_length=36"),
+            ({"lease": 7200}, "deadline=1:00:00 .* lease=2:00:00"),
+            ({"deadline": 10}, "deadline=0:00:10 .* lease=0:05:00"),
+            ({"lease": 10, "deadline": 20}, "call_timeout=0:00:30 .* deadline=0:00:20"),
+            ({"max_spool_bytes": 10}, "max_spool_bytes=10 .* max_response_bytes=1048576"),
+            ({"replayed_header": "X-Key", "expires_header": "x-key"}, "replayed_header and expires_header"),
+        ],
+    )
+    def test_settings_that_contradict_each_other_are_named(self, settings, says):
+        with pytest.raises(ConfigurationError, match=says):
+            Policy().override(**settings)
+
+    # R157, C14
+    @pytest.mark.parametrize(
+        "settings", [{"ttl": 3600}, {"min_ttl": 3600}, {"ttl": 3600, "min_ttl": 3600}, {"min_ttl": 172800}]
+    )
+    def test_a_short_ttl_needs_a_word(self, settings):
+        with pytest.raises(ConfigurationError, match="allow_short_ttl=True"):
+            Policy().override(**settings)
+
+    # R160
+    def test_a_short_ttl_is_possible(self):
+        assert Policy().override(ttl=3600, allow_short_ttl=True).ttl == timedelta(hours=1)
+
+    # R157
+    def test_a_long_ttl_needs_none(self):
+        assert Policy(ttl=timedelta(days=30)).ttl == timedelta(days=30)
+
+
+class TestOverride:
+    def test_changes_what_it_names_and_nothing_else(self):
+        policy = Policy(flavor=Flavor.STRIPE)
+        other = policy.override(lease=60)
+        assert (other.lease, other.flavor) == (timedelta(seconds=60), Flavor.STRIPE)
+        assert policy.lease == timedelta(seconds=300)
+        assert policy.override() == policy
+
+    @pytest.mark.parametrize(
+        ("name", "close"),
+        [("leese", "lease"), ("on5xx", "on_5xx"), ("ttl_", "ttl"), ("Docs_URL", "docs_url")],
+    )
+    def test_an_unknown_setting_names_the_closest(self, name, close):
+        with pytest.raises(ConfigurationError) as caught:
+            Policy().override(**{name: 1})
+        assert str(caught.value) == f"{name} is not a setting; the closest one is {close}"
+
+    def test_even_a_far_one_gets_a_hint(self):
+        with pytest.raises(ConfigurationError, match=r"^q is not a setting; the closest one is [a-z]"):
+            Policy().override(q=1)
+
+
+def test_spans_are_counted_in_microseconds():
+    assert micros(timedelta(seconds=300)) == 300_000_000
+    assert micros(timedelta(microseconds=1)) == 1
+    assert micros(timedelta(days=30, microseconds=7)) == 30 * 86_400_000_000 + 7
+
+
+class TestStrictness:
+    """F7: what a crash means has one source, and a knob may only take away."""
+
+    # P2, F7
+    @pytest.mark.parametrize(
+        ("effects", "recovery"),
+        [
+            (Effects.LOCAL, Recovery.RETRY),
+            (Effects.PHASED, Recovery.RESUME),
+            (Effects.OUTBOX, Recovery.RETRY),
+            (Effects.INLINE, Recovery.UNKNOWN),
+        ],
+    )
+    def test_without_a_word_effects_decide(self, effects, recovery):
+        assert Policy().recovery_for(effects) is recovery
+        Policy().check(effects)
+
+    def test_the_tables_are_total(self):
+        choices = {*Recovery, *On5xx, *StoreErrorPolicy}
+        assert set(STANCES) == choices
+        assert all(set(STANCES[choice]) == set(Effects) for choice in choices)
+        assert set(BY_EFFECTS) == set(Effects)
+
+    # F7: allowed, allowed with a promise, refused; the order is LOCAL, PHASED, OUTBOX, INLINE
+    MATRIX = (
+        ("on_lease_expired", "unknown", "aaaa"),
+        ("on_lease_expired", "fail", "aaaa"),
+        ("on_lease_expired", "retry", "arap"),
+        ("on_lease_expired", "resume", "rarr"),
+        ("on_5xx", "classify", "aaaa"),
+        ("on_5xx", "retry_fresh", "rrrp"),
+        ("on_5xx", "store", "rrra"),
+        ("on_store_error", "fail_closed", "aaaa"),
+        ("on_store_error", "fail_open", "rrrp"),
+    )
+    CELLS = tuple(
+        (setting, value, effects, stance)
+        for setting, value, row in MATRIX
+        for effects, stance in zip(
+            (Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE), row, strict=True
+        )
+    )
+
+    def test_the_matrix_below_is_the_whole_table(self):
+        assert len(self.CELLS) == sum(len(row) for row in STANCES.values())
+
+    @pytest.mark.parametrize(("setting", "value", "effects", "stance"), CELLS)
+    @pytest.mark.parametrize("promise", [False, True])
+    def test_the_matrix(self, setting, value, effects, stance, promise):
+        policy = Policy().override(naturally_idempotent=promise, **{setting: value})
+        if stance == "a" or (stance == "p" and promise):
+            policy.check(effects)
+            expected = Recovery(value) if setting == "on_lease_expired" else BY_EFFECTS[effects]
+            assert policy.recovery_for(effects) is expected
+            return
+        with pytest.raises(ConfigurationError) as caught:
+            policy.check(effects)
+        message = str(caught.value)
+        assert message.startswith(f"{setting}={value!r} with effects={effects.value!r} ")
+        assert ("naturally_idempotent=True" in message) is (stance == "p")
+        # A policy that was never checked cannot loosen a claim either.
+        with pytest.raises(ConfigurationError):
+            policy.recovery_for(effects)
+
+    # P2: stricter is always possible, together too
+    @pytest.mark.parametrize(
+        ("effects", "recovery"), [*product(Effects, [Recovery.UNKNOWN, Recovery.FAIL, None])]
+    )
+    def test_stricter_is_always_allowed(self, effects, recovery):
+        policy = Policy(on_lease_expired=recovery)
+        assert policy.recovery_for(effects) is (recovery or BY_EFFECTS[effects])

@@ -1,0 +1,415 @@
+"""What an ended handler means: the whole matrix, and what is kept of its answer."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from oncekey.core.choices import On5xx
+from oncekey.core.model import (
+    Completed,
+    Discarded,
+    Doubtful,
+    Effects,
+    Outcome,
+    Retryable,
+    StoredResponse,
+)
+from oncekey.core.policy import Policy
+from oncekey.core.settle import (
+    ACTS,
+    NEVER_STORED,
+    Act,
+    Business,
+    Ending,
+    Reading,
+    decide,
+    kept_headers,
+    read,
+    stored_response,
+)
+
+LOCAL, PHASED, OUTBOX, INLINE = Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE
+
+SUCCESSES = (200, 201, 202, 204, 299, 301, 303, 304, 399)
+STORABLE = (400, 402, 404, 405, 409, 410, 412, 413, 418, 422, 423, 424, 428, 431, 451, 499)
+FORBIDDEN = (401, 403, 408, 425, 429)
+SERVER_ERRORS = (500, 501, 502, 503, 504, 511, 599)
+NO_ANSWER = (None, 0, 100, 103, 199, 600, 999)
+EVERY = SUCCESSES + STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER
+
+BODY = b'{"id":7}'
+
+
+def ended(status, **changes) -> Ending:
+    plain = Ending(
+        status=status,
+        headers=((b"content-type", b"application/json"),),
+        body=BODY,
+        entered=True,
+        raised=False,
+        not_executed=False,
+    )
+    return replace(plain, **changes)
+
+
+def settled(effects, ending, policy=None):
+    return decide(effects, policy or Policy(), ending).settlement
+
+
+def rows(effects, ending, policy=None):
+    return decide(effects, policy or Policy(), ending).business
+
+
+def test_the_table_is_total():
+    assert set(ACTS) == set(product(Effects, On5xx))
+    assert all(set(row) == set(Reading) for row in ACTS.values())
+
+
+# P4, L6, F5, F6: nothing that a handler, an app or an operator does has no meaning
+@pytest.mark.parametrize("effects", Effects)
+@pytest.mark.parametrize("on_5xx", On5xx)
+def test_every_ending_has_a_decision(effects, on_5xx):
+    policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({503}))
+    flags = ("entered", "raised", "not_executed", "kept", "rolled_back", "intent_open")
+    for status, body in product(EVERY, (BODY, None)):
+        for setting in product((False, True), repeat=len(flags)):
+            ending = ended(status, body=body, **dict(zip(flags, setting, strict=True)))
+            decision = decide(effects, policy, ending)
+            match decision.settlement:
+                case Completed(response, outcome):
+                    # F5, F6, R113: an answer is only ever kept of a handler that ran and has no call open
+                    assert ending.entered
+                    assert not ending.intent_open
+                    assert status not in FORBIDDEN
+                    assert response.status == status
+                    assert (outcome is Outcome.SUCCESS) == (status < 400)
+                case Retryable(error) | Doubtful(error):
+                    assert error
+                    assert decision.business is Business.ROLLBACK
+                case Discarded():
+                    assert not ending.entered
+                    assert decision.business is Business.ROLLBACK
+
+
+class TestNotEntered:
+    # P4, F5, R73: validation, authentication and routing happen before the handler, whatever they answer
+    @pytest.mark.parametrize("effects", Effects)
+    @pytest.mark.parametrize("status", EVERY)
+    @pytest.mark.parametrize("raised", [False, True])
+    def test_gives_the_key_back(self, effects, status, raised):
+        ending = ended(status, entered=False, raised=raised)
+        assert decide(effects, Policy(), ending).settlement == Discarded()
+
+    @pytest.mark.parametrize("on_5xx", On5xx)
+    def test_gives_the_key_back_under_every_setting(self, on_5xx):
+        assert settled(INLINE, ended(500, entered=False), Policy(on_5xx=on_5xx)) == Discarded()
+
+
+class TestOpenCall:
+    # F6, P4: the answer of a handler that swallowed an uncertain call is not used
+    @pytest.mark.parametrize("effects", Effects)
+    @pytest.mark.parametrize("status", EVERY)
+    @pytest.mark.parametrize("not_executed", [False, True])
+    @pytest.mark.parametrize("on_5xx", On5xx)
+    def test_is_in_doubt_whatever_was_answered(self, effects, status, not_executed, on_5xx):
+        policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({402, 503}))
+        ending = ended(status, intent_open=True, not_executed=not_executed)
+        assert settled(effects, ending, policy) == Doubtful("call_uncertain")
+
+
+class TestLocal:
+    """L6, F17, and OUTBOX up to its defer (O1)."""
+
+    pytestmark = pytest.mark.parametrize("effects", [LOCAL, OUTBOX])
+
+    # F17, L6
+    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    def test_returned_commits_with_the_record(self, effects, status):
+        decision = decide(effects, Policy(), ended(status))
+        assert isinstance(decision.settlement, Completed)
+        assert decision.business is Business.COMMIT
+
+    # F17, L6: the record is then stored alone
+    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    def test_raised_and_mapped_rolls_back_and_is_stored(self, effects, status):
+        decision = decide(effects, Policy(), ended(status, raised=True))
+        assert isinstance(decision.settlement, Completed)
+        assert decision.business is Business.ROLLBACK
+
+    # F17, R113
+    @pytest.mark.parametrize("status", FORBIDDEN)
+    @pytest.mark.parametrize("raised", [False, True])
+    def test_a_never_stored_status_leaves_nothing_behind(self, effects, status, raised):
+        decision = decide(effects, Policy(), ended(status, raised=raised))
+        assert decision.settlement == Retryable(f"status_{status}")
+        assert decision.business is Business.ROLLBACK
+
+    # R104, F17
+    @pytest.mark.parametrize("status", SERVER_ERRORS)
+    @pytest.mark.parametrize("raised", [False, True])
+    def test_a_server_error_leaves_nothing_behind(self, effects, status, raised):
+        decision = decide(effects, Policy(), ended(status, raised=raised))
+        assert decision.settlement == Retryable(f"status_{status}")
+        assert decision.business is Business.ROLLBACK
+
+    @pytest.mark.parametrize("status", NO_ANSWER)
+    def test_no_answer_leaves_nothing_behind(self, effects, status):
+        assert settled(effects, ended(status, raised=True)) == Retryable("handler_raised")
+        assert settled(effects, ended(status)) == Retryable("response_incomplete")
+
+    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    def test_the_handler_may_keep_what_it_wrote_before_it_raised(self, effects, status):
+        assert rows(effects, ended(status, raised=True, kept=True)) is Business.COMMIT
+
+    # L6: rows without a record would be written again by the retry
+    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    def test_nothing_is_kept_without_a_record(self, effects, status):
+        assert rows(effects, ended(status, raised=True, kept=True)) is Business.ROLLBACK
+
+    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_the_handler_may_roll_back_and_still_answer(self, effects, status, kept):
+        decision = decide(effects, Policy(), ended(status, rolled_back=True, kept=kept))
+        assert isinstance(decision.settlement, Completed)
+        assert decision.business is Business.ROLLBACK
+
+    # F7: a knob of inline handlers has no say here
+    @pytest.mark.parametrize("on_5xx", On5xx)
+    def test_on_5xx_changes_nothing(self, effects, on_5xx):
+        assert settled(effects, ended(500), Policy(on_5xx=on_5xx)) == Retryable("status_500")
+
+    # R102
+    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    def test_not_executed_is_retryable(self, effects, status):
+        decision = decide(effects, Policy(), ended(status, raised=True, not_executed=True))
+        assert decision.settlement == Retryable("not_executed")
+        assert decision.business is Business.ROLLBACK
+
+
+class TestSent:
+    """INLINE and, as far as a settlement can say it, PHASED: what was sent cannot be taken back."""
+
+    pytestmark = pytest.mark.parametrize("effects", [INLINE, PHASED])
+
+    # P4, R87
+    @pytest.mark.parametrize("status", SUCCESSES)
+    @pytest.mark.parametrize("raised", [False, True])
+    def test_success_is_stored(self, effects, status, raised):
+        decision = decide(effects, Policy(), ended(status, raised=raised))
+        assert decision.settlement == Completed(
+            StoredResponse(status, ((b"content-type", b"application/json"),), BODY), Outcome.SUCCESS
+        )
+        assert decision.business is Business.COMMIT
+
+    # P4, R91
+    @pytest.mark.parametrize("status", STORABLE)
+    @pytest.mark.parametrize("raised", [False, True])
+    def test_a_final_no_is_stored(self, effects, status, raised):
+        settlement = settled(effects, ended(status, raised=raised))
+        assert isinstance(settlement, Completed)
+        assert (settlement.response.status, settlement.outcome) == (status, Outcome.FAILURE)
+
+    # F5, R101: 429 may come from the second provider, after the first was charged
+    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS)
+    @pytest.mark.parametrize("raised", [False, True])
+    def test_anything_else_is_in_doubt(self, effects, status, raised):
+        assert settled(effects, ended(status, raised=raised)) == Doubtful(f"status_{status}")
+
+    # R101
+    @pytest.mark.parametrize("status", NO_ANSWER)
+    def test_no_answer_is_in_doubt(self, effects, status):
+        assert settled(effects, ended(status, raised=True)) == Doubtful("handler_raised")
+        assert settled(effects, ended(status)) == Doubtful("response_incomplete")
+
+    # R100, R102
+    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    def test_proof_that_nothing_was_sent_allows_a_retry(self, effects, status):
+        assert settled(effects, ended(status, raised=True, not_executed=True)) == Retryable("not_executed")
+
+    # R100: for an app that cannot be decorated
+    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS)
+    def test_a_status_that_is_only_sent_before_execution_allows_a_retry(self, effects, status):
+        policy = Policy(not_executed_statuses=frozenset({status}))
+        assert settled(effects, ended(status), policy) == Retryable("not_executed")
+        other = 502 if status != 502 else 504
+        assert settled(effects, ended(other), policy) == Doubtful(f"status_{other}")
+
+    # An acknowledged answer is replayed, whatever the handler believes
+    @pytest.mark.parametrize("status", SUCCESSES)
+    def test_a_success_is_kept_even_if_nothing_was_executed(self, effects, status):
+        assert isinstance(settled(effects, ended(status, raised=True, not_executed=True)), Completed)
+
+
+class TestOn5xx:
+    # R105
+    @pytest.mark.parametrize("status", SERVER_ERRORS)
+    def test_store_keeps_a_server_error(self, status):
+        settlement = settled(INLINE, ended(status, raised=True), Policy(on_5xx=On5xx.STORE))
+        assert isinstance(settlement, Completed)
+        assert (settlement.response.status, settlement.outcome) == (status, Outcome.FAILURE)
+
+    # R113, R105: what is never stored stays so, and bytes that are not there cannot be
+    @pytest.mark.parametrize("status", FORBIDDEN + NO_ANSWER)
+    def test_store_keeps_nothing_else(self, status):
+        assert isinstance(settled(INLINE, ended(status), Policy(on_5xx=On5xx.STORE)), Doubtful)
+
+    def test_store_does_not_outrule_a_proof(self):
+        policy = Policy(on_5xx=On5xx.STORE)
+        assert settled(INLINE, ended(503, not_executed=True), policy) == Retryable("not_executed")
+
+    # R104
+    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    def test_retry_fresh_runs_again(self, status):
+        policy = Policy(on_5xx=On5xx.RETRY_FRESH, naturally_idempotent=True)
+        assert isinstance(settled(INLINE, ended(status), policy), Retryable)
+
+    @pytest.mark.parametrize("on_5xx", On5xx)
+    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    def test_says_nothing_about_other_answers(self, on_5xx, status):
+        assert isinstance(settled(INLINE, ended(status), Policy(on_5xx=on_5xx)), Completed)
+
+    # F7: phased handlers refuse the knob at enrolment; here it has no effect
+    @pytest.mark.parametrize("on_5xx", On5xx)
+    def test_has_no_say_in_a_phased_handler(self, on_5xx):
+        assert settled(PHASED, ended(500), Policy(on_5xx=on_5xx)) == Doubtful("status_500")
+
+
+# R113
+def test_never_stored_statuses_are_these():
+    assert frozenset(FORBIDDEN) == NEVER_STORED
+
+
+# The order of precedence, one step at a time
+@pytest.mark.parametrize(
+    ("ending", "reading"),
+    [
+        (ended(201, intent_open=True, entered=False), Reading.CALL_OPEN),
+        (ended(201, entered=False), Reading.NOT_ENTERED),
+        (ended(201, not_executed=True), Reading.DONE),
+        (ended(429, not_executed=True), Reading.NOT_EXECUTED),
+        (ended(429), Reading.NEVER_STORED),
+        (ended(404), Reading.DECLINED),
+        (ended(503), Reading.SERVER_ERROR),
+        (ended(None), Reading.INCOMPLETE),
+    ],
+)
+def test_readings(ending, reading):
+    assert read(ending, Policy()) is reading
+
+
+class TestLastError:
+    """A code for people and metrics; never a text that could quote the request (R143, R195)."""
+
+    def test_a_code_of_the_adapter_is_taken(self):
+        assert settled(INLINE, ended(None, error="spool_full")) == Doubtful("spool_full")
+        assert settled(LOCAL, ended(500, error="commit_failed")) == Retryable("commit_failed")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["card 4242 declined", "KeyError: 'alice@example.com'", "", "a" * 65, "Timeout", "x\ny", "1st"],
+    )
+    def test_a_text_is_not(self, text):
+        assert settled(INLINE, ended(None, raised=True, error=text)) == Doubtful("handler_raised")
+
+
+class TestKeptHeaders:
+    # R90
+    def test_the_allow_list_in_order_and_in_lower_case(self):
+        headers = (
+            (b"ETag", b'"v1"'),
+            (b"X-Request-Id", b"r1"),
+            (b"Content-Type", b"application/json"),
+            (b"LOCATION", b"/orders/7"),
+            (b"content-language", b"en"),
+        )
+        assert kept_headers(headers, Policy()) == (
+            (b"etag", b'"v1"'),
+            (b"content-type", b"application/json"),
+            (b"location", b"/orders/7"),
+            (b"content-language", b"en"),
+        )
+
+    # R90: made anew, of one caller, or of one connection
+    @pytest.mark.parametrize(
+        "name",
+        [
+            b"Set-Cookie",
+            b"Date",
+            b"Content-Length",
+            b"Connection",
+            b"Keep-Alive",
+            b"Transfer-Encoding",
+            b"TE",
+            b"Trailer",
+            b"Upgrade",
+            b"Proxy-Connection",
+            b"WWW-Authenticate",
+            b"Proxy-Authenticate",
+            b"Authentication-Info",
+            b"Idempotency-Key",
+        ],
+    )
+    def test_never(self, name):
+        assert kept_headers(((name, b"x"), (b"etag", b"y")), Policy()) == ((b"etag", b"y"),)
+
+    # A body in an encoding cannot be read without it, whatever the allow-list says
+    @pytest.mark.parametrize("allowed", [(), ("etag",)])
+    @pytest.mark.parametrize("name", [b"Content-Encoding", b"Content-Type", b"Location"])
+    def test_always(self, allowed, name):
+        policy = Policy(replay_headers=allowed)
+        assert kept_headers(((name, b"x"), (b"vary", b"y")), policy) == ((name.lower(), b"x"),)
+
+    def test_repeated_fields_stay_repeated_and_in_order(self):
+        policy = Policy(replay_headers=("link",))
+        headers = ((b"Link", b"<a>"), (b"etag", b"x"), (b"link", b"<b>"))
+        assert kept_headers(headers, policy) == ((b"link", b"<a>"), (b"link", b"<b>"))
+
+    # RFC 9110, 7.6.1
+    def test_what_the_response_calls_hop_by_hop(self):
+        policy = Policy(replay_headers=("x-node", "x-total"))
+        headers = ((b"Connection", b"close, X-Node"), (b"X-Node", b"a"), (b"X-Total", b"9"))
+        assert kept_headers(headers, policy) == ((b"x-total", b"9"),)
+
+
+class TestStoredResponse:
+    # R87, R89, R92
+    def test_is_the_answer_byte_for_byte(self):
+        body = b'{"b":1e2,"a":"\\u0000"}\xff'
+        stored = stored_response(ended(201, body=body), Policy())
+        assert stored == StoredResponse(
+            201, ((b"content-type", b"application/json"),), body, schema_version=1
+        )
+
+    def test_an_empty_body_is_a_body(self):
+        assert stored_response(ended(204, body=b""), Policy()).body == b""
+
+    # A4, F42, R97: done stays done; it is only not kept
+    @pytest.mark.parametrize("body", [b"x" * 11, None])
+    @pytest.mark.parametrize("allowed", [("etag",), ("location", "content-type")])
+    def test_over_the_cap_is_a_tombstone_with_its_location(self, body, allowed):
+        headers = (
+            (b"Content-Type", b"text/csv"),
+            (b"Location", b"/exports/9"),
+            (b"Content-Encoding", b"gzip"),
+        )
+        policy = Policy(max_response_bytes=10, replay_headers=allowed)
+        ending = ended(200, headers=headers, body=body)
+        tombstone = StoredResponse(200, ((b"location", b"/exports/9"),), None)
+        assert stored_response(ending, policy) == tombstone
+        for effects in Effects:
+            decision = decide(effects, policy, ending)
+            assert decision.settlement == Completed(tombstone, Outcome.SUCCESS)
+            assert decision.business is Business.COMMIT
+
+    def test_the_cap_itself_is_kept(self):
+        body = b"x" * 10
+        assert stored_response(ended(200, body=body), Policy(max_response_bytes=10)).body == body
+
+    def test_an_incomplete_response_cannot_be_stored(self):
+        with pytest.raises(ValueError, match="incomplete"):
+            stored_response(ended(None), Policy())
+
+
+def test_every_act_is_used():
+    assert {act for row in ACTS.values() for act in row.values()} == set(Act)
