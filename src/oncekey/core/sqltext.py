@@ -1,0 +1,141 @@
+"""SQL as text: where one statement ends and the next begins, and what each begins with.
+
+A lexer and no parser. It knows what may hide a semicolon or a word: comments, strings, quoted names,
+dollar-quoted bodies, and the bodies of triggers and functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+LEADING: Final = 8
+"""How many tokens of a statement are kept: enough to tell what it does."""
+
+_BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"  # SQLite skips it like a blank, so a guard has to
+_STRING: Final = r"'[^']*(?:''[^']*)*(?:'|\Z)"
+_NAME: Final = r'"[^"]*(?:""[^"]*)*(?:"|\Z)'
+_COMMON: Final = rf"""
+    (?P<end>;)
+  | (?P<space>[\s{_BOM}]+)
+  | (?P<block>/\*)
+  | (?P<word>[^\W\d][\w$]*)
+  | (?P<number>\d+)
+"""
+_SQLITE: Final = re.compile(
+    rf"""
+    (?P<quoted>{_STRING} | {_NAME} | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\]]*(?:\]|\Z))
+  | (?P<line>--[^\n]*)
+  | {_COMMON}
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_POSTGRES: Final = re.compile(
+    rf"""
+    (?P<quoted>[eE]'(?:[^'\\]+|\\.|'')*(?:'|\Z) | {_STRING} | {_NAME}
+      | \$(?P<tag>(?:[^\W\d]\w*)?)\$.*?(?:\$(?P=tag)\$|\Z))
+  | (?P<line>--[^\r\n]*)
+  | {_COMMON}
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_SQLITE_COMMENT_EDGE: Final = re.compile(r"\*/")
+_POSTGRES_COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
+
+
+class Dialect(StrEnum):
+    """Whose lexical rules apply."""
+
+    SQLITE = "sqlite"
+    POSTGRES = "postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One statement: its text, and its first tokens (words in capitals, quoted ones as they were written)."""
+
+    text: str
+    tokens: tuple[str, ...]
+
+
+def sentences(text: str, dialect: Dialect) -> Iterator[Sentence]:
+    """The statements of `text` in order; what holds nothing but comments is none."""
+    start, body = 0, _Body(dialect)
+    for kind, begin, end in _tokens(text, dialect):
+        if kind == "end" and not body.open:
+            if body.leading:
+                yield Sentence(text[start:begin].strip(), tuple(body.leading))
+            start, body = end, _Body(dialect)
+        else:
+            body.take(kind, text[begin:end])
+    if body.leading:
+        yield Sentence(text[start:].strip(), tuple(body.leading))
+
+
+def _tokens(text: str, dialect: Dialect) -> Iterator[tuple[str, int, int]]:
+    """Everything but blanks and comments, as (kind, begin, end)."""
+    lexer = _SQLITE if dialect is Dialect.SQLITE else _POSTGRES
+    at = 0
+    while at < len(text):
+        match = lexer.match(text, at)
+        assert match is not None  # the last alternative takes any character
+        kind, at = str(match.lastgroup), match.end()
+        if kind == "block":
+            at = _after_comment(text, at, dialect)
+        elif kind not in {"space", "line"}:
+            yield kind, match.start(), at
+
+
+def _after_comment(text: str, at: int, dialect: Dialect) -> int:
+    """Where a block comment ends; PostgreSQL's nest, SQLite's do not."""
+    edge = _SQLITE_COMMENT_EDGE if dialect is Dialect.SQLITE else _POSTGRES_COMMENT_EDGE
+    depth = 1
+    while depth:
+        match = edge.search(text, at)
+        if match is None:
+            return len(text)
+        depth += 1 if match.group() == "/*" else -1
+        at = match.end()
+    return at
+
+
+class _Body:
+    """A statement as far as it was read, and whether a semicolon here belongs to what it defines."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.leading: list[str] = []
+        self._dialect = dialect
+        self._parentheses = 0
+        self._blocks = 0
+        self._last = ("", "")
+
+    def take(self, kind: str, text: str) -> None:
+        """Look at one more token of the statement."""
+        read = text.upper() if kind == "word" else text
+        self._last = (self._last[1], read if kind in {"word", "end"} else "")
+        if kind == "other":
+            self._parentheses = max(0, self._parentheses + (read == "(") - (read == ")"))
+        elif kind == "word" and self._defines("FUNCTION", "PROCEDURE"):
+            if self._last == ("BEGIN", "ATOMIC") or (read == "CASE" and self._blocks):
+                self._blocks += 1
+            elif read == "END" and self._blocks:
+                self._blocks -= 1
+        if len(self.leading) < LEADING:
+            self.leading.append(read)
+
+    @property
+    def open(self) -> bool:
+        """Whether the statement goes on after a semicolon here."""
+        if self._dialect is Dialect.POSTGRES:
+            return self._parentheses > 0 or self._blocks > 0
+        # The rule of SQLite's own shell: a trigger ends with the END that follows a semicolon.
+        return self._defines("TRIGGER") and self._last != (";", "END")
+
+    def _defines(self, *kinds: str) -> bool:
+        words = [word for word in self.leading[:4] if word not in {"OR", "REPLACE", "TEMP", "TEMPORARY"}]
+        return words[:1] == ["CREATE"] and any(words[1:2] == [kind] for kind in kinds)

@@ -1,0 +1,67 @@
+"""What a handler may not say through the connection it is handed (L5).
+
+The transaction is ended by oncekey, together with the key's record: a handler that ends it itself commits its
+rows without the record, and the client's retry executes them once more (F16).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.core.sqltext import Dialect, Sentence, sentences
+
+# Looking for the words first keeps the lexer away from nearly every statement.
+_SUSPECT: Final = re.compile(
+    r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|attach|detach|pragma)\b", re.IGNORECASE
+)
+_ALWAYS: Final = frozenset({"BEGIN", "COMMIT", "END", "ABORT", "ATTACH", "DETACH"})
+_FIRST_TWO: Final = frozenset({"START TRANSACTION", "PREPARE TRANSACTION", "SET TRANSACTION"})
+_FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
+_PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
+
+
+def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) -> None:
+    """Raise `TransactionControlError` if any statement of the text would end or change the transaction."""
+    if _SUSPECT.search(sql) is None:
+        return
+    for sentence in sentences(sql, dialect):
+        what = _control(sentence)
+        if what is not None:
+            raise refusal(what)
+
+
+def refusal(what: str) -> TransactionControlError:
+    """The error that explains why a statement or a method is refused."""
+    return TransactionControlError(
+        f"{what} is refused here: this transaction is ended by oncekey, together with the key's record. "
+        "Return an answer to commit it, raise to roll it back; SAVEPOINT, RELEASE and ROLLBACK TO are allowed"
+    )
+
+
+def _control(sentence: Sentence) -> str | None:
+    """The words that control the transaction, if the statement begins with such."""
+    first, *rest = sentence.tokens
+    if first in _ALWAYS:
+        return first
+    if first == "ROLLBACK":
+        return None if _to_savepoint(rest) else first
+    if first == "PRAGMA":
+        return _pragma(rest)
+    words = " ".join(sentence.tokens[:2])
+    if words in _FIRST_TWO or " ".join(sentence.tokens[:3]) == _FIRST_THREE:
+        return words
+    return None
+
+
+def _to_savepoint(rest: list[str]) -> bool:
+    words = rest[1:] if rest[:1] in (["WORK"], ["TRANSACTION"]) else rest
+    return words[:1] == ["TO"]
+
+
+def _pragma(rest: list[str]) -> str | None:
+    """The setting, with or without a schema before it; SQLite takes its name in quotes too."""
+    names = [token.strip("'\"`[]").upper() for token in rest]
+    name = names[2] if names[1:2] == ["."] and len(names) > 2 else (names or [""])[0]  # noqa: PLR2004
+    return f"PRAGMA {name.lower()}" if name in _PRAGMAS else None

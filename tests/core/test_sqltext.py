@@ -1,0 +1,132 @@
+"""The lexer that tells one statement from the next."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncekey.core.sqltext import LEADING, Dialect, sentences
+
+BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
+TRIGGER = "create trigger t after insert on a begin update b set c = case when 1 then 2 end; select 1; end"
+RULE = "create rule r as on insert to a do also (insert into b values (1); insert into b values (2))"
+ROUTINE = (
+    "create or replace function f() returns int begin atomic select case when true then 1 end; select 2; end"
+)
+
+
+def texts(sql: str, dialect: Dialect) -> list[str]:
+    return [sentence.text for sentence in sentences(sql, dialect)]
+
+
+@pytest.mark.parametrize("dialect", BOTH)
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("", []),
+        (" ;; ; ", []),
+        ("-- nothing\n/* at all */;", []),
+        ("select 1", ["select 1"]),
+        ("select 1;", ["select 1"]),
+        ("select 1; select 2 ;\n", ["select 1", "select 2"]),
+        ("select ';'; select 2", ["select ';'", "select 2"]),
+        ("select 'it''s; fine'; select 2", ["select 'it''s; fine'", "select 2"]),
+        ('select ";"; select """;"', ['select ";"', 'select """;"']),
+        ("select 1 -- ; not here\n; select 2", ["select 1 -- ; not here", "select 2"]),
+        ("select /* ; */ 1; select 2", ["select /* ; */ 1", "select 2"]),
+        ("select 'never closed; select 2", ["select 'never closed; select 2"]),
+        ("select 1 /* never closed; select 2", ["select 1 /* never closed; select 2"]),
+        ("select case when true then 1 end; select 2", ["select case when true then 1 end", "select 2"]),
+    ],
+)
+def test_statements_end_where_both_databases_say_so(sql, expected, dialect):
+    assert texts(sql, dialect) == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select [;]; select `;`; select 3", ["select [;]", "select `;`", "select 3"]),
+        ("select 1 /* /* */; select 2", ["select 1 /* /* */", "select 2"]),
+        ("-- one line \r only; select 1\nselect 2", ["-- one line \r only; select 1\nselect 2"]),
+        (f"{TRIGGER}; select 2", [TRIGGER, "select 2"]),
+        (
+            "create temp trigger t after insert on a begin select 1; end; select 2",
+            ["create temp trigger t after insert on a begin select 1; end", "select 2"],
+        ),
+    ],
+)
+def test_what_only_sqlite_reads_that_way(sql, expected):
+    assert texts(sql, Dialect.SQLITE) == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        (
+            "select $$;$$; select $a$ $$;$b$; $a$; select 3",
+            ["select $$;$$", "select $a$ $$;$b$; $a$", "select 3"],
+        ),
+        ("select a$b$c; select 2 as d$b$", ["select a$b$c", "select 2 as d$b$"]),
+        (r"select E'\';'; select 2", [r"select E'\';'", "select 2"]),
+        (r"select '\'; select 2", [r"select '\'", "select 2"]),
+        ("select 1 /* a /* b */ ; */; select 2", ["select 1 /* a /* b */ ; */", "select 2"]),
+        ("select a[1]; select 2", ["select a[1]", "select 2"]),
+        (f"{RULE}; select 2", [RULE, "select 2"]),
+        (f"{ROUTINE}; select 2", [ROUTINE, "select 2"]),
+        (
+            "create function begin() returns int language sql as $$ select 1; $$; select 2",
+            ["create function begin() returns int language sql as $$ select 1; $$", "select 2"],
+        ),
+    ],
+)
+def test_what_only_postgres_reads_that_way(sql, expected):
+    assert texts(sql, Dialect.POSTGRES) == expected
+
+
+def test_the_first_tokens_are_words_in_capitals_and_quoted_ones_as_they_were_written():
+    (sentence,) = sentences("\ufeff/* hello */ pragma\tMain.'Journal_Mode' = 3", Dialect.SQLITE)
+
+    assert sentence.tokens == ("PRAGMA", "MAIN", ".", "'Journal_Mode'", "=", "3")
+
+
+def test_only_the_first_tokens_are_kept():
+    (sentence,) = sentences("a b c d e f g h i j k", Dialect.POSTGRES)
+
+    assert sentence.tokens == tuple("ABCDEFGH")
+    assert len(sentence.tokens) == LEADING
+
+
+FRAGMENTS = (
+    "select 1",
+    ";",
+    "'",
+    "''",
+    '"',
+    "$$",
+    "$a$",
+    "--",
+    "\n",
+    "/*",
+    "*/",
+    "E'",
+    "\\",
+    "(",
+    ")",
+    "[",
+    "`",
+    "end",
+)
+
+
+@pytest.mark.parametrize("dialect", BOTH)
+@given(parts=st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=4)), max_size=30))
+def test_any_text_is_read_to_its_end_and_nothing_of_it_is_invented(dialect, parts):
+    text = " ".join(parts)
+    at = 0
+    for sentence in sentences(text, dialect):
+        found = text.find(sentence.text, at)
+        assert found >= 0
+        assert sentence.tokens
+        at = found + len(sentence.text)

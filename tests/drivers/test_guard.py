@@ -1,0 +1,125 @@
+"""What a handler may and may not say (L5, F16)."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.core.sqltext import Dialect
+from oncekey.drivers.guard import refuse_transaction_control
+
+BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
+
+
+@pytest.mark.parametrize("dialect", BOTH)
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "begin",
+        "BEGIN IMMEDIATE",
+        "begin isolation level serializable",
+        "start transaction",
+        "START /* really */ TRANSACTION",
+        "commit",
+        "COMMIT;",
+        "commit and chain",
+        "commit prepared 'x'",
+        "end",
+        "END TRANSACTION",
+        "rollback",
+        "ROLLBACK TRANSACTION",
+        "rollback work",
+        "rollback prepared 'x'",
+        'rollback transaction "to"',
+        "abort",
+        "prepare transaction 'x'",
+        "set transaction isolation level serializable",
+        "set session characteristics as transaction read only",
+        "  \t\r\n commit",
+        "\ufeffcommit",
+        "-- a comment\ncommit",
+        "/* a comment */commit",
+        "/**//**/ -- x\n /* y */ CoMmIt",
+        "select 1; commit",
+        "select ';'; commit",
+        "; commit",
+        "select 1 -- ; \n; commit",
+        "attach 'other.db' as other",
+        "detach other",
+        "pragma journal_mode = delete",
+        "PRAGMA main.journal_mode",
+        "pragma 'journal_mode'(wal)",
+        "pragma locking_mode = exclusive",
+        "pragma synchronous = off",
+    ],
+)
+def test_transaction_control_is_refused_however_it_is_dressed(sql, dialect):  # F16
+    with pytest.raises(TransactionControlError, match="ended by oncekey"):
+        refuse_transaction_control(sql, dialect)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["select $$ $$; commit", r"select E'\''; commit", "select $a$;$a$; rollback", r"select '\'; commit"],
+)
+def test_what_postgres_quotes_hides_nothing(sql):
+    with pytest.raises(TransactionControlError):
+        refuse_transaction_control(sql)
+
+
+@pytest.mark.parametrize("sql", ["select [;]; commit", "select `;`; commit", "select 1 /* /* */; commit"])
+def test_what_sqlite_quotes_hides_nothing(sql):
+    with pytest.raises(TransactionControlError):
+        refuse_transaction_control(sql, Dialect.SQLITE)
+
+
+@pytest.mark.parametrize("dialect", BOTH)
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "-- commit",
+        "/* commit */",
+        "select 1",
+        "insert into t values ('commit; rollback')",
+        "select 'x; commit'",
+        'select "commit" from "begin"',
+        "update t set a = 1",
+        "update t set a = case when b then 1 else 2 end",
+        "savepoint a",
+        "release savepoint a",
+        "release a",
+        "rollback to a",
+        "rollback to savepoint a",
+        "rollback transaction to savepoint a",
+        "rollback work to a",
+        "prepare q as select 1",
+        "set local statement_timeout = 1",
+        "set session x = 1",
+        "select commit from t",
+        "pragma foreign_key_check",
+        "pragma table_info(journal_mode)",
+        "create table commits (a int)",
+        "insert into commit_log values (1); insert into endings values (2)",
+    ],
+)
+def test_everything_else_passes(sql, dialect):
+    refuse_transaction_control(sql, dialect)
+
+
+def test_a_trigger_has_an_end_of_its_own():
+    refuse_transaction_control("create trigger t after insert on a begin select 1; end", Dialect.SQLITE)
+
+
+def test_bodies_of_postgres_functions_are_no_statements_of_ours():
+    refuse_transaction_control("do $$ begin perform 1; end $$")
+    refuse_transaction_control("create function f() returns int begin atomic select 1; end")
+
+
+def test_the_error_names_what_was_said_and_nothing_of_the_data():
+    with pytest.raises(TransactionControlError) as caught:
+        refuse_transaction_control("insert into t values ('4111111111111111'); COMMIT")
+
+    assert "COMMIT is refused" in str(caught.value)
+    assert "SAVEPOINT" in str(caught.value)
+    assert "4111" not in str(caught.value)
