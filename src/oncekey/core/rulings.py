@@ -13,9 +13,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, assert_never
 
+from oncekey.core.answers import retry_after
 from oncekey.core.fingerprint import same
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.model import SECOND, Code, Lease, Proceed, Record, Refuse, Replay, State
+from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.policy import OnExpired
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 
@@ -136,7 +137,7 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy) -> Next:
         case Ruling.CLAIM:
             return ClaimAgain()
         case Ruling.WAIT:
-            return Refuse(Code.IN_PROGRESS, retry_after=_until(record.lease_until, now), record=record)
+            return Refuse(Code.IN_PROGRESS, retry_after=_patience(record, now), record=record)
         case Ruling.RECOVER:
             return _recover(record, now, policy)
         case Ruling.REPLAY:
@@ -166,14 +167,16 @@ def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
         case State.UNKNOWN | State.EXPIRED:
             return doubtful(record, now)
         case State.PENDING | State.IN_PROGRESS | State.FAILED_RETRYABLE:
-            return Refuse(Code.IN_PROGRESS, retry_after=_until(record.lease_until, now), record=record)
+            return Refuse(Code.IN_PROGRESS, retry_after=_patience(record, now), record=record)
         case _:
             assert_never(record.state)
 
 
 def doubtful(record: Record, now: Instant) -> Refuse:
-    """Nobody knows, and nobody may run it again."""
-    return Refuse(Code.OUTCOME_UNKNOWN, retry_after=_until(record.reconcile_after, now), record=record)
+    """Nobody knows, and nobody may run it again; before the next look at the provider there is no news."""
+    after = record.reconcile_after
+    wait = None if after is None or after <= now else retry_after(after - now, running_for=after - now)
+    return Refuse(Code.OUTCOME_UNKNOWN, retry_after=wait, record=record)
 
 
 def _recover(record: Record, now: Instant, policy: Policy) -> Next:
@@ -184,7 +187,7 @@ def _recover(record: Record, now: Instant, policy: Policy) -> Next:
     return Doubt(record, LOCK_EXPIRED)
 
 
-def _until(instant: Instant | None, now: Instant) -> int:
-    """Whole seconds to wait, at least one: `Retry-After` is an integer (R80)."""
-    left = 0 if instant is None else instant - now
-    return max(1, -(-left // SECOND))
+def _patience(record: Record, now: Instant) -> int:
+    """How long to wait for the owner: never past its lease (R80)."""
+    left = 0 if record.lease_until is None else record.lease_until - now
+    return retry_after(left, running_for=now - record.last_run_at)

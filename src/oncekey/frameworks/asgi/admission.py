@@ -1,0 +1,68 @@
+"""Asking the store for the right to execute, and what a store that cannot be asked means."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from oncekey.core.choices import InProgress, StoreErrorPolicy
+from oncekey.core.errors import CommitAmbiguousError, StoreError
+from oncekey.core.model import SECOND, Bypass, Code, Discarded, Lease, Refuse
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Claim, Verdict
+    from oncekey.core.policy import Policy
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks.asgi.installation import Installation
+
+log = logging.getLogger("oncekey")
+
+FIRST_POLL = 0.02
+LONGEST_POLL = 0.5
+
+
+async def admit(installation: Installation, engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdict:
+    """The verdict on a claim; an outage is a refusal before anything was executed (R110)."""
+    if not installation.breaker.allows():
+        return _outage(policy)
+    try:
+        verdict = await _patiently(engine, claim, policy)
+    except StoreError as error:
+        installation.breaker.failed()
+        if isinstance(error, CommitAmbiguousError):
+            _undo(installation, engine, claim)
+        log.error("oncekey: the store could not be asked: %s", type(error).__name__)
+        return _outage(policy)
+    except asyncio.CancelledError:
+        _undo(installation, engine, claim)
+        raise
+    installation.breaker.worked()
+    return verdict
+
+
+async def _patiently(engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdict:
+    """In wait mode, look again until the first request is done or the patience is over (R82)."""
+    verdict = await engine.begin(claim, policy)
+    if policy.on_in_progress is not InProgress.WAIT:
+        return verdict
+    loop, pause = asyncio.get_running_loop(), FIRST_POLL
+    ends = loop.time() + policy.wait_max.total_seconds()
+    while isinstance(verdict, Refuse) and verdict.code is Code.IN_PROGRESS and loop.time() < ends:
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_POLL)
+        verdict = await engine.begin(claim, policy)
+    return verdict
+
+
+def _outage(policy: Policy) -> Verdict:
+    if policy.on_store_error is StoreErrorPolicy.FAIL_OPEN:
+        log.error("oncekey: executed without protection, because this route fails open")
+        return Bypass()
+    return Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+
+
+def _undo(installation: Installation, engine: AsyncEngine, claim: Claim) -> None:
+    """A claim that may have been made although nobody will use it would look like a crash (F8)."""
+    lease = Lease(claim.id, claim.incarnation, 1, 1, claim.effects, 0, 0, 0)
+    installation.drain.errand(lambda: engine.settle(lease, Discarded()), patience=claim.lease / SECOND)

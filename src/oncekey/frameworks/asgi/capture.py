@@ -1,0 +1,84 @@
+"""The response's side of an exchange: captured whole, in memory up to what is stored, on disk up to a limit (A4)."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oncekey.core.model import Headers
+    from oncekey.core.policy import Policy
+    from oncekey.frameworks.asgi.types import Message
+
+PIECE = 64 * 1024
+
+
+class Capture:
+    """A response as it is produced. Its header lines are kept as they came; nothing is recomputed."""
+
+    __slots__ = ("_chunks", "_policy", "_spool", "complete", "headers", "refused", "size", "status")
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._chunks: list[bytes] = []
+        self._spool: IO[bytes] | None = None
+        self.status: int | None = None
+        self.headers: Headers = ()
+        self.size = 0
+        self.complete = False
+        self.refused: str | None = None
+
+    def start(self, message: Message) -> None:
+        """The status line and the headers; tuples, because outer middleware changes lists in place."""
+        self.status = message["status"]
+        self.headers = tuple((bytes(name), bytes(value)) for name, value in message.get("headers", ()))
+        for name, value in self.headers:
+            if name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream"):
+                self.refused = "event_stream_cannot_be_enrolled"
+
+    def body(self, message: Message) -> None:
+        """One more piece of the body."""
+        chunk = message.get("body", b"")
+        self.size += len(chunk)
+        self.complete = not message.get("more_body", False)
+        if self.refused or not chunk:
+            return
+        if self.size > self._policy.max_spool_bytes:
+            self.refused = "response_too_large"
+            self.close()
+        elif self._spool is None and self.size <= self._policy.max_response_bytes:
+            self._chunks.append(bytes(chunk))
+        else:
+            self._spill().write(chunk)
+
+    @property
+    def kept(self) -> bytes | None:
+        """The body as it will be stored; None over the cap."""
+        if self._spool is not None:
+            return None
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body as it is sent: in one piece where it was small enough to be kept."""
+        if self._spool is None:
+            yield self.kept or b""
+            return
+        self._spool.seek(0)
+        while piece := self._spool.read(PIECE):
+            yield piece
+
+    def close(self) -> None:
+        """Forget the body."""
+        self._chunks.clear()
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def _spill(self) -> IO[bytes]:
+        if self._spool is None:
+            self._spool = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the exchange)
+            self._spool.writelines(self._chunks)
+            self._chunks.clear()
+        return self._spool

@@ -1,0 +1,149 @@
+"""From a request to a claim: key, scope, fingerprint and seed, in the order in which a request is judged (R77)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from oncekey.core.choices import PiiCheck
+from oncekey.core.errors import BodyInvalidError, KeyMalformedError
+from oncekey.core.fingerprint import Request, fingerprint, fingerprint_of
+from oncekey.core.keys import key_digest, looks_personal, parse_key
+from oncekey.core.model import Claim, Code, RecordId, Refuse
+from oncekey.core.policy import micros
+from oncekey.core.scope import BindTo, bound_scope
+from oncekey.core.seed import seed_of
+from oncekey.frameworks.asgi.intake import TooLargeError
+
+if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.intake import Intake
+    from oncekey.frameworks.asgi.types import Scope
+
+log = logging.getLogger("oncekey")
+
+PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+NO_NAMESPACE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A claim, ready to be made, and the key as the client wrote it."""
+
+    claim: Claim
+    key: str
+
+
+def read_key(lines: list[bytes], policy: Policy) -> str | Refuse:
+    """The key that the request names, or why it is none."""
+    try:
+        key = parse_key(
+            lines,
+            syntax=policy.header_syntax,
+            key_format=policy.key_format,
+            min_length=policy.min_key_length,
+            max_length=policy.max_key_length,
+        )
+    except KeyMalformedError as error:
+        return Refuse(Code.KEY_MALFORMED, detail=str(error))
+    if key is None:
+        return Refuse(Code.KEY_MISSING)
+    if policy.pii_check is not PiiCheck.OFF and looks_personal(key):
+        if policy.pii_check is PiiCheck.REJECT:
+            return Refuse(Code.KEY_MALFORMED, detail="The key looks like personal data; use a random value.")
+        log.warning("oncekey: a key looks like personal data (digest %s): use random keys", key_digest(key))
+    return key
+
+
+async def make_claim(
+    installation: Installation, enrolment: Enrolment, scope: Scope, lines: list[bytes], intake: Intake
+) -> Asked | Refuse:
+    """Everything that is decided before the store is asked; a refusal here stores nothing."""
+    policy = enrolment.policy
+    key = read_key(lines, policy)
+    if isinstance(key, Refuse):
+        return key
+    try:
+        body = await intake.body()
+        if len(body) > policy.max_request_bytes:
+            return Refuse(Code.BODY_TOO_LARGE)
+        request = _request(scope, body)
+        mark = _fingerprint(request, enrolment)
+    except TooLargeError:
+        return Refuse(Code.BODY_TOO_LARGE)
+    except BodyInvalidError as error:
+        return Refuse(Code.BODY_INVALID, detail=str(error))
+    record_id = RecordId(await scope_for(installation, policy, scope), key)
+    incarnation = uuid4()
+    return Asked(
+        Claim(
+            id=record_id,
+            incarnation=incarnation,
+            operation=enrolment.operation,
+            effects=enrolment.effects,
+            recovery=policy.recovery_for(enrolment.effects),
+            method=request.method,
+            path=request.path,
+            fingerprint=mark,
+            seed=seed_of(record_id, mark, policy.secret),
+            owner=f"{PROCESS}:{secrets.token_hex(8)}",
+            lease=micros(policy.lease),
+            deadline=micros(policy.deadline),
+            call_timeout=micros(policy.call_timeout),
+            ttl=micros(policy.ttl),
+        ),
+        key,
+    )
+
+
+async def scope_for(installation: Installation, policy: Policy, scope: Scope) -> str:
+    """The scope that the caller's keys live in: namespace and tenant, and what `bind_to` adds."""
+    tenant = await installation.tenant_of(scope)
+    principal = token = None
+    match policy.bind_to:
+        case BindTo.TENANT:
+            pass
+        case BindTo.PRINCIPAL:
+            principal = await installation.principal_of(scope)
+        case BindTo.TOKEN:
+            token = _header(scope, b"authorization").decode("latin-1")
+    return bound_scope(policy.bind_to, policy.namespace or NO_NAMESPACE, tenant, principal=principal, token=token)
+
+
+def _request(scope: Scope, body: bytes) -> Request:
+    content_type = _header(scope, b"content-type")
+    return Request(scope["method"], scope["path"], scope.get("query_string", b""), content_type or None, body)
+
+
+def _fingerprint(request: Request, enrolment: Enrolment) -> str:
+    policy = enrolment.policy
+    if enrolment.extract is not None:
+        return fingerprint_of(
+            enrolment.extract(request),
+            method=request.method,
+            path=request.path,
+            secret=policy.secret,
+            big_ints=policy.big_ints,
+            max_depth=policy.max_json_depth,
+        )
+    return fingerprint(
+        request,
+        selection=policy.selection,
+        secret=policy.secret,
+        big_ints=policy.big_ints,
+        max_depth=policy.max_json_depth,
+    )
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    for found, value in scope["headers"]:
+        if found == name:
+            return bytes(value)
+    return b""

@@ -1,0 +1,29 @@
+"""Sending: a complete answer, or a captured response with the marks of a first one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oncekey.core.answers import Answer
+    from oncekey.core.model import Headers
+    from oncekey.frameworks.asgi.capture import Capture
+    from oncekey.frameworks.asgi.types import Send
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer of ours. The list is fresh: outer middleware changes it in place."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
+
+async def send_captured(send: Send, capture: Capture, marks: Headers) -> None:
+    """Send what the application answered, as it was, in one piece unless it was spooled."""
+    headers = [*capture.headers, *marks]
+    await send({"type": "http.response.start", "status": capture.status, "headers": headers})
+    pieces = iter(capture.pieces())
+    piece = next(pieces, b"")
+    for following in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        piece = following
+    await send({"type": "http.response.body", "body": piece, "more_body": False})

@@ -1,0 +1,110 @@
+"""Enrolments: which handler is protected, with what effects, under which policy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.core.policy import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from oncekey.core.fingerprint import Request
+
+WHAT_EFFECTS_MEAN = (
+    "say what the handler does to the world: effects=LOCAL (it writes only through op.connection), "
+    "effects=PHASED (named phases, each one transaction or one outside call), effects=OUTBOX (a worker makes the "
+    "outside call later) or effects=INLINE (it talks to the outside directly, so a crash means an unknown outcome)"
+)
+LATER = "effects={effects} is not part of this version yet: use LOCAL or INLINE"
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """One protected operation."""
+
+    operation: str
+    effects: Effects
+    policy: Policy
+    extract: Callable[[Request], Mapping[str, object] | bytes] | None = None
+    """Chooses what the fingerprint is made of, where the body as a whole is not it (R39)."""
+    blocking: bool = False
+    """The handler is a plain `def`."""
+
+    def __post_init__(self) -> None:
+        if self.effects not in (Effects.LOCAL, Effects.INLINE):
+            raise ConfigurationError(LATER.format(effects=self.effects.name))
+        self.policy.check(self.effects)
+
+
+def enrol(operation: str, effects: Effects, policy: Policy, *, key: str = "required", **options: object) -> Enrolment:
+    """An enrolment for code that cannot be decorated; `options` are settings of the policy."""
+    if effects is not Effects.INLINE:
+        raise ConfigurationError(
+            f"{operation}: a handler that is enrolled by its path is handed no transaction, so its effects can only "
+            "be INLINE; decorate it with @once.protect to use another kind"
+        )
+    return Enrolment(operation, effects, policy.override(require_key=required(key), **options))
+
+
+def required(key: str) -> bool:
+    """Reads `key="required" | "optional"`."""
+    if key not in ("required", "optional"):
+        raise ConfigurationError(f"key={key!r} is neither 'required' nor 'optional'")
+    return key == "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A method and a path template, such as `POST /legacy/{id}`."""
+
+    method: str
+    template: re.Pattern[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Read `METHOD /path/{name}`; `{name}` is one segment, `{name:path}` the rest."""
+        method, _, path = text.partition(" ")
+        if not method.isupper() or not path.startswith("/"):
+            raise ConfigurationError(f"{text!r} is no enrolment pattern: write it as 'POST /path/{{name}}'")
+        return cls(method, _template(path))
+
+    def matches(self, method: str, path: str) -> bool:
+        """Whether a request is meant."""
+        return method == self.method and self.template.fullmatch(path) is not None
+
+
+class Patterns:
+    """Enrolments by pattern, the first that matches wins."""
+
+    def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
+        self._patterns = tuple((Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
+
+    def __iter__(self) -> Iterator[Enrolment]:
+        return iter([enrolment for _, enrolment in self._patterns])
+
+    def find(self, method: str, path: str) -> Enrolment | None:
+        """The enrolment of a request, if it has one."""
+        for pattern, enrolment in self._patterns:
+            if pattern.matches(method, path):
+                return enrolment
+        return None
+
+
+@lru_cache(maxsize=256)
+def _template(path: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)(:path)?\}", path)
+    pattern = "".join(
+        re.escape(part or "") if index % 3 == 0 else ("" if index % 3 == 2 else _segment(parts[index + 1]))  # noqa: PLR2004
+        for index, part in enumerate(parts)
+    )
+    return re.compile(pattern)
+
+
+def _segment(kind: str | None) -> str:
+    return ".+" if kind == ":path" else "[^/]+"

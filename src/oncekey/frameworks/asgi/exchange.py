@@ -1,0 +1,322 @@
+"""The seam between middleware and route: one exchange per keyed, state-changing request.
+
+It is found through a context variable, because that reaches every kind of endpoint, child tasks and threads; it
+is mutable and shared, so nothing has to travel outwards through the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import ContextVar
+from dataclasses import replace
+from enum import IntEnum
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from oncekey.core.answers import Answer, marks, refuse, replay
+from oncekey.core.choices import On5xx
+from oncekey.core.errors import NotExecuted
+from oncekey.core.model import Bypass, Code, Discarded, Effects, Lease, Proceed, Refuse, Replay
+from oncekey.core.settle import Business, Decision, Ending, decide
+from oncekey.frameworks.asgi.admission import admit
+from oncekey.frameworks.asgi.capture import Capture
+from oncekey.frameworks.asgi.claiming import Asked, make_claim
+from oncekey.frameworks.asgi.delivery import send_answer, send_captured
+from oncekey.frameworks.asgi.heartbeat import Heartbeat
+from oncekey.frameworks.asgi.intake import Intake
+from oncekey.frameworks.asgi.settlement import Settling
+from oncekey.frameworks.asgi.shield import shielded
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Verdict
+    from oncekey.core.policy import Policy
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send
+    from oncekey.ports import AsyncOpenTransaction
+
+log = logging.getLogger("oncekey")
+
+
+class Phase(IntEnum):
+    """Where an exchange is."""
+
+    OPEN = 0
+    RUNNING = 1
+    ANSWERED = 2
+    SETTLING = 3
+    DONE = 4
+
+
+class UnsettledError(Exception):
+    """Raised out of `send` after our own answer went out, so that no background task runs on a false success."""
+
+
+class Visit:
+    """A request without a key: nothing is captured and nothing stored."""
+
+    __slots__ = ("installation", "scope")
+
+    def __init__(self, installation: Installation, scope: Scope) -> None:
+        self.installation = installation
+        self.scope = scope
+
+
+class Exchange:
+    """One keyed request, from its claim to its answer."""
+
+    __slots__ = (
+        "_answer",
+        "_capture",
+        "_engine",
+        "_enrolment",
+        "_heartbeat",
+        "_intake",
+        "_lines",
+        "_send",
+        "_settling",
+        "asked",
+        "entered",
+        "error",
+        "installation",
+        "kept",
+        "lease",
+        "phase",
+        "rolled_back",
+        "scope",
+    )
+
+    def __init__(
+        self, installation: Installation, scope: Scope, receive: Receive, send: Send, lines: list[bytes]
+    ) -> None:
+        self.installation = installation
+        self.scope = scope
+        self.phase = Phase.OPEN
+        self.error: BaseException | None = None
+        self.entered = False
+        self.kept = False
+        self.rolled_back = False
+        self.asked: Asked | None = None
+        self.lease: Lease | None = None
+        self._lines = lines
+        self._send = send
+        self._intake = Intake(receive, installation.max_request_bytes)
+        self._enrolment: Enrolment | None = None
+        self._engine: AsyncEngine | None = None
+        self._capture: Capture | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._settling: Settling | None = None
+        self._answer: Answer | None = None
+
+    # What the application is handed instead of the server's.
+
+    async def receive(self) -> Message:
+        """The next message of the request."""
+        return await self._intake.receive()
+
+    async def send(self, message: Message) -> None:
+        """Pass on, capture or drop, by phase."""
+        match self.phase:
+            case Phase.OPEN:
+                await self._send(message)
+            case Phase.RUNNING:
+                await self._captured(message)
+            case Phase.ANSWERED:
+                if _is_last(message) and self._answer is not None:
+                    await self._deliver(self._answer)
+            case Phase.SETTLING | Phase.DONE:
+                pass
+
+    # The claim.
+
+    async def claim(self, enrolment: Enrolment) -> Verdict:
+        """Ask for the right to execute, at the moment that the handler would be called."""
+        if self.phase is not Phase.OPEN:
+            raise RuntimeError("a protected handler was called by another one: one request is one operation")
+        self._enrolment = enrolment
+        asked = await make_claim(self.installation, enrolment, self.scope, self._lines, self._intake)
+        if isinstance(asked, Refuse):
+            self._answered(self._refusal(asked, enrolment.policy))
+            return asked
+        self.asked = asked
+        verdict = await admit(self.installation, self.engine, asked.claim, enrolment.policy)
+        match verdict:
+            case Proceed(lease):
+                self._proceed(lease, enrolment)
+            case Replay():
+                self._answered(replay(verdict, enrolment.policy, echo=self._echo, status_url=self._status_url))
+            case Refuse():
+                self._answered(self._refusal(verdict, enrolment.policy))
+            case Bypass():
+                pass
+        return verdict
+
+    @property
+    def answer(self) -> Answer | None:
+        """What is sent instead of whatever the application answers."""
+        return self._answer
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine of this exchange's event loop."""
+        self._engine = self._engine or self.installation.engines.asynchronous()
+        return self._engine
+
+    def lost(self) -> bool:
+        """Whether somebody else owns the key by now."""
+        return self._heartbeat is not None and self._heartbeat.lost
+
+    def joins(self, tx: AsyncOpenTransaction) -> None:
+        """The business transaction that the settlement will be part of."""
+        assert self._settling is not None
+        self._settling.tx = tx
+
+    async def withdraw(self, refusal: Refuse) -> None:
+        """Take the claim back: the handler could not be entered."""
+        assert self._enrolment is not None
+        assert self._settling is not None
+        self.phase = Phase.SETTLING
+        self._rest()
+        await self._settling.perform(Decision(Discarded(), Business.ROLLBACK))
+        self._answered(self._refusal(refusal, self._enrolment.policy))
+
+    # The end.
+
+    async def finish(self, error: BaseException | None = None) -> None:
+        """Settle, then answer. The phase changes before the first await, so that nobody settles twice."""
+        assert self._settling is not None
+        self.phase = Phase.SETTLING
+        self._rest()
+        decision, answer = self._decided(error)
+        with self.installation.drain:
+            try:
+                told = await self._settling.perform(decision)
+            except asyncio.CancelledError:
+                told = await shielded(self._settling.again(decision))
+                await shielded(self._conclude(told, answer, error))
+                raise
+            await self._conclude(told, answer, error)
+        if told is not None and error is None:
+            raise UnsettledError
+
+    async def close(self) -> None:
+        """Whatever happened: no transaction, timer or file stays behind."""
+        self._rest()
+        self._intake.release()
+        if self._capture is not None:
+            self._capture.close()
+        if self._settling is not None and self._settling.tx is not None and self.phase is not Phase.DONE:
+            await self._settling.tx.rollback()
+
+    def _proceed(self, lease: Lease, enrolment: Enrolment) -> None:
+        self.lease = lease
+        self.phase = Phase.RUNNING
+        self._intake.hold()
+        self._capture = Capture(enrolment.policy)
+        self._heartbeat = Heartbeat(self.engine, lease, enrolment.policy)
+        self._settling = Settling(
+            self.engine,
+            self.installation.drain,
+            lease,
+            enrolment.policy,
+            echo=self._echo,
+            status_url=self._status_url,
+        )
+
+    async def _captured(self, message: Message) -> None:
+        assert self._capture is not None
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._capture.start(message)
+        elif kind == "http.response.body":
+            self._capture.body(message)
+            if self._capture.refused or self._capture.complete:
+                await self.finish()
+        else:
+            await self._send(message)  # early hints and debug information do not belong to the answer
+
+    def _decided(self, error: BaseException | None) -> tuple[Decision, Answer | None]:
+        """The decision, and our own answer where the handler's cannot be sent."""
+        assert self._enrolment is not None
+        assert self._capture is not None
+        policy, effects, capture = self._enrolment.policy, self._enrolment.effects, self._capture
+        raised = self.error or error
+        ending = Ending(
+            status=capture.status,
+            headers=capture.headers,
+            body=capture.kept,
+            entered=self.entered,
+            raised=raised is not None,
+            not_executed=raised is not None and _not_executed(raised, policy),
+            kept=self.kept,
+            rolled_back=self.rolled_back,
+        )
+        if error is None and capture.refused is None:
+            return decide(effects, policy, ending), None
+        failed = self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
+        if capture.refused is not None:
+            log.error("oncekey: the answer cannot be captured: %s", capture.refused)
+            return decide(effects, policy, replace(ending, status=None, error=capture.refused)), failed
+        # The application's own error page is made outside of us and may show a traceback: never store that one.
+        if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and not ending.not_executed:
+            ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
+            return decide(effects, policy, ours), failed
+        told = failed if isinstance(raised, NotExecuted) else None
+        return decide(effects, policy, replace(ending, status=None)), told
+
+    async def _conclude(self, told: Answer | None, ours: Answer | None, error: BaseException | None) -> None:
+        """Send what the record says, else our own answer, else the captured one.
+
+        After an exception the application's own error page follows, unless ours was settled in its place.
+        """
+        reply = ours if told is None else told
+        if error is None and reply is None:
+            await self._deliver_captured()
+        elif reply is not None and (error is None or told is None):
+            await self._deliver(reply)
+        self.phase = Phase.DONE
+        self._intake.release()
+
+    async def _deliver(self, answer: Answer) -> None:
+        self.phase = Phase.DONE
+        await send_answer(self._send, answer)
+
+    async def _deliver_captured(self) -> None:
+        assert self._capture is not None
+        assert self._enrolment is not None
+        assert self._settling is not None
+        self.phase = Phase.DONE
+        marked = marks(self._enrolment.policy, echo=self._echo, expires_at=self._settling.expires_at)
+        await send_captured(self._send, self._capture, marked)
+
+    def _answered(self, answer: Answer) -> None:
+        self._answer = answer
+        self.phase = Phase.ANSWERED
+
+    def _refusal(self, refusal: Refuse, policy: Policy) -> Answer:
+        return refuse(refusal, policy, echo=self._echo, status_url=self._status_url, fault_id=uuid4().hex)
+
+    def _rest(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+
+    @property
+    def _echo(self) -> bytes | None:
+        return self._lines[0] if len(self._lines) == 1 else None
+
+    @property
+    def _status_url(self) -> str | None:
+        return None if self.asked is None else self.installation.status_url(self.scope, self.asked.key)
+
+
+current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=None)
+
+
+def _is_last(message: Message) -> bool:
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+def _not_executed(error: BaseException, policy: Policy) -> bool:
+    return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)

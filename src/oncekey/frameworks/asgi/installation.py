@@ -1,0 +1,108 @@
+"""What one application was installed with: engines, resolvers, policy, and the settlements under way."""
+
+from __future__ import annotations
+
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+from oncekey.frameworks.asgi.breaker import Breaker
+from oncekey.frameworks.asgi.enrolment import Patterns
+from oncekey.frameworks.asgi.shield import Drain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from oncekey.core.answers import Answer
+    from oncekey.core.policy import Policy
+    from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.types import Resolver, Scope
+
+HANDLER_THREADS = 40
+SETTLE_THREADS = 16
+"""Settlements never queue behind handlers: whoever holds a connection must not wait for one who wants one."""
+
+
+class Engines(Protocol):
+    """Gives the engines, made at the first use: one for asyncio, one for plain `def` handlers."""
+
+    def asynchronous(self) -> AsyncEngine:
+        """The engine of the running event loop."""
+
+    def blocking(self) -> Engine:
+        """The engine for threads."""
+
+
+class Installation:
+    """Shared by all exchanges of an application."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        policy: Policy,
+        *,
+        tenant: Resolver,
+        principal: Resolver | None = None,
+        status_path: str | None = None,
+        enrol: Mapping[str, Enrolment] | None = None,
+        respond: Callable[[Answer], Any] | None = None,
+    ) -> None:
+        self.engines = engines
+        self.policy = policy
+        self.status_path = status_path
+        self.patterns = Patterns(enrol or {})
+        self.respond = respond
+        self.breaker = Breaker()
+        self.drain = Drain()
+        self.max_request_bytes = policy.max_request_bytes
+        self.methods = policy.methods
+        self._tenant = tenant
+        self._principal = principal
+        self._handlers: ThreadPoolExecutor | None = None
+        self._settles: ThreadPoolExecutor | None = None
+
+    def admit(self, enrolment: Enrolment) -> None:
+        """Make room for an enrolment whose own settings are wider than the installation's."""
+        self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
+        self.methods |= enrolment.policy.methods
+
+    async def tenant_of(self, scope: Scope) -> str:
+        """Whose key it is, as the authenticated request says."""
+        return await _resolved(self._tenant, scope)
+
+    async def principal_of(self, scope: Scope) -> str | None:
+        """Who in the tenant, where keys are bound to principals."""
+        return None if self._principal is None else await _resolved(self._principal, scope)
+
+    def status_url(self, scope: Scope, key: str) -> str | None:
+        """Where the key's state can be read."""
+        if self.status_path is None:
+            return None
+        return f"{scope.get('root_path', '')}{self.status_path}/{quote(key, safe='')}"
+
+    @property
+    def handlers(self) -> ThreadPoolExecutor:
+        """Threads for `def` handlers."""
+        self._handlers = self._handlers or ThreadPoolExecutor(HANDLER_THREADS, "oncekey-handler")
+        return self._handlers
+
+    @property
+    def settles(self) -> ThreadPoolExecutor:
+        """Threads for the settlements of `def` handlers."""
+        self._settles = self._settles or ThreadPoolExecutor(SETTLE_THREADS, "oncekey-settle")
+        return self._settles
+
+    async def stop(self, seconds: float) -> None:
+        """Let settlements come to their end, then give the threads back."""
+        await self.drain.wait(seconds)
+        for executor in (self._handlers, self._settles):
+            if executor is not None:
+                executor.shutdown(wait=False)
+        self._handlers = self._settles = None
+
+
+async def _resolved(resolver: Resolver, scope: Scope) -> str:
+    value = resolver(scope)
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,95 @@
+"""The request's side of an exchange: the body is kept by reference as it passes, and a disconnect is withheld."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oncekey.frameworks.asgi.types import Message, Receive
+
+
+class ClientLeftError(Exception):
+    """The client went away before its request was complete: nothing is executed."""
+
+
+class TooLargeError(Exception):
+    """The body is larger than a keyed request may be."""
+
+
+class Intake:
+    """What the application receives from instead of the server.
+
+    While the handler runs, a disconnect is held back until the answer was sent: frameworks cancel a streaming
+    response when they hear of one, and the operation must come to its end whether anybody listens or not.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_complete",
+        "_hold",
+        "_limit",
+        "_queued",
+        "_receive",
+        "_released",
+        "_size",
+        "_too_large",
+    )
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._complete = False
+        self._too_large = False
+        self._queued: deque[Message] = deque()
+        self._hold = False
+        self._released: asyncio.Event | None = None
+
+    async def receive(self) -> Message:
+        """The next message for the application."""
+        if self._queued:
+            return self._queued.popleft()
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._keep(message)
+        elif self._hold:
+            self._released = self._released or asyncio.Event()
+            await self._released.wait()
+        return message
+
+    async def body(self) -> bytes:
+        """The whole body; what has to be read for it is queued for the application."""
+        while not self._complete and not self._too_large:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientLeftError
+            self._keep(message)
+            self._queued.append(message)
+        if self._too_large:
+            raise TooLargeError
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+    def hold(self) -> None:
+        """From now on a disconnect waits."""
+        self._hold = True
+
+    def release(self) -> None:
+        """The answer was sent: whoever waits may hear that the client left."""
+        self._hold = False
+        if self._released is not None:
+            self._released.set()
+
+    def _keep(self, message: Message) -> None:
+        chunk = message.get("body", b"")
+        self._complete = not message.get("more_body", False)
+        if self._too_large or not chunk:
+            return
+        self._size += len(chunk)
+        if self._size > self._limit:
+            self._too_large = True
+            self._chunks.clear()
+        else:
+            self._chunks.append(chunk)

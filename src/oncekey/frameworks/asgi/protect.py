@@ -1,0 +1,240 @@
+"""`protect`: the wrapper that claims when the handler is about to be called, and not a moment earlier.
+
+It hides the handler's `op` parameter from the framework by its `__signature__`, and it runs after the route's
+dependencies and validation, which no dependency of ours could promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_origin
+
+from oncekey.core.answers import Answer, refuse
+from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
+from oncekey.frameworks.asgi.exchange import Exchange, Visit, current
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.frameworks.asgi.threads import ThreadedTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+MISSING_INSTALL = "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...)"
+NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
+
+
+def protect(handler: F, enrolment: Enrolment) -> F:
+    """The handler, protected. It keeps its type: a unit test calls it with an `op` of its own."""
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise ConfigurationError(
+            f"{handler.__qualname__}: a generator streams its answer piece by piece, which cannot be stored before "
+            "it is sent; return a StreamingResponse or the whole answer"
+        )
+    name = operation_parameter(handler, blocking=enrolment.blocking)
+
+    @functools.wraps(handler)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if name is not None and name in kwargs:
+            return await _plainly(handler, args, kwargs)
+        call = _Call(handler, enrolment, name, args, kwargs)
+        match current.get():
+            case None:
+                raise RuntimeError(MISSING_INSTALL)
+            case Visit() as visit:
+                return await call.without_key(visit)
+            case Exchange() as exchange:
+                return await call.with_key(exchange)
+
+    signature = inspect.signature(handler)
+    shown = [parameter for parameter in signature.parameters.values() if parameter.name != name]
+    wrapper.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
+    wrapper.__oncekey__ = enrolment  # type: ignore[attr-defined]
+    return cast("F", wrapper)
+
+
+def operation_parameter(handler: Callable[..., Any], *, blocking: bool) -> str | None:
+    """The name of the parameter that is annotated as an operation, if there is one."""
+    wanted, other = (SyncOperation, Operation) if blocking else (Operation, SyncOperation)
+    for parameter in inspect.signature(handler).parameters.values():
+        kind = _kind(parameter.annotation, handler)
+        if kind is other:
+            word = "def" if blocking else "async def"
+            raise ConfigurationError(
+                f"{handler.__qualname__} is a `{word}`, so annotate {parameter.name} as {wanted.__name__}, "
+                f"not {other.__name__}"
+            )
+        if kind is wanted:
+            return parameter.name
+    return None
+
+
+def _kind(annotation: Any, handler: Callable[..., Any]) -> type | None:
+    if isinstance(annotation, str):
+        return _named(annotation, handler)
+    found = get_origin(annotation) or annotation
+    return found if found in (Operation, SyncOperation) else None
+
+
+def _named(text: str, handler: Callable[..., Any]) -> type | None:
+    """What an annotation in quotes means: looked up by its name, never evaluated."""
+    name = text.partition("[")[0].rpartition(".")[2].strip()
+    module = getattr(inspect.unwrap(handler), "__globals__", {})
+    found = module.get(name, {"Operation": Operation, "SyncOperation": SyncOperation}.get(name))
+    return found if found in (Operation, SyncOperation) else None
+
+
+async def _plainly(handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    result = handler(*args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+class _Call:
+    """One call of a protected handler."""
+
+    __slots__ = ("args", "enrolment", "handler", "kwargs", "name")
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        enrolment: Enrolment,
+        name: str | None,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        self.handler = handler
+        self.enrolment = enrolment
+        self.name = name
+        self.args = args
+        self.kwargs = kwargs
+
+    async def with_key(self, exchange: Exchange) -> Any:
+        """Claim, then run what may run; a replay or a refusal is sent by the exchange whatever we return."""
+        match await exchange.claim(self.enrolment):
+            case Proceed():
+                result = await self._run(exchange)
+                if exchange.answer is None:
+                    return result
+            case Bypass():
+                return await self._unprotected(exchange.installation)
+            case Replay() | Refuse():
+                pass
+        assert exchange.answer is not None
+        # Inner logs and metrics see the true status; the bytes are the exchange's.
+        return _respond(exchange.installation, Answer(exchange.answer.status, (), b""))
+
+    async def without_key(self, visit: Visit) -> Any:
+        """Refuse, or run as if we were not there."""
+        if self.enrolment.policy.require_key:
+            return _respond(visit.installation, refuse(Refuse(Code.KEY_MISSING), self.enrolment.policy))
+        return await self._unprotected(visit.installation)
+
+    async def _run(self, exchange: Exchange) -> Any:
+        try:
+            if self.enrolment.blocking:
+                return await self._in_thread(exchange)
+            connection = None
+            if self.enrolment.effects is Effects.LOCAL:
+                tx = await exchange.engine.open()
+                exchange.joins(tx)
+                connection = tx.connection
+            op = self._operation(Operation, exchange, connection)
+            exchange.entered = True
+            try:
+                return await self.handler(*self.args, **self._with(op))
+            finally:
+                exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
+        except StoreError:
+            if exchange.entered:
+                raise
+            await exchange.withdraw(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
+            return None
+        except BaseException as error:
+            exchange.error = error
+            raise
+
+    async def _in_thread(self, exchange: Exchange) -> Any:
+        """Take the connection and run the handler in one thread: a handler that has one never waits for another."""
+        installation, loop = exchange.installation, asyncio.get_running_loop()
+        engine = installation.engines.blocking() if self.enrolment.effects is Effects.LOCAL else None
+
+        def run() -> Any:
+            connection = None
+            if engine is not None:
+                tx = engine.open()
+                exchange.joins(ThreadedTransaction(tx, installation.settles))
+                connection = tx.connection
+            op = self._operation(SyncOperation, exchange, connection)
+            exchange.entered = True
+            try:
+                return self.handler(*self.args, **self._with(op))
+            finally:
+                exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
+
+        context = contextvars.copy_context()
+        return await loop.run_in_executor(installation.handlers, lambda: context.run(run))
+
+    async def _unprotected(self, installation: Installation) -> Any:
+        """No record: the rows of a LOCAL handler still commit if it returns and not if it raises."""
+        if self.enrolment.blocking:
+            return await self._unprotected_in_thread(installation)
+        if self.enrolment.effects is not Effects.LOCAL:
+            return await self.handler(*self.args, **self._with(Operation(key=None, scope="")))
+        tx = await installation.engines.asynchronous().open()
+        try:
+            result = await self.handler(
+                *self.args, **self._with(Operation(key=None, scope="", connection=tx.connection))
+            )
+            await tx.commit()
+        except BaseException:
+            await tx.rollback()
+            raise
+        return result
+
+    async def _unprotected_in_thread(self, installation: Installation) -> Any:
+        def run() -> Any:
+            if self.enrolment.effects is not Effects.LOCAL:
+                return self.handler(*self.args, **self._with(SyncOperation(key=None, scope="")))
+            tx = installation.engines.blocking().open()
+            try:
+                op = SyncOperation(key=None, scope="", connection=tx.connection)
+                result = self.handler(*self.args, **self._with(op))
+                tx.commit()
+            except BaseException:
+                tx.rollback()
+                raise
+            return result
+
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(installation.handlers, lambda: context.run(run))
+
+    def _operation(self, kind: type[Any], exchange: Exchange, connection: Any) -> Any:
+        assert exchange.asked is not None
+        assert exchange.lease is not None
+        claim = exchange.asked.claim
+        return kind(
+            key=claim.id.key,
+            scope=claim.id.scope,
+            attempt=exchange.lease.attempt,
+            seed=claim.seed,
+            connection=connection,
+            lost=exchange.lost,
+        )
+
+    def _with(self, op: object) -> dict[str, Any]:
+        return self.kwargs if self.name is None else {**self.kwargs, self.name: op}
+
+
+def _respond(installation: Installation, answer: Answer) -> Any:
+    if installation.respond is None:
+        raise RuntimeError(NO_FACTORY)
+    return installation.respond(answer)

@@ -1,0 +1,155 @@
+"""Carrying a decision out: the record and the business rows, together or apart, and what the caller hears then.
+
+The answer is `None` where the record now says what the handler said: then, and only then, the handler's own bytes
+go out. In every other case the record's word goes out instead, or that nobody knows (P3, P7, L2).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from oncekey.core.answers import Answer, refuse, replay
+from oncekey.core.errors import CommitAmbiguousError, StoreError
+from oncekey.core.keys import key_digest
+from oncekey.core.model import Bypass, Code, Completed, Doubtful, Proceed, Refuse, Replay, Retryable
+from oncekey.core.rulings import answer_from
+from oncekey.core.settle import Business
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant, Lease, Settled, Settlement, Verdict
+    from oncekey.core.policy import Policy
+    from oncekey.core.settle import Decision
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks.asgi.shield import Drain
+    from oncekey.ports import AsyncOpenTransaction
+
+log = logging.getLogger("oncekey")
+
+COMMIT_FAILED = "commit_failed"
+
+
+class Settling:
+    """One operation's end."""
+
+    __slots__ = ("_drain", "_echo", "_engine", "_lease", "_policy", "_status_url", "expires_at", "tx")
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        drain: Drain,
+        lease: Lease,
+        policy: Policy,
+        *,
+        echo: bytes | None,
+        status_url: str | None,
+    ) -> None:
+        self._engine = engine
+        self._drain = drain
+        self._lease = lease
+        self._policy = policy
+        self._echo = echo
+        self._status_url = status_url
+        self.tx: AsyncOpenTransaction | None = None
+        self.expires_at: Instant = lease.expires_at
+
+    async def perform(self, decision: Decision) -> Answer | None:
+        """Write the decision down."""
+        if self.tx is None:
+            return await self._alone(decision.settlement)
+        if decision.business is Business.ROLLBACK:
+            await self.tx.rollback()
+            return await self._alone(decision.settlement)
+        return await self._together(self.tx, decision.settlement)
+
+    async def again(self, decision: Decision) -> Answer | None:
+        """After a cancellation half-way: a settlement may be repeated, a commit must be asked after (P7)."""
+        if self.tx is None:
+            return await self._alone(decision.settlement)
+        await self.tx.rollback()
+        if decision.business is Business.ROLLBACK:
+            return await self._alone(decision.settlement)
+        return await self._lost_commit()
+
+    async def _together(self, tx: AsyncOpenTransaction, settlement: Settlement) -> Answer | None:
+        """The settlement is the last statement of the business transaction; nothing written rolls it back (L4)."""
+        try:
+            settled = await self._engine.settle_within(tx, self._lease, settlement)
+            if settled.ours:
+                await tx.commit()
+                return self._ours(settled)
+        except CommitAmbiguousError:
+            await tx.rollback()
+            return await self._lost_commit()
+        except StoreError as error:
+            await tx.rollback()
+            log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
+            await self._alone(Retryable(COMMIT_FAILED))
+            return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
+        await tx.rollback()
+        return self._record_says(settled)
+
+    async def _alone(self, settlement: Settlement) -> Answer | None:
+        """A transaction of its own; a store that cannot be reached is asked again until it answers."""
+        try:
+            settled = await self._engine.settle(self._lease, settlement)
+        except StoreError:
+            self._later(settlement)
+            return self._unwritten(settlement)
+        return self._ours(settled) if settled.ours else self._record_says(settled)
+
+    async def _lost_commit(self) -> Answer | None:
+        try:
+            settled = await self._engine.settle_lost_commit(self._lease)
+        except StoreError:
+            self._drain.errand(lambda: self._engine.settle_lost_commit(self._lease), patience=self._patience)
+            return self._in_doubt()
+        if settled.ours:
+            return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
+        return self._record_says(settled)
+
+    def _ours(self, settled: Settled) -> None:
+        if settled.snapshot.record is not None:
+            self.expires_at = settled.snapshot.record.expires_at
+
+    def _record_says(self, settled: Settled) -> Answer:
+        log.warning("oncekey: a settlement was refused, the key has another owner (digest %s)", self._digest)
+        return self._answer(answer_from(settled.snapshot, self._lease))
+
+    def _unwritten(self, settlement: Settlement) -> Answer:
+        if isinstance(settlement, Completed | Doubtful):
+            return self._in_doubt()
+        return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
+
+    def _later(self, settlement: Settlement) -> None:
+        self._drain.errand(lambda: self._engine.settle(self._lease, settlement), patience=self._patience)
+
+    def _in_doubt(self) -> Answer:
+        """It may have happened, and the store cannot say so yet: 503 with the outcome-unknown code (P7)."""
+        return refuse(
+            Refuse(Code.OUTCOME_UNKNOWN, retry_after=1),
+            self._policy.override(on_unknown=503),
+            echo=self._echo,
+            status_url=self._status_url,
+        )
+
+    def _refused(self, refusal: Refuse) -> Answer:
+        return refuse(refusal, self._policy, echo=self._echo, status_url=self._status_url)
+
+    def _answer(self, verdict: Verdict) -> Answer:
+        match verdict:
+            case Replay():
+                return replay(verdict, self._policy, echo=self._echo, status_url=self._status_url)
+            case Refuse():
+                return self._refused(verdict)
+            case Proceed() | Bypass():
+                raise AssertionError("a settled operation never proceeds")
+
+    @property
+    def _patience(self) -> float:
+        # Past the lease too: until somebody else owns it, the owner's word is the best there is.
+        return self._policy.deadline.total_seconds()
+
+    @property
+    def _digest(self) -> str:
+        return key_digest(self._lease.id.key)

@@ -1,0 +1,159 @@
+"""FastAPI: the status resource behind the application's own dependencies, OpenAPI, and one more start-up check."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastapi import routing
+
+from oncekey.core.model import Code, Effects
+from oncekey.core.problems import PROBLEMS
+from oncekey.frameworks.starlette import Routed, routed, status_endpoint
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from oncekey.core.policy import Policy
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
+
+log = logging.getLogger("oncekey")
+
+PROBLEM = "application/problem+json"
+DOCUMENTED = (
+    Code.KEY_MISSING,
+    Code.IN_PROGRESS,
+    Code.BODY_TOO_LARGE,
+    Code.KEY_REUSED,
+    Code.STORE_UNAVAILABLE,
+)
+
+
+def add_status(app: FastAPI, installation: Installation, dependencies: Sequence[Any]) -> None:
+    """Serve the status resource, authenticated like the application's other routes."""
+    app.add_api_route(
+        f"{installation.status_path}/{{key:path}}",
+        status_endpoint(installation),
+        methods=["GET"],
+        dependencies=list(dependencies),
+        response_model=None,
+        summary="What became of a request",
+        tags=["idempotency"],
+    )
+
+
+def served(app: FastAPI) -> Iterator[Routed]:
+    """Every endpoint with its full path: routers are included by reference, so a route alone knows only its own."""
+    contexts = getattr(routing, "iter_route_contexts", None)
+    if contexts is None:
+        yield from routed(app.routes)
+        return
+    for context in contexts(app.routes):
+        path = getattr(context, "path_format", None)
+        endpoint = getattr(context, "endpoint", None)
+        if path is None or endpoint is None:
+            yield from routed([getattr(context, "original_route", context)])
+        else:
+            yield Routed(path, frozenset(getattr(context, "methods", None) or ()), endpoint)
+
+
+def describe(app: FastAPI) -> None:
+    """Wrap `app.openapi`, late and repeatable: routes may still be added after the installation."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = original()
+        for route in served(app):
+            enrolment: Enrolment | None = getattr(route.endpoint, "__oncekey__", None)
+            for method in route.methods:
+                about = schema.get("paths", {}).get(route.path, {}).get(method.lower())
+                if enrolment is not None and about is not None and "x-oncekey" not in about:
+                    _describe(about, enrolment)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def warn_of_late_commits(app: FastAPI) -> None:
+    """Name the dependencies that end after the answer was stored and sent: a commit there comes too late."""
+    for route in getattr(app, "routes", ()):
+        for path, endpoint, dependant in _dependants(route):
+            enrolment: Enrolment | None = getattr(endpoint, "__oncekey__", None)
+            if enrolment is None or enrolment.effects is not Effects.LOCAL:
+                continue
+            for call in _late(dependant):
+                log.warning(
+                    "oncekey: %s (%s) depends on %s, which ends after the answer was stored and sent; if it commits, "
+                    "its rows can be lost behind a stored success: write through op.connection or once.session, or "
+                    'use Depends(..., scope="function")',
+                    enrolment.operation,
+                    path,
+                    getattr(call, "__qualname__", call),
+                )
+
+
+def _dependants(route: Any) -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
+    contexts = getattr(routing, "iter_route_contexts", None)
+    for context in contexts([route]) if contexts else [route]:
+        dependant = getattr(context, "dependant", None)
+        if dependant is None:
+            dependant = getattr(getattr(context, "original_route", None), "dependant", None)
+        if dependant is not None:
+            yield getattr(context, "path_format", ""), getattr(context, "endpoint", None), dependant
+
+
+def _late(dependant: Any) -> Iterator[Callable[..., Any]]:  # noqa: ANN401
+    for inner in dependant.dependencies:
+        streams = inspect.isgeneratorfunction(inner.call) or inspect.isasyncgenfunction(inner.call)
+        if streams and getattr(inner, "scope", None) != "function":
+            yield inner.call
+        yield from _late(inner)
+
+
+def _describe(about: dict[str, Any], enrolment: Enrolment) -> None:
+    policy = enrolment.policy
+    about["x-oncekey"] = {"effects": enrolment.effects.value, "operation": enrolment.operation}
+    about.setdefault("parameters", []).append(_parameter(policy))
+    responses = about.setdefault("responses", {})
+    for code in DOCUMENTED:
+        problem = PROBLEMS[code]
+        response = responses.setdefault(str(problem.status_in(policy.flavor)), {"description": problem.title})
+        # A status may be the application's own as well: add a media type, replace nothing.
+        response.setdefault("content", {}).setdefault(
+            PROBLEM, {"schema": {"type": "object"}, "example": {"code": code.value, "title": problem.title}}
+        )
+        if problem.waiting_helps:
+            response.setdefault("headers", {})["Retry-After"] = _header(
+                "Seconds to wait before the same request again."
+            )
+    for status, response in responses.items():
+        if status.startswith("2"):
+            headers = response.setdefault("headers", {})
+            headers[policy.key_header] = _header("The key, as it was received.")
+            headers[policy.expires_header] = _header("Until when a repeat gets this same answer.")
+            headers[policy.replayed_header] = _header("`true` if this answer was stored by an earlier request.")
+
+
+def _parameter(policy: Policy) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string", "minLength": policy.min_key_length, "maxLength": policy.max_key_length}
+    if policy.key_format.value == "uuid":
+        schema["format"] = "uuid"
+    hours = policy.ttl.total_seconds() / 3600
+    return {
+        "name": policy.key_header,
+        "in": "header",
+        "required": policy.require_key,
+        "description": (
+            "Makes the request safe to retry: send the same key with the same request, and it is executed once; every "
+            f"repeat within {hours:g} hours gets the original response. Use a new random UUID for each new request."
+        ),
+        "schema": schema,
+        "example": '"8e03978e-40d5-43e8-bc93-6894a57f9324"',
+    }
+
+
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}

@@ -1,0 +1,280 @@
+"""`Once`: what an application holds. It composes store, driver, engine and framework, and knows nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from weakref import WeakKeyDictionary
+
+from oncekey import wire
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.core.policy import Policy
+from oncekey.engine.shell import UNSHARED
+from oncekey.frameworks.asgi.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
+from oncekey.frameworks.asgi.installation import Installation
+from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
+from oncekey.frameworks.asgi.protect import protect
+from oncekey.ports import AsyncShares
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from oncekey.core.choices import InProgress, On5xx
+    from oncekey.core.fingerprint import Request, Selection
+    from oncekey.core.keys import HeaderSyntax, KeyFormat
+    from oncekey.core.model import Recovery
+    from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.frameworks.asgi.types import App, Resolver
+
+F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger("oncekey")
+
+DEFAULT_STORE = "sqlite:///oncekey.db"
+DRAIN_SECONDS = 10.0
+NO_TENANT = (
+    "once.install(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
+    "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
+)
+
+
+def SINGLE_TENANT(_: object) -> str:  # noqa: N802  (used as a constant: a choice that has to be spelled out)
+    """All callers are one tenant: right only where every caller may see every answer."""
+    return "single"
+
+
+class Options(TypedDict, total=False):
+    """Settings of one route; each overrides the policy of the whole application."""
+
+    operation: str
+    key: Literal["required", "optional"]
+    in_progress: InProgress | Literal["conflict", "accepted", "wait"]
+    wait_max: timedelta | float
+    lease: timedelta | float
+    deadline: timedelta | float
+    ttl: timedelta | float
+    allow_short_ttl: bool
+    selection: Selection
+    fingerprint: Callable[[Request], Mapping[str, object] | bytes]
+    header_syntax: HeaderSyntax | Literal["strict", "compat", "bare"]
+    key_format: KeyFormat | Literal["opaque", "uuid"]
+    max_request_bytes: int
+    max_response_bytes: int
+    replay_headers: Sequence[str]
+    on_lease_expired: Recovery | Literal["unknown", "resume", "retry", "fail"]
+    on_unknown: Literal[409, 202, 503]
+
+
+class Once:
+    """Makes the routes of an application safe to retry.
+
+    `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `memory:`); without one, SQLite in the working folder.
+    `migrate=True` creates and updates oncekey's own tables at start-up, otherwise `oncekey migrate up` does.
+    """
+
+    def __init__(self, store: str | None = None, *, policy: Policy | None = None, migrate: bool = False) -> None:
+        self.store = store or DEFAULT_STORE
+        self.policy = policy or Policy()
+        self.enrolled: dict[str, Callable[..., Any]] = {}
+        self._migrate = migrate
+        self._installed: dict[Any, Installation] = {}
+        self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
+        self._blocking: Engine | None = None
+
+    # Enrolling
+
+    @overload
+    def protect(self, *, effects: Literal[Effects.LOCAL], **options: Unpack[Options]) -> Callable[[F], F]: ...
+
+    @overload
+    def protect(
+        self,
+        *,
+        effects: Literal[Effects.INLINE],
+        on_5xx: On5xx | Literal["classify", "retry_fresh", "store"] = ...,
+        is_definitely_not_executed: Callable[[BaseException], bool] = ...,
+        naturally_idempotent: bool = ...,
+        on_store_error: Literal["fail_closed", "fail_open"] = ...,
+        **options: Unpack[Options],
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def protect(
+        self, *, effects: Literal[Effects.PHASED, Effects.OUTBOX], **options: Unpack[Options]
+    ) -> Callable[[F], F]: ...
+
+    def protect(self, *misused: object, effects: Effects | None = None, **options: Any) -> Callable[[F], F]:
+        """Protect a handler: `@once.protect(effects=LOCAL)`, directly above it and below the route decorator."""
+        if misused or effects is None:
+            raise TypeError(f"@once.protect(effects=...): {WHAT_EFFECTS_MEAN}")
+        key = required(cast("str", options.pop("key", "required")))
+        name = options.pop("operation", None)
+        extract = options.pop("fingerprint", None)
+        if "in_progress" in options:
+            options["on_in_progress"] = options.pop("in_progress")
+        policy = self.policy.override(require_key=key, **options)
+
+        def decorate(handler: F) -> F:
+            enrolment = Enrolment(
+                operation=name or handler.__qualname__,
+                effects=Effects(effects),
+                policy=policy,
+                extract=extract,
+                blocking=not inspect.iscoroutinefunction(handler),
+            )
+            if enrolment.operation in self.enrolled:
+                raise ConfigurationError(
+                    f"two handlers are called {enrolment.operation}: name one with @once.protect(operation=...)"
+                )
+            protected = protect(handler, enrolment)
+            self.enrolled[enrolment.operation] = protected
+            for installation in self._installed.values():
+                installation.admit(enrolment)
+            return protected
+
+        return decorate
+
+    def by_path(self, *, effects: Effects, operation: str, **options: Any) -> Enrolment:  # noqa: ANN401
+        """An enrolment for `install(app, enrol={"POST /legacy": once.by_path(...)})`."""
+        if "in_progress" in options:
+            options["on_in_progress"] = options.pop("in_progress")
+        return enrol(operation, effects, self.policy, **options)
+
+    # Installing
+
+    def install(
+        self,
+        app: Any,  # noqa: ANN401  (a Starlette or FastAPI application, neither of which we may import)
+        *,
+        tenant: Callable[[Any], Any] | None = None,
+        principal: Callable[[Any], Any] | None = None,
+        status: str | None = "/idempotency-keys",
+        status_dependencies: Sequence[Any] = (),
+        enrol: Mapping[str, Enrolment] | None = None,
+    ) -> None:
+        """Put the middleware into a Starlette or FastAPI application, with the status resource and OpenAPI."""
+        if tenant is None:
+            raise ConfigurationError(NO_TENANT)
+        if not hasattr(app, "user_middleware"):
+            raise ConfigurationError("once.install takes a Starlette or FastAPI application; wrap others in once.asgi")
+        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+        installation = Installation(
+            self,
+            self.policy,
+            tenant=starlette.by_request(tenant, "tenant"),
+            principal=None if principal is None else starlette.by_request(principal, "principal"),
+            status_path=None if status is None else status.rstrip("/"),
+            enrol=enrol,
+            respond=starlette.respond,
+        )
+        self._admit_all(installation)
+        starlette.place(app, installation)
+        if hasattr(app, "openapi"):
+            from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
+
+            if status is not None:
+                fastapi.add_status(app, installation, status_dependencies)
+            fastapi.describe(app)
+        elif status is not None:
+            starlette.add_status(app, installation)
+        self._installed[app] = installation
+
+    def asgi(
+        self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None
+    ) -> OncekeyMiddleware:
+        """Protect any other ASGI application from outside, by path; resolvers are handed the ASGI scope."""
+        installation = Installation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
+        self._admit_all(installation)
+        self._installed[app] = installation
+        return OncekeyMiddleware(app, installation)
+
+    # Running
+
+    @asynccontextmanager
+    async def lifespan(self, app: Any = None) -> AsyncIterator[None]:  # noqa: ANN401
+        """Check everything before the first request, and let settlements end after the last one."""
+        await self.start(app)
+        try:
+            yield
+        finally:
+            await self.stop()
+
+    def lifespan_with(
+        self, inner: Callable[[Any], AbstractAsyncContextManager[Any]]
+    ) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
+        """The application's own lifespan inside of ours."""
+
+        @asynccontextmanager
+        async def both(app: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+            async with self.lifespan(app), inner(app) as state:
+                yield state
+
+        return both
+
+    async def start(self, app: Any = None) -> None:  # noqa: ANN401
+        """The checks of `lifespan`."""
+        engine = self.asynchronous()
+        if self._migrate:
+            await wire.amigrate(engine)
+        await engine.check()
+        self._check_effects(engine)
+        if app is not None and app in self._installed:
+            self._check_routes(app)
+
+    async def stop(self) -> None:
+        """The end of `lifespan`."""
+        for installation in self._installed.values():
+            await installation.stop(DRAIN_SECONDS)
+        engine = self._engines.pop(asyncio.get_running_loop(), None)
+        if engine is not None:
+            await engine.close()
+        if self._blocking is not None:
+            self._blocking.close()
+            self._blocking = None
+
+    def asynchronous(self) -> AsyncEngine:
+        """The engine of the running event loop."""
+        loop = asyncio.get_running_loop()
+        engine = self._engines.get(loop)
+        if engine is None:
+            engine = self._engines[loop] = wire.aconnect(self.store)
+        return engine
+
+    def blocking(self) -> Engine:
+        """The engine for plain `def` handlers."""
+        if self._blocking is None:
+            self._blocking = wire.connect(self.store)
+        return self._blocking
+
+    def _admit_all(self, installation: Installation) -> None:
+        for handler in self.enrolled.values():
+            installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
+        for enrolment in installation.patterns:
+            installation.admit(enrolment)
+
+    def _check_effects(self, engine: AsyncEngine) -> None:
+        local = [
+            enrolment
+            for handler in self.enrolled.values()
+            if (enrolment := handler.__oncekey__).effects is Effects.LOCAL  # type: ignore[attr-defined]
+        ]
+        if local and not isinstance(engine.driver, AsyncShares):
+            raise ConfigurationError(f"{local[0].operation}: {UNSHARED}")
+        if any(enrolment.blocking for enrolment in local):
+            self.blocking()  # a missing blocking driver is found now, and not at the first request
+
+    def _check_routes(self, app: Any) -> None:  # noqa: ANN401
+        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+        if hasattr(app, "openapi"):
+            from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
+
+            starlette.check(app, fastapi.served(app), self.enrolled.values())
+            fastapi.warn_of_late_commits(app)
+        else:
+            starlette.check(app, starlette.routed(app.routes), self.enrolled.values())
