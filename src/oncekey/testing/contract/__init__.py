@@ -1,0 +1,40 @@
+"""The contract of a store: one suite for every store behind every driver, with no branch on either.
+
+Give it a world, and pytest does the rest:
+
+    import pytest
+    from oncekey.testing.contract import StoreContract, blocking, under_asyncio
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def world(self, my_empty_database):
+            with blocking(MyStore, MyDriver(my_empty_database)) as world:      # or under_asyncio(...)
+                yield world
+
+The first argument makes the store: it is called with `clock=` (a function that gives the instant) and without
+(the store's own clock). The second is the driver, which the world closes. The tables must be there already.
+Each test gets a world of its own, or shares one: every scenario uses keys that nobody else uses, except for the
+odd keys of `Keeping`, which want an empty store.
+
+A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), the hands of the clock
+(`advance`), and two ways to be unlucky: `lose_reply(name)` lets a transaction of that name happen and loses its
+answer, `before(name, action)` lets a stranger act just before it. Verbs may be called from many threads.
+
+For pytest's detailed assertions, say `pytest.register_assert_rewrite("oncekey.testing.contract")` in a
+conftest before importing this.
+"""
+
+from __future__ import annotations
+
+from oncekey.testing.contract.claiming import Claiming, TakingOver
+from oncekey.testing.contract.expiring import Expiring
+from oncekey.testing.contract.keeping import Keeping
+from oncekey.testing.contract.racing import Racing
+from oncekey.testing.contract.settling import Renewing, Settling
+from oncekey.testing.contract.world import World, blocking, under_asyncio
+
+__all__ = ["StoreContract", "World", "blocking", "under_asyncio"]
+
+
+class StoreContract(Claiming, TakingOver, Settling, Renewing, Expiring, Keeping, Racing):
+    """Every scenario; a subclass gives the fixture `world`."""

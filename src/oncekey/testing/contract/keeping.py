@@ -1,0 +1,135 @@
+"""What is stored comes back as it was: bytes, headers, keys, and the store's own clock."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from oncekey.core.model import (
+    HOUR,
+    Completed,
+    Doubtful,
+    Lease,
+    Outcome,
+    Proceed,
+    Replay,
+    StoredResponse,
+)
+from oncekey.core.policy import Policy
+from oncekey.engine import request
+from oncekey.testing.claims import TTL, a_claim, again, answered
+
+if TYPE_CHECKING:
+    from oncekey.testing.contract.world import World
+
+BODIES = (
+    b"",
+    b"{}",
+    b"\x00",
+    b"a\x00b\x00",
+    bytes(range(256)) * 3,
+    "häßlich ☃ 🙂".encode(),
+    b"\xff\xfe\xc3\x28",
+    bytes(range(256)) * 8192,
+    None,
+)
+HEADERS = (
+    (),
+    ((b"content-type", b"application/json"),),
+    ((b"link", b"</a>; rel=a"), (b"x", b"1"), (b"link", b"</b>; rel=b"), (b"link", b"</a>; rel=a")),
+    ((b"X-Case", b'quo"ted, \\ and \t tab'), (b"empty", b"")),
+    ((b"latin", bytes(range(128, 256))),),
+)
+KEYS = (
+    "8e03978e-40d5-43e8-bc93-6894a57f9324",
+    "k" * 255,
+    "ü" * 255,
+    "☃🙂 snow",
+    "e\u0301",
+    "\u00e9",
+    "with 'quotes' and \"more\"",
+    "100% :now $1 %s %(x)s ? {x} \\ \\x00",
+    "'; DROP TABLE oncekey_record; --",
+    " leading and trailing ",
+    "\t",
+    "\x7f\x01",
+    "\u200b",
+    "Straße",
+    "STRASSE",
+)
+
+
+class Keeping:
+    """Stored means stored: not a byte more, less, or otherwise."""
+
+    def test_answers_come_back_byte_for_byte(self, world: World) -> None:
+        """Every byte, no byte, a tombstone, and two megabytes."""
+        for body in BODIES:
+            for headers in HEADERS:
+                claim = a_claim()
+                settlement = Completed(StoredResponse(200, headers, body, schema_version=3), Outcome.SUCCESS)
+                assert world.settle(world.owned(claim), settlement).ours
+                verdict = world.begin(again(claim))
+                assert isinstance(verdict, Replay)
+                assert verdict.record.response == settlement.response
+
+    def test_every_status_is_kept(self, world: World) -> None:
+        """A number is a number."""
+        for status in (200, 201, 204, 302, 400, 402, 404, 409, 422, 500, 599):
+            claim = a_claim()
+            world.settle(world.owned(claim), answered(status=status))
+            response = world.record(claim.id).response
+            assert response is not None
+            assert response.status == status
+
+    def test_keys_are_opaque(self, world: World) -> None:
+        """No two spellings are one key, and no spelling breaks anything."""
+        for scope in ("", "a|b", "ü☃'\"%:x"):
+            claims = [a_claim(key) for key in KEYS]
+            claims = [again(claim, id=type(claim.id)(scope, claim.id.key)) for claim in claims]
+            for claim in claims:
+                assert world.owned(claim).fence == 1, claim.id
+            for claim in claims:
+                assert world.record(claim.id).incarnation == claim.incarnation
+
+    def test_long_names_fit(self, world: World) -> None:
+        """Paths, operations, methods and errors of any sensible length, without an error (R118)."""
+        claim = a_claim(path="/" + "päth/" * 800, operation="o" * 500, method="VERSION-CONTROL")
+        lease = world.owned(claim)
+        world.settle(lease, Doubtful("x" * 5000))
+        record = world.record(claim.id)
+        assert (record.path, record.operation, record.method) == (claim.path, claim.operation, claim.method)
+        assert record.last_error == "x" * 5000
+
+    def test_long_spans_fit(self, world: World) -> None:
+        """A hundred years in microseconds are no overflow."""
+        century = 100 * 365 * TTL
+        claim = a_claim(lease=century, deadline=2 * century, ttl=3 * century, call_timeout=century)
+        lease = world.owned(claim)
+        assert lease.lease_until == world.clock.now + century
+        assert world.record(claim.id).expires_at == world.clock.now + 3 * century
+
+    def test_without_a_clock_the_store_uses_its_own(self, world: World) -> None:
+        """And it is one clock for all of a record's instants, which never runs backwards."""
+        claim = a_claim()
+        begun = world.go(request.begin(world.unclocked, claim, Policy()))
+        assert isinstance(begun, Proceed)
+        record, lease = begun.record, begun.lease
+        assert abs(record.created_at - time.time_ns() // 1000) < HOUR
+        assert record.last_run_at == record.created_at
+        assert lease.lease_until == record.created_at + claim.lease
+        assert lease.deadline == record.created_at + claim.deadline
+        assert lease.expires_at == record.created_at + claim.ttl
+
+        renewed = world.go(request.renew(world.unclocked, lease, claim.lease))
+        assert renewed is not None
+        assert renewed >= lease.lease_until
+
+        settled = world.go(request.settle(world.unclocked, Lease.of(record), answered()))
+        assert settled.ours
+        assert settled.snapshot.record is not None
+        finished = settled.snapshot.record.finished_at
+        assert finished is not None
+        assert finished >= record.created_at
+        assert settled.snapshot.record.expires_at == finished + claim.ttl
+        assert world.go(world.unclocked.find(claim.id)).now >= finished
