@@ -141,9 +141,7 @@ def _body(request: Request, selection: Selection, big_ints: BigInts, max_depth: 
 
 def _require_utf8(media: MediaType) -> None:
     if media[b"charset"] not in _UTF8_CHARSETS:
-        raise BodyInvalidError(
-            "The Content-Type gives JSON a charset that is not UTF-8; JSON is always UTF-8."
-        )
+        raise BodyInvalidError("The Content-Type gives JSON a charset that is not UTF-8; JSON is always UTF-8.")
 
 
 def _without_utf8(media: MediaType) -> MediaType:

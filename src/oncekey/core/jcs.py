@@ -109,7 +109,7 @@ def serialize(value: object, *, big_ints: BigInts = BigInts.EXACT, max_depth: in
 
 
 def _write(value: object, pieces: list[str], big_ints: BigInts, max_depth: int | None, depth: int) -> None:
-    if max_depth is not None and depth > max_depth:
+    if max_depth is not None and depth >= max_depth and isinstance(value, (list, tuple, Mapping)):
         raise _too_deep(max_depth)
     match value:
         case str():
@@ -161,8 +161,7 @@ def _double(value: float, big_ints: BigInts) -> str:
 def _utf16(name: object) -> bytes:
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"A fingerprint was asked for an object with a name of type {type(name).__name__}; "
-            "JSON has only str names."
+            f"A fingerprint was asked for an object with a name of type {type(name).__name__}; JSON has only str names."
         )
     return name.encode("utf-16-be")
 

@@ -104,9 +104,7 @@ def _decode(line: bytes, syntax: HeaderSyntax) -> str:
             "The Idempotency-Key is not a String of RFC 9651; this API takes the key between double quotes."
         )
     if b"," in value:
-        raise KeyMalformedError(
-            "The Idempotency-Key field holds a list; send exactly one key, without a comma."
-        )
+        raise KeyMalformedError("The Idempotency-Key field holds a list; send exactly one key, without a comma.")
     # A leading ":" or "@" would make it a Byte Sequence or a Date of RFC 9651, which are not keys.
     if not _BARE.fullmatch(value):
         raise KeyMalformedError(
@@ -126,9 +124,7 @@ def _check(key: str, key_format: KeyFormat, min_length: int, max_length: int) ->
             "spaces around it not counted. A random UUID is a good key."
         )
     if len(key) > max_length:
-        raise KeyMalformedError(
-            f"The Idempotency-Key is too long; it may have at most {max_length} characters."
-        )
+        raise KeyMalformedError(f"The Idempotency-Key is too long; it may have at most {max_length} characters.")
     if key_format is KeyFormat.UUID and not _UUID.fullmatch(key):
         raise KeyMalformedError(
             "The Idempotency-Key is not a UUID; it must be hexadecimal digits in groups of 8-4-4-4-12."

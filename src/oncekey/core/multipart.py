@@ -29,9 +29,7 @@ class Part:
         """The form field it fills; empty if it has none."""
         disposition = dict(self.headers).get(b"content-disposition", b"")
         _, semicolon, rest = disposition.partition(b";")
-        return (
-            dict(parameters_of(semicolon + rest) or ()).get(b"name", b"").decode("utf-8", "surrogateescape")
-        )
+        return dict(parameters_of(semicolon + rest) or ()).get(b"name", b"").decode("utf-8", "surrogateescape")
 
 
 def parts_of(body: bytes, boundary: bytes) -> tuple[Part, ...] | None:

@@ -44,9 +44,7 @@ def parse_string_item(field: bytes) -> str:
     if end < len(value):
         if value[end:].lstrip(b" ").startswith(b","):
             raise NotAStringItemError("it is a list, and exactly one value is allowed")
-        raise NotAStringItemError(
-            "there is more after the closing quote than parameters (;name or ;name=value)"
-        )
+        raise NotAStringItemError("there is more after the closing quote than parameters (;name or ;name=value)")
     return _ESCAPE.sub(r"\1", found[1].decode("ascii"))
 
 

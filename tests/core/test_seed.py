@@ -1,0 +1,82 @@
+"""Downstream keys: the same for the same request for ever, others for another one (protocol D1)."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.properties import stable
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.fingerprint import Request, fingerprint
+from oncekey.core.model import RecordId
+from oncekey.core.seed import PUBLIC_KEY, downstream_key, seed_of
+
+ID = RecordId("4:acme", "8e03978e-40d5-43e8-bc93-6894a57f9324")
+FINGERPRINT = "jcs1:sha256:00"
+
+
+def test_the_seed_is_a_keyed_hash_of_length_prefixed_parts():  # D1
+    framed = b"6:4:acme36:8e03978e-40d5-43e8-bc93-6894a57f932414:jcs1:sha256:00"
+    assert seed_of(ID, FINGERPRINT, b"secret") == hmac.digest(b"secret", framed, "sha256")
+    assert seed_of(ID, FINGERPRINT, None) == hmac.digest(PUBLIC_KEY, framed, "sha256")
+
+
+def test_seeds_and_keys_of_this_version_never_change():  # D1: a deploy must not change a key that was sent
+    seed = seed_of(ID, FINGERPRINT, None)
+    assert seed.hex() == "ad0eb6645496d29caaacd628a28b3b0b95f1b8987a89e1bf235314334f0567c8"
+    assert downstream_key(seed, "charge_created") == "8e97faba-5070-4798-8c87-7b154a9625fd"
+
+
+def test_only_scope_key_and_fingerprint_count():  # D1, F38: not the attempt, not the incarnation
+    assert seed_of(RecordId(ID.scope, ID.key), FINGERPRINT, None) == seed_of(ID, FINGERPRINT, None)
+    others = [
+        seed_of(ID, FINGERPRINT, None),
+        seed_of(ID, "jcs1:sha256:01", None),
+        seed_of(RecordId("4:acmf", ID.key), FINGERPRINT, None),
+        seed_of(RecordId(ID.scope, ID.key.upper()), FINGERPRINT, None),
+        seed_of(ID, FINGERPRINT, b"secret"),
+        seed_of(ID, FINGERPRINT, b"other secret"),
+    ]
+    assert len(set(others)) == len(others)
+    assert {len(seed) for seed in others} == {32}
+
+
+def test_another_body_under_a_reused_key_gets_another_downstream_key():  # D1, F38, R163
+    def key(amount: int) -> str:
+        request = Request("POST", "/payments", b"", b"application/json", b'{"amount":%d}' % amount)
+        return downstream_key(seed_of(ID, fingerprint(request), b"secret"), "charge")
+
+    assert key(10) == key(10)
+    assert key(10) != key(11)
+
+
+def test_parts_cannot_flow_into_each_other():  # R36
+    assert seed_of(RecordId("ab", "c"), "d", None) != seed_of(RecordId("a", "bc"), "d", None)
+    assert seed_of(RecordId("a", "b"), "cd", None) != seed_of(RecordId("a", "bc"), "d", None)
+
+
+def test_an_empty_secret_is_a_mistake():
+    with pytest.raises(ConfigurationError, match="secret is empty"):
+        seed_of(ID, FINGERPRINT, b"")
+
+
+@stable
+@given(st.binary(min_size=32, max_size=32), st.text(st.characters()), st.text(st.characters()))
+def test_a_downstream_key_is_a_stable_uuid_of_its_phase(seed, phase, other):  # R117, R126, D1
+    key = downstream_key(seed, phase)
+    assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", key)
+    assert UUID(key).version == 4
+    assert downstream_key(seed, phase) == key
+    assert (downstream_key(seed, other) == key) == (phase == other)
+    assert downstream_key(bytes(reversed(seed)) + b"x", phase) != key
+
+
+def test_the_clients_key_does_not_leave_us():  # R126
+    key = downstream_key(seed_of(ID, FINGERPRINT, None), "charge")
+    assert key != ID.key
+    assert not set(key.split("-")) & set(ID.key.split("-"))
