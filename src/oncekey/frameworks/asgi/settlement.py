@@ -77,7 +77,8 @@ class Settling:
             settled = await self._engine.settle_within(tx, self._lease, settlement)
             if settled.ours:
                 await tx.commit()
-                return self._ours(settled)
+                self._noted(settled)
+                return None
         except CommitAmbiguousError:
             await tx.rollback()
             return await self._lost_commit()
@@ -96,7 +97,10 @@ class Settling:
         except StoreError:
             self._later(settlement)
             return self._unwritten(settlement)
-        return self._ours(settled) if settled.ours else self._record_says(settled)
+        if not settled.ours:
+            return self._record_says(settled)
+        self._noted(settled)
+        return None
 
     async def _lost_commit(self) -> Answer | None:
         try:
@@ -108,7 +112,7 @@ class Settling:
             return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
         return self._record_says(settled)
 
-    def _ours(self, settled: Settled) -> None:
+    def _noted(self, settled: Settled) -> None:
         if settled.snapshot.record is not None:
             self.expires_at = settled.snapshot.record.expires_at
 
