@@ -174,6 +174,7 @@ class Once:
         )
         self._admit_all(installation)
         starlette.place(app, installation)
+        starlette.add_documentation(app, installation)
         if hasattr(app, "openapi"):
             from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 

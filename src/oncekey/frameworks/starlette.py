@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.frameworks.asgi.documentation import documentation, is_served
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.status import status_of
 
@@ -50,6 +51,17 @@ def place(app: Starlette, installation: Installation) -> None:
 def add_status(app: Starlette, installation: Installation) -> None:
     """Serve the status resource."""
     app.router.routes.append(Route(f"{installation.status_path}/{{key:path}}", status_endpoint(installation)))
+
+
+def add_documentation(app: Starlette, installation: Installation) -> None:
+    """Serve the page that refusals link to, unless the policy links to another place."""
+    if not is_served(installation.policy):
+        return
+
+    async def idempotency_documentation(_: Request) -> Response:
+        return respond(documentation(installation.policy))
+
+    app.router.routes.append(Route(installation.policy.docs_url, idempotency_documentation, include_in_schema=False))
 
 
 def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable[Response]]:
