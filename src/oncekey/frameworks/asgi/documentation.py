@@ -65,7 +65,8 @@ request is executed once, and each repeat gets the original answer.</p>
 <li>A repeat gets the first answer's status and body for {hours} hours, with
 <code>{escape(policy.replayed_header)}: true</code>; <code>{escape(policy.expires_header)}</code> says until when.</li>
 <li>A repeat while the first request runs gets {_IN_FLIGHT[policy.on_in_progress]}.</li>
-<li>The same key with another request gets {PROBLEMS[Code.KEY_REUSED].status_in(policy.flavor)}, and nothing is executed.</li>
+<li>The same key with another request gets {PROBLEMS[Code.KEY_REUSED].status_in(policy.flavor)}, and nothing is
+executed.</li>
 <li>Retry with the same key after a time-out, a lost connection, 408, 409 with <code>Retry-After</code>, 429 and 5xx.
 Never retry an answer that is marked as a replay: it is final.</li>
 </ul>
