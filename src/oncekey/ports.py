@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
+    from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
         Claim,
         Duration,
@@ -56,12 +57,23 @@ class Inspect(Protocol):
 class Schema(Protocol):
     """The store's tables."""
 
-    def schema_version(self) -> Flow[int | None]:
-        """The version that is there; `None` when there is none."""
+    @property
+    def migrations(self) -> tuple[Migration, ...]:
+        """What this version of oncekey knows, in order."""
+
+    def applied(self) -> Flow[tuple[Applied, ...]]:
+        """What the store has."""
+
+    def migrate(self, migration: Migration) -> Flow[bool]:
+        """Run one migration and remember it, together or not at all; False if it was there already."""
 
 
-class Store(Records, Inspect, Schema, Protocol):
+class Store(Records, Inspect, Protocol):
     """What a store for requests can do."""
+
+    @property
+    def schema(self) -> Schema:
+        """Its tables."""
 
 
 class OpenTransaction(Protocol):

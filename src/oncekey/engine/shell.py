@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.core.errors import ConfigurationError, SchemaError
-from oncekey.engine import request
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine import migrate, request
 from oncekey.flow import adrive, drive
 from oncekey.ports import AsyncShares, Shares
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         Verdict,
     )
     from oncekey.core.policy import Policy
-    from oncekey.flow import Flow
     from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Driver, OpenTransaction, Store
 
 UNSHARED = "effects=LOCAL needs a store that shares the application's transactions (SQLite or PostgreSQL)"
@@ -65,9 +64,9 @@ class Engine:
             raise ConfigurationError(UNSHARED)
         return self.driver.begin()
 
-    def check(self, expected: int) -> None:
-        """Refuse a schema that this version does not know."""
-        check_version(drive(_version(self.store), self.driver.run), expected)
+    def check(self) -> None:
+        """Refuse a schema that this version cannot work with."""
+        drive(migrate.check(self.store.schema), self.driver.run)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -111,28 +110,10 @@ class AsyncEngine:
             raise ConfigurationError(UNSHARED)
         return await self.driver.begin()
 
-    async def check(self, expected: int) -> None:
-        """Refuse a schema that this version does not know."""
-        check_version(await adrive(_version(self.store), self.driver.run), expected)
+    async def check(self) -> None:
+        """Refuse a schema that this version cannot work with."""
+        await adrive(migrate.check(self.store.schema), self.driver.run)
 
     async def close(self) -> None:
         """Give the connections back."""
         await self.driver.close()
-
-
-def _version(store: Store) -> Flow[int | None]:
-    return (yield from store.schema_version())
-
-
-def check_version(found: int | None, expected: int) -> None:
-    """One sentence that says what is wrong and what to do."""
-    if found is None:
-        raise SchemaError("the store has no oncekey tables: run `oncekey migrate up --store URL`")
-    if found < expected:
-        raise SchemaError(
-            f"the store's schema is {found}, this version needs {expected}: run `oncekey migrate up`"
-        )
-    if found > expected:
-        raise SchemaError(
-            f"the store's schema is {found}, this version knows only {expected}: update oncekey"
-        )

@@ -8,9 +8,8 @@ settlement inside a business transaction that somebody else commits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from oncekey.core.errors import CommitAmbiguousError
 from oncekey.core.model import (
     Completed,
     Discarded,
@@ -21,6 +20,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.migrations import NoSchema
 from oncekey.stores.rows import (
     claim_params,
     owner_proof,
@@ -28,12 +28,12 @@ from oncekey.stores.rows import (
     snapshot_of,
     version_proof,
 )
+from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
     from oncekey.flow import Command, Flow, Rows, Steps, Value
-
-T = TypeVar("T")
+    from oncekey.ports import Schema
 
 STATEMENTS: tuple[str, ...] = (
     "find",
@@ -46,11 +46,7 @@ STATEMENTS: tuple[str, ...] = (
     "settle_retryable",
     "settle_unknown",
     "discard",
-    "schema_version",
 )
-
-REPEATS = 3
-"""How often a statement whose reply was lost is said again before the outage is reported."""
 
 
 class KeyStore:
@@ -60,34 +56,39 @@ class KeyStore:
     """
 
     def __init__(
-        self, commands: Mapping[str, Command], *, clock: Callable[[], Instant] | None = None
+        self,
+        commands: Mapping[str, Command],
+        *,
+        schema: Schema | None = None,
+        clock: Callable[[], Instant] | None = None,
     ) -> None:
         missing = set(STATEMENTS) - set(commands)
         if missing:
             raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
+        self.schema: Schema = schema or NoSchema()
         self._commands = commands
         self._clock = clock
 
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
         """The record as it stands, and the store's clock."""
-        return (yield from _said(Transaction("find", Mode.READ, lambda: self._find(record_id))))
+        return (yield from said(Transaction("find", Mode.READ, lambda: self._find(record_id))))
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Insert the claim if there is no row; the snapshot is ours if it has our incarnation."""
         transaction = Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))
-        return (yield from _repeated(transaction))
+        return (yield from repeated(transaction))
 
     def take_over(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
         """Become the next owner of `seen`."""
-        return (yield from _said(self._swap("take_over", seen, claim_params(claim))))
+        return (yield from said(self._swap("take_over", seen, claim_params(claim))))
 
     def supersede(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
         """Start the expired `seen` anew as the claim."""
-        return (yield from _said(self._swap("supersede", seen, claim_params(claim))))
+        return (yield from said(self._swap("supersede", seen, claim_params(claim))))
 
     def doubt(self, seen: Record, last_error: str) -> Flow[Snapshot | None]:
         """Turn the stale `seen` into UNKNOWN."""
-        return (yield from _said(self._swap("doubt", seen, {"last_error": last_error})))
+        return (yield from said(self._swap("doubt", seen, {"last_error": last_error})))
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
         """Move the lease's end, never past the deadline."""
@@ -96,12 +97,12 @@ class KeyStore:
             rows = yield self._say("renew", {**owner_proof(lease), "lease": span})
             return int(rows[0]["lease_until"]) if rows else None
 
-        return (yield from _repeated(Transaction("renew", Mode.SINGLE, body)))
+        return (yield from repeated(Transaction("renew", Mode.SINGLE, body)))
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
         """Write what became of the operation; repeating it is harmless, so a lost reply is no doubt."""
         transaction = Transaction("settle", Mode.SINGLE, lambda: self.settling(lease, settlement))
-        return (yield from _repeated(transaction))
+        return (yield from repeated(transaction))
 
     def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
         """The settlement as statements; nothing written means that the record says something else."""
@@ -111,15 +112,6 @@ class KeyStore:
             return Settled(ours=True, snapshot=snapshot_of(rows[0]))
         snapshot = yield from self._find(lease.id)
         return Settled(ours=_says(snapshot, lease, settlement), snapshot=snapshot)
-
-    def schema_version(self) -> Flow[int | None]:
-        """The number of the last migration that is there."""
-
-        def body() -> Steps[int | None]:
-            rows = yield self._say("schema_version", {})
-            return int(rows[0]["version"]) if rows else None
-
-        return (yield from _said(Transaction("schema_version", Mode.READ, body)))
 
     def _find(self, record_id: RecordId) -> Steps[Snapshot]:
         rows = yield self._say("find", {"scope": record_id.scope, "key": record_id.key})
@@ -142,21 +134,6 @@ class KeyStore:
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
         now = None if self._clock is None else self._clock()
         return Statement(name, self._commands[name], {**params, "now": now})
-
-
-def _said(transaction: Transaction[T]) -> Flow[T]:
-    result: T = yield transaction
-    return result
-
-
-def _repeated(transaction: Transaction[T]) -> Flow[T]:
-    """Say it again when the reply was lost: what may be said twice is its own way of reading again (P7)."""
-    for _ in range(REPEATS):
-        try:
-            return (yield from _said(transaction))
-        except CommitAmbiguousError:
-            continue
-    return (yield from _said(transaction))
 
 
 def _ours_first(rows: Rows, claim: Claim) -> Snapshot:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.core.sqltext import Dialect
 from oncekey.stores.keystore import KeyStore
+from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.queries import load
 
 if TYPE_CHECKING:
@@ -17,4 +19,4 @@ class PostgresStore(KeyStore):
     """Records in PostgreSQL."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__), clock=clock)
+        super().__init__(load(__package__), schema=SqlSchema(__package__, Dialect.POSTGRES), clock=clock)

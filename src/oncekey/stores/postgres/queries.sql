@@ -146,6 +146,3 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
   AND record.state = 'in_progress' AND record.memo IS NULL AND record.intent IS NULL
 RETURNING clock.now, record.*;
-
--- name: schema_version
-SELECT max(number) AS version FROM oncekey.migration HAVING max(number) IS NOT NULL;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.core.sqltext import Dialect
 from oncekey.stores.keystore import KeyStore
+from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.queries import load
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ class SqliteStore(KeyStore):
     """Records in SQLite."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__), clock=clock)
+        super().__init__(load(__package__), schema=SqlSchema(__package__, Dialect.SQLITE), clock=clock)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""

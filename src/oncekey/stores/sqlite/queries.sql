@@ -104,6 +104,3 @@ WHERE scope = :scope AND key = :key
   AND incarnation = :incarnation AND fence = :fence
   AND state = 'in_progress' AND memo IS NULL AND intent IS NULL
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
-
--- name: schema_version
-SELECT max(number) AS version FROM oncekey_migration HAVING max(number) IS NOT NULL;

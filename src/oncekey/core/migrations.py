@@ -1,0 +1,139 @@
+"""Migrations as values: which there are, which are missing, and with which of them code may run.
+
+`pre` is safe while older code still runs; it only adds. `post` may take away what older code needs, so it comes
+when the last of it is gone. So code starts when every `pre` it knows is there, and it refuses a store that has a
+`post` it does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import Final
+
+_FILE: Final = re.compile(r"(?P<number>\d{4})_(?P<phase>pre|post)_(?P<name>[a-z][a-z0-9_]*)\.sql")
+
+
+class Phase(StrEnum):
+    """When a migration may run."""
+
+    PRE = "pre"
+    POST = "post"
+
+
+class Standing(StrEnum):
+    """What a store has of a migration."""
+
+    APPLIED = "applied"
+    PENDING = "pending"
+    CHANGED = "changed"
+    """It is there, but not with the content that this version knows."""
+    UNKNOWN = "unknown"
+    """It is there, and this version does not know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A migration as a store remembers it."""
+
+    number: int
+    phase: Phase
+    name: str
+    checksum: str
+
+    @property
+    def label(self) -> str:
+        """Its file's name without the ending."""
+        return f"{self.number:04}_{self.phase}_{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration(Applied):
+    """A migration with its statements."""
+
+    text: str = field(repr=False)
+
+    @classmethod
+    def read(cls, file: str, text: str) -> Migration:
+        """A migration from its file; a wrong name is a mistake of ours, found by the first test that runs."""
+        match = _FILE.fullmatch(file)
+        if match is None:
+            raise ValueError(f"{file} is no migration: name it NNNN_pre_name.sql or NNNN_post_name.sql")
+        # Line ends are a matter of how the file was checked out.
+        checksum = sha256(text.replace("\r\n", "\n").encode()).hexdigest()
+        return cls(int(match["number"]), Phase(match["phase"]), match["name"], checksum, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a store's status."""
+
+    migration: Applied
+    standing: Standing
+
+
+def ordered(migrations: Iterable[Migration]) -> tuple[Migration, ...]:
+    """By number; each number is there once, and none is left out."""
+    found = tuple(sorted(migrations, key=lambda migration: migration.number))
+    numbers = [migration.number for migration in found]
+    if numbers != list(range(1, len(found) + 1)):
+        raise ValueError(f"migrations are numbered 1, 2, 3 and so on, these are {numbers}")
+    return found
+
+
+def status(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Entry, ...]:
+    """Every migration that either side knows, in order."""
+    there = {one.number: one for one in applied}
+    entries = [Entry(one, _standing(one, there.get(one.number))) for one in known]
+    numbers = {one.number for one in known}
+    entries += [Entry(one, Standing.UNKNOWN) for one in applied if one.number not in numbers]
+    return tuple(sorted(entries, key=lambda entry: entry.migration.number))
+
+
+def plan(known: Sequence[Migration], applied: Sequence[Applied], *, only: Phase | None = None) -> tuple[Migration, ...]:
+    """What is to be run, in order. `only=PRE` stops before the first `post`: later ones may build on it."""
+    numbers = {one.number for one in applied}
+    pending = [one for one in known if one.number not in numbers]
+    if only is not Phase.PRE:
+        return tuple(pending)
+    posts = [one.number for one in pending if one.phase is Phase.POST]
+    return tuple(one for one in pending if not posts or one.number < posts[0])
+
+
+def changed(known: Sequence[Migration], applied: Sequence[Applied]) -> str | None:
+    """Why nothing may be run on this store, if so."""
+    for entry in status(known, applied):
+        if entry.standing is Standing.CHANGED:
+            return (
+                f"the store's migration {entry.migration.label} is not the one that this version of oncekey has: "
+                "use the version that made the store, or restore the store"
+            )
+    return None
+
+
+def objection(known: Sequence[Migration], applied: Sequence[Applied]) -> str | None:
+    """Why code with these migrations may not start on this store, in the sentence that fixes it."""
+    if known and not applied:
+        return "the store has no oncekey tables: run `oncekey migrate up --store URL`"
+    for entry in status(known, applied):
+        match entry.standing, entry.migration.phase:
+            case Standing.PENDING, Phase.PRE:
+                return f"the store lacks the migration {entry.migration.label}: run `oncekey migrate up --store URL`"
+            case Standing.UNKNOWN, Phase.POST:
+                return (
+                    f"the store has the migration {entry.migration.label}, which may have taken away what this "
+                    "version of oncekey needs: update oncekey"
+                )
+            case _:
+                continue
+    return changed(known, applied)
+
+
+def _standing(known: Migration, there: Applied | None) -> Standing:
+    if there is None:
+        return Standing.PENDING
+    same = (there.phase, there.name, there.checksum) == (known.phase, known.name, known.checksum)
+    return Standing.APPLIED if same else Standing.CHANGED

@@ -1,0 +1,229 @@
+"""The blocking driver for SQLite."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from weakref import WeakSet
+
+from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+from oncekey.drivers.sqlite_errors import commit_error, store_error
+from oncekey.drivers.sqlite_facade import GuardedConnection
+from oncekey.drivers.sqlite_files import SqliteFile, best_module
+from oncekey.flow import Mode, step
+
+if TYPE_CHECKING:
+    import os
+
+    from oncekey.flow import Rows, Statement, Steps, Transaction
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT = 5.0
+"""Seconds that a writer waits for its turn."""
+
+_log = logging.getLogger("oncekey")
+
+
+class SqliteDriver:
+    """Runs transactions on a SQLite file, from any number of threads.
+
+    SQLite has one writer at a time. Writers of this driver queue up for their turn in this process, and only then
+    for other processes, where SQLite can do no better than to look again every few milliseconds. Readers wait for
+    nobody while the file has a write-ahead log.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: float = BUSY_TIMEOUT,
+        module: ModuleType | None = None,
+    ) -> None:
+        self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or best_module())
+        self._turn = threading.Lock()
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        match transaction.mode:
+            case Mode.READ:
+                with self._file.lent() as connection:
+                    return step(transaction.body(), partial(execute, self._file.module, connection))
+            case Mode.SINGLE:
+                with self._writing() as connection:
+                    return step(transaction.body(), partial(execute, self._file.module, connection))
+            case Mode.ATOMIC:
+                with self._writing() as connection:
+                    return self._atomically(transaction, connection)
+            case _:
+                assert_never(transaction.mode)
+
+    def begin(self) -> SqliteTransaction:
+        """Open a business transaction; nothing is locked before its first statement."""
+        return SqliteTransaction(self._file, self._turn)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        take_turn(self._turn, self._file.busy_timeout)
+        try:
+            with self._file.lent() as connection:
+                yield connection
+        finally:
+            self._turn.release()
+
+    def _atomically(self, transaction: Transaction[T], connection: sqlite3.Connection) -> T:
+        module = self._file.module
+        say(module, connection, "BEGIN IMMEDIATE", transaction.name)
+        result = step(transaction.body(), partial(execute, module, connection))
+        # Without a COMMIT the connection is thrown away, and SQLite rolls back.
+        try:
+            connection.execute("COMMIT")
+        except module.Error as error:
+            raise commit_error(error, transaction.name) from error
+        return result
+
+
+class SqliteTransaction:
+    """A business transaction that a handler writes through and that we end."""
+
+    def __init__(self, file: SqliteFile, turn: threading.Lock) -> None:
+        self._file = file
+        self._turn = turn
+        self._raw: sqlite3.Connection | None = None
+        self._over = False
+        self._lost = False
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+        self._facade = GuardedConnection(self)
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """What the handler gets."""
+        return self._facade
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it; the first statement begins it."""
+        connection = self._begun()
+        self._refuse_if_lost()
+        if not connection.in_transaction:
+            # The business rows are in already, so the record has to follow them (L5).
+            _log.error("a handler ended its own transaction; the key's record is stored in another one")
+            self._say_begin(connection)
+        return step(steps, partial(execute, self._file.module, connection))
+
+    def commit(self) -> None:
+        """Commit, and give the connection back."""
+        connection = self._raw
+        if connection is None:
+            self._over = True
+            return
+        try:
+            self._refuse_if_lost()
+            if not connection.in_transaction:
+                _log.error("a handler ended its own transaction; there was nothing left to commit")
+            else:
+                connection.execute("COMMIT")
+        except self._file.module.Error as error:
+            raise commit_error(error, "committing the business transaction") from error
+        finally:
+            self._end(connection)
+
+    def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        if self._raw is None:
+            self._over = True
+            return
+        self._end(self._raw)
+
+    def handlers_cursor(self) -> sqlite3.Cursor:
+        """A cursor for the handler."""
+        connection = self._begun()
+        self._refuse_if_lost()
+        cursor = connection.cursor()
+        self._cursors.add(cursor)
+        return cursor
+
+    def heard(self, *, failed: bool) -> None:
+        """SQLite itself rolls back after some errors, and then nothing more may be said."""
+        if failed and self._raw is not None and not self._raw.in_transaction:
+            self._lost = True
+
+    def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
+        """An exception class of the module that is in use."""
+        return getattr(self._file.module, name)
+
+    def _begun(self) -> sqlite3.Connection:
+        if self._over:
+            raise TransactionControlError("the transaction of this operation is over: write before answering")
+        if self._raw is None:
+            take_turn(self._turn, self._file.busy_timeout)
+            try:
+                connection = self._file.take()
+                try:
+                    self._say_begin(connection)
+                except BaseException:
+                    self._file.discard(connection)
+                    raise
+            except BaseException:
+                self._turn.release()
+                raise
+            self._raw = connection
+        return self._raw
+
+    def _say_begin(self, connection: sqlite3.Connection) -> None:
+        say(self._file.module, connection, "BEGIN IMMEDIATE", "beginning the business transaction")
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost:
+            raise StoreUnavailableError("SQLite rolled the transaction back after an error: nothing of it happened")
+
+    def _end(self, connection: sqlite3.Connection) -> None:
+        self._raw, self._over = None, True
+        try:
+            # A cursor that was left open would keep an old snapshot alive for the next borrower.
+            for cursor in list(self._cursors):
+                cursor.close()
+            with suppress(self._file.module.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            if connection.in_transaction:
+                self._file.discard(connection)
+            else:
+                self._file.give_back(connection)
+        finally:
+            self._turn.release()
+
+
+def take_turn(turn: threading.Lock, patience: float) -> None:
+    """Wait for the turn to write, but not for ever."""
+    if not turn.acquire(timeout=patience):
+        raise StoreUnavailableError("another writer of this process held the SQLite file for too long")
+
+
+def execute(module: ModuleType, connection: sqlite3.Connection, statement: Statement) -> Rows:
+    """Execute one statement to its end: only then is it committed."""
+    assert isinstance(statement.command, str)
+    try:
+        return connection.execute(statement.command, statement.params).fetchall()
+    except module.Error as error:
+        raise store_error(error, statement.name) from error
+    except (OverflowError, ValueError, module.Warning) as error:
+        # Such an error repeats the value that could not be bound, so it is not shown.
+        raise store_error(error, statement.name) from None
+
+
+def say(module: ModuleType, connection: sqlite3.Connection, sql: str, what: str) -> None:
+    """Execute a statement of the driver's own."""
+    try:
+        connection.execute(sql)
+    except module.Error as error:
+        raise store_error(error, what) from error

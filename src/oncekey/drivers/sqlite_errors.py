@@ -1,0 +1,44 @@
+"""What SQLite's errors mean to a caller. No message repeats a value that was bound."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncekey.core.errors import CommitAmbiguousError, SchemaError, StoreError, StoreUnavailableError
+
+_UNAVAILABLE: Final[tuple[tuple[str, str], ...]] = (
+    ("SQLITE_BUSY", "another writer held the SQLite file for longer than the busy timeout"),
+    ("SQLITE_LOCKED", "another writer held the SQLite file for longer than the busy timeout"),
+    ("SQLITE_CANTOPEN", "the SQLite file cannot be opened: is its folder there, and may this process write to it?"),
+    ("SQLITE_READONLY", "the SQLite file or its folder is read-only for this process"),
+    ("SQLITE_PERM", "the SQLite file may not be used by this process"),
+    ("SQLITE_FULL", "the disk that holds the SQLite file is full"),
+    ("SQLITE_IOERR", "the disk failed while SQLite was reading or writing its file"),
+    ("SQLITE_CORRUPT", "the SQLite file is damaged"),
+    ("SQLITE_NOTADB", "the file is no SQLite database"),
+    ("SQLITE_PROTOCOL", "SQLite could not lock its file"),
+    ("SQLITE_NOMEM", "SQLite ran out of memory"),
+    ("SQLITE_INTERRUPT", "the statement was interrupted"),
+    ("SQLITE_ABORT", "the statement was interrupted"),
+    ("SQLITE_SCHEMA", "the schema changed while the statement ran"),
+)
+_OTHER_SCHEMA: Final = ("no such table", "no such column", "no such view", "has no column named")
+_OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
+
+
+def store_error(error: Exception, what: str) -> StoreError:
+    """The store's error for whatever the SQLite module raised while it did `what`."""
+    name = str(getattr(error, "sqlite_errorname", ""))
+    for prefix, sentence in _UNAVAILABLE:
+        if name.startswith(prefix):
+            return StoreUnavailableError(f"{what}: {sentence} ({name})")
+    if name == "SQLITE_ERROR" and any(part in str(error) for part in _OTHER_SCHEMA):
+        return SchemaError(f"{what}: {_OTHER_VERSION}")
+    return StoreError(f"{what}: SQLite refused it ({name or type(error).__name__})")
+
+
+def commit_error(error: Exception, what: str) -> StoreError:
+    """The same for a COMMIT: a disk that failed half-way may or may not have kept it."""
+    if str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_IOERR"):
+        return CommitAmbiguousError(f"{what}: the disk failed during the commit")
+    return store_error(error, what)

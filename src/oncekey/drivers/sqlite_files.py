@@ -1,0 +1,163 @@
+"""SQLite files: opening them durably, and lending connections to one borrower at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Final, cast
+
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.drivers.sqlite_errors import store_error
+from oncekey.drivers.sqlite_version import wal_is_safe
+
+_log = logging.getLogger("oncekey")
+_POLL: Final = 0.005
+_warned: set[str] = set()
+_inherited: list[sqlite3.Connection] = []
+"""Connections of a parent process: SQLite forbids to use them here, and closing them would too."""
+
+
+def best_module() -> ModuleType:
+    """`pysqlite3` if its SQLite keeps what was committed in a write-ahead log, else the standard library's.
+
+    An application that opens the same file in the same process must use the same module: locks of two copies of
+    SQLite do not see each other within one process, and that corrupts files.
+    """
+    try:
+        import pysqlite3.dbapi2 as fixed  # noqa: PLC0415  (an optional package)
+    except ImportError:
+        return sqlite3
+    return cast("ModuleType", fixed) if wal_is_safe(fixed.sqlite_version_info) else sqlite3
+
+
+class SqliteFile:
+    """One database file. Connections are opened when there is none to lend, and kept for the next."""
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float, module: ModuleType) -> None:
+        self.path = os.fspath(path)
+        if self.path in {"", ":memory:"}:
+            raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
+        self.module = module
+        self.busy_timeout = busy_timeout
+        self._keep = 8
+        self._idle: list[sqlite3.Connection] = []
+        self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def lent(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one piece of work; whatever goes wrong with it, the next borrower gets another."""
+        connection = self.take()
+        try:
+            yield connection
+        except BaseException:
+            self.discard(connection)
+            raise
+        self.give_back(connection)
+
+    def take(self) -> sqlite3.Connection:
+        """A connection that is nobody else's until it is given back."""
+        with self._guard:
+            if self._pid != os.getpid():
+                _inherited.extend(self._idle)
+                self._idle, self._pid = [], os.getpid()
+            if self._closed:
+                raise StoreUnavailableError("the driver of the SQLite file was closed")
+            if self._idle:
+                return self._idle.pop()
+        return self._open()
+
+    def give_back(self, connection: sqlite3.Connection) -> None:
+        """Keep it for the next borrower, unless there are enough."""
+        with self._guard:
+            if not self._closed and len(self._idle) < self._keep:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def discard(self, connection: sqlite3.Connection) -> None:
+        """Throw it away: what it had begun is rolled back."""
+        with suppress(self.module.Error):
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is not lent; what is lent is closed when it comes back."""
+        with self._guard:
+            self._closed, idle, self._idle = True, self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = self.module.connect(
+                self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
+            )
+            connection.row_factory = self.module.Row
+            self._make_durable(connection)
+        except (self.module.Error, StoreUnavailableError) as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, StoreUnavailableError):
+                raise
+            raise store_error(error, "opening the store") from error
+        return connection
+
+    def _make_durable(self, connection: sqlite3.Connection) -> None:
+        """A commit that was acknowledged survives a power cut, in either mode.
+
+        Without a write-ahead log the journal is truncated and not deleted: only then SQLite syncs the end of a
+        transaction, and a journal cannot come back to undo it.
+        """
+        if wal_is_safe(self.module.sqlite_version_info):
+            mode = self._patiently(connection, "PRAGMA journal_mode = WAL")
+            if mode != "wal":  # some file systems cannot share the memory it needs
+                connection.execute("PRAGMA journal_mode = TRUNCATE")
+        else:
+            self._warn_once()
+            self._leave_wal(connection)
+        connection.execute("PRAGMA synchronous = FULL")
+
+    def _leave_wal(self, connection: sqlite3.Connection) -> None:
+        try:
+            self._patiently(connection, "PRAGMA journal_mode = TRUNCATE")
+        except self.module.OperationalError as error:
+            if not _is_busy(error):
+                raise
+            raise StoreUnavailableError(
+                "the SQLite file is in write-ahead mode and in use by others, and this SQLite "
+                f"({self.module.sqlite_version}) can lose commits there: pip install 'oncekey[sqlite]'"
+            ) from error
+
+    def _patiently(self, connection: sqlite3.Connection, pragma: str) -> str:
+        """The mode that the file is in afterwards; SQLite itself does not wait when others are using it."""
+        deadline = time.monotonic() + self.busy_timeout
+        while True:
+            try:
+                return str(connection.execute(pragma).fetchone()[0])
+            except self.module.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL)
+
+    def _warn_once(self) -> None:
+        version = self.module.sqlite_version
+        if version in _warned:
+            return
+        _warned.add(version)
+        _log.warning(
+            "SQLite %s can lose commits in write-ahead mode, so a rollback journal is used, which is slower; "
+            "pip install 'oncekey[sqlite]' brings a repaired SQLite",
+            version,
+        )
+
+
+def _is_busy(error: Exception) -> bool:
+    return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY")

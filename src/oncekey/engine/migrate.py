@@ -1,0 +1,43 @@
+"""Migrations as flows: what a store has, what it lacks, and making good on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.core import migrations
+from oncekey.core.errors import SchemaError
+
+if TYPE_CHECKING:
+    from oncekey.core.migrations import Entry, Migration, Phase
+    from oncekey.flow import Flow
+    from oncekey.ports import Schema
+
+
+def check(schema: Schema) -> Flow[None]:
+    """Refuse a store that this version cannot work with."""
+    wrong = migrations.objection(schema.migrations, (yield from schema.applied()))
+    if wrong is not None:
+        raise SchemaError(wrong)
+
+
+def status(schema: Schema) -> Flow[tuple[Entry, ...]]:
+    """Every migration that the store or this version knows."""
+    return migrations.status(schema.migrations, (yield from schema.applied()))
+
+
+def plan(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ...]]:
+    """What `up` would run, in order."""
+    applied = yield from schema.applied()
+    wrong = migrations.changed(schema.migrations, applied)
+    if wrong is not None:
+        raise SchemaError(wrong)
+    return migrations.plan(schema.migrations, applied, only=only)
+
+
+def up(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ...]]:
+    """Run what is missing; what another process ran meanwhile is left out of the result."""
+    done: tuple[Migration, ...] = ()
+    for migration in (yield from plan(schema, only=only)):
+        ran = yield from schema.migrate(migration)
+        done += (migration,) if ran else ()
+    return done

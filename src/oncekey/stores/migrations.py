@@ -1,0 +1,125 @@
+"""The migrations of a SQL store: numbered files in the package, and the table that remembers them.
+
+`ledger.sql` of a store's package has titled blocks: `table` makes the table that remembers, `applied` reads it,
+`record` adds a line, and `lock` lets one migrator in at a time where a transaction alone does not.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import SchemaError
+from oncekey.core.migrations import Applied, Migration, Phase, changed, ordered
+from oncekey.core.sqltext import sentences
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.queries import load
+from oncekey.stores.saying import repeated, said
+
+if TYPE_CHECKING:
+    from oncekey.core.sqltext import Dialect
+    from oncekey.flow import Flow, Row, Steps, Value
+
+_PLACEHOLDER: Final = re.compile(r"(?<!:):(\w+)")
+_HARMLESS: Final = re.compile(r"[a-z0-9_]+")
+
+
+class SqlSchema:
+    """The tables of a SQL store."""
+
+    def __init__(self, package: str, dialect: Dialect, *, migrations: tuple[Migration, ...] | None = None) -> None:
+        self._ledger = load(package, "ledger.sql")
+        self._dialect = dialect
+        self.migrations = known(package) if migrations is None else migrations
+
+    def applied(self) -> Flow[tuple[Applied, ...]]:
+        """What the store remembers; nothing if it remembers nothing yet."""
+        try:
+            return (yield from said(Transaction("migrations", Mode.READ, self._applied)))
+        except SchemaError:
+            return ()
+
+    def migrate(self, migration: Migration) -> Flow[bool]:
+        """Run one migration and remember it, together or not at all; False if it was there already."""
+        return (yield from repeated(Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migration))))
+
+    def script(self) -> str:
+        """All of it as text for those who run migrations by other means."""
+        parts = [self._ledger["table"] + ";"]
+        for one in self.migrations:
+            record = _filled(self._ledger["record"], _line(one))
+            parts.append(f"-- {one.label}\nBEGIN;\n\n{one.text.strip()}\n\n{record};\n\nCOMMIT;")
+        return "\n\n".join(parts) + "\n"
+
+    def _applied(self) -> Steps[tuple[Applied, ...]]:
+        rows = yield Statement("migrations", self._ledger["applied"])
+        return tuple(_applied_of(row) for row in rows)
+
+    def _migrate(self, migration: Migration) -> Steps[bool]:
+        if "lock" in self._ledger:
+            yield Statement("migration_lock", self._ledger["lock"])
+        yield from self._execute("migration_table", self._ledger["table"])
+        there = yield from self._applied()
+        wrong = changed((migration,), there)
+        if wrong is not None:
+            raise SchemaError(wrong)
+        if any(one.number == migration.number for one in there):
+            return False
+        yield from self._execute(migration.label, migration.text)
+        yield Statement("migration_record", self._ledger["record"], _line(migration))
+        return True
+
+    def _execute(self, name: str, text: str) -> Steps[None]:
+        for sentence in sentences(text, self._dialect):
+            yield Statement(name, sentence.text)
+
+
+class NoSchema:
+    """The tables of a store that has none."""
+
+    migrations: tuple[Migration, ...] = ()
+
+    def applied(self) -> Flow[tuple[Applied, ...]]:
+        """Nothing."""
+        yield from ()
+        return ()
+
+    def migrate(self, migration: Migration) -> Flow[bool]:
+        """There is nothing to run it on."""
+        yield from ()
+        raise SchemaError(f"this store has no tables to run {migration.label} on")
+
+
+@cache
+def known(package: str) -> tuple[Migration, ...]:
+    """The migrations of a store's package, in order."""
+    folder = files(package).joinpath("migrations")
+    return ordered(
+        Migration.read(file.name, file.read_text("utf-8")) for file in folder.iterdir() if file.name.endswith(".sql")
+    )
+
+
+def _line(migration: Migration) -> dict[str, Value]:
+    return {
+        "number": migration.number,
+        "phase": migration.phase.value,
+        "name": migration.name,
+        "checksum": migration.checksum,
+    }
+
+
+def _applied_of(row: Row) -> Applied:
+    return Applied(int(row["number"]), Phase(row["phase"]), row["name"], row["checksum"])
+
+
+def _filled(text: str, values: dict[str, Value]) -> str:
+    """The statement as it is printed; only names and numbers of our own files get here."""
+
+    def literal(match: re.Match[str]) -> str:
+        value = values[match[1]]
+        assert isinstance(value, int) or (isinstance(value, str) and _HARMLESS.fullmatch(value))
+        return str(value) if isinstance(value, int) else f"'{value}'"
+
+    return _PLACEHOLDER.sub(literal, text)

@@ -1,0 +1,24 @@
+-- How PostgreSQL remembers its migrations. The lock's number is arbitrary and ours; it ends with the transaction.
+-- A migration that waits for a lock on a table stops everybody behind it, so it waits for five seconds only.
+
+-- name: lock
+SELECT pg_advisory_xact_lock(6012904419870137), set_config('lock_timeout', '5s', true);
+
+-- name: table
+CREATE SCHEMA IF NOT EXISTS oncekey;
+
+CREATE TABLE IF NOT EXISTS oncekey.migration (
+    number     integer  NOT NULL PRIMARY KEY,
+    phase      text     NOT NULL,
+    name       text     NOT NULL,
+    checksum   text     NOT NULL,  -- SHA-256 of the file: a store that was made otherwise is not used
+    applied_at bigint   NOT NULL,
+    CONSTRAINT phase_known CHECK (phase IN ('pre', 'post'))
+);
+
+-- name: applied
+SELECT number, phase, name, checksum FROM oncekey.migration ORDER BY number;
+
+-- name: record
+INSERT INTO oncekey.migration (number, phase, name, checksum, applied_at)
+VALUES (:number::integer, :phase, :name, :checksum, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);

@@ -1,0 +1,18 @@
+-- How SQLite remembers its migrations. BEGIN IMMEDIATE lets one migrator in at a time.
+
+-- name: table
+CREATE TABLE IF NOT EXISTS oncekey_migration (
+    number     INTEGER  NOT NULL PRIMARY KEY,
+    phase      TEXT     NOT NULL,
+    name       TEXT     NOT NULL,
+    checksum   TEXT     NOT NULL,  -- SHA-256 of the file: a store that was made otherwise is not used
+    applied_at INTEGER  NOT NULL,
+    CONSTRAINT phase_known CHECK (phase IN ('pre', 'post'))
+) STRICT;
+
+-- name: applied
+SELECT number, phase, name, checksum FROM oncekey_migration ORDER BY number;
+
+-- name: record
+INSERT INTO oncekey_migration (number, phase, name, checksum, applied_at)
+VALUES (:number, :phase, :name, :checksum, CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000);
