@@ -221,7 +221,7 @@ class Once:
         """The checks of `lifespan`."""
         engine = self.asynchronous()
         if self._migrate:
-            await wire.amigrate(engine)
+            await engine.migrate()
         await engine.check()
         self._check_effects(engine)
         if app is not None and app in self._installed:

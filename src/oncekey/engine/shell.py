@@ -68,6 +68,10 @@ class Engine:
         """Refuse a schema that this version cannot work with."""
         drive(migrate.check(self.store.schema), self.driver.run)
 
+    def migrate(self) -> None:
+        """Run the migrations that the store lacks."""
+        drive(migrate.up(self.store.schema), self.driver.run)
+
     def close(self) -> None:
         """Give the connections back."""
         self.driver.close()
@@ -113,6 +117,10 @@ class AsyncEngine:
     async def check(self) -> None:
         """Refuse a schema that this version cannot work with."""
         await adrive(migrate.check(self.store.schema), self.driver.run)
+
+    async def migrate(self) -> None:
+        """Run the migrations that the store lacks."""
+        await adrive(migrate.up(self.store.schema), self.driver.run)
 
     async def close(self) -> None:
         """Give the connections back."""
