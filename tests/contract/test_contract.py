@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
@@ -11,6 +12,9 @@ pytest.register_assert_rewrite("oncekey.testing.contract")
 
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver  # noqa: E402  (asserts are rewritten first)
 from oncekey.drivers.sqlite import SqliteDriver  # noqa: E402
+from oncekey.drivers.sqlite_async import AsyncSqliteDriver  # noqa: E402
+from oncekey.drivers.threads import threaded  # noqa: E402
+from oncekey.drivers.within import Within, sqlite_execute  # noqa: E402
 from oncekey.engine import migrate  # noqa: E402
 from oncekey.flow import drive  # noqa: E402
 from oncekey.stores.memory import MemoryStore  # noqa: E402
@@ -51,4 +55,42 @@ class TestSqlite(StoreContract):
     @pytest.fixture
     def world(self, sqlite_file, module):
         with blocking(SqliteStore, SqliteDriver(sqlite_file, module=module)) as world:
+            yield world
+
+
+class TestAsyncSqlite(StoreContract):
+    @pytest.fixture
+    def world(self, sqlite_file, module):
+        with under_asyncio(SqliteStore, AsyncSqliteDriver(sqlite_file, module=module)) as world:
+            yield world
+
+
+class TestThreadedSqlite(StoreContract):
+    @pytest.fixture
+    def world(self, sqlite_file, module):
+        with under_asyncio(SqliteStore, threaded(SqliteDriver(sqlite_file, module=module))) as world:
+            yield world
+
+
+class InCallersTransaction:
+    """A caller that wraps each piece of work in a transaction of its own, on a connection of its own."""
+
+    def __init__(self, path, module):
+        self._path, self._module = path, module
+
+    def run(self, transaction):
+        with closing(self._module.connect(self._path, timeout=30, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            result = Within(sqlite_execute(connection)).run(transaction)
+            connection.execute("COMMIT")
+            return result
+
+    def close(self):
+        pass
+
+
+class TestWithinSqlite(StoreContract):
+    @pytest.fixture
+    def world(self, sqlite_file, module):
+        with blocking(SqliteStore, InCallersTransaction(sqlite_file, module)) as world:
             yield world

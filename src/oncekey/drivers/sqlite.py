@@ -49,6 +49,11 @@ class SqliteDriver:
         self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or best_module())
         self._turn = threading.Lock()
 
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._file.path
+
     def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction."""
         match transaction.mode:

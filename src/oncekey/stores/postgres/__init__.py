@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant
 
 
+def tables() -> SqlSchema:
+    """The tables and their migrations."""
+    return SqlSchema(__package__, Dialect.POSTGRES)
+
+
 class PostgresStore(KeyStore):
     """Records in PostgreSQL."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__), schema=SqlSchema(__package__, Dialect.POSTGRES), clock=clock)
+        super().__init__(load(__package__), schema=tables(), clock=clock)

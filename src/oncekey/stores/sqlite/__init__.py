@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from oncekey.flow import Flow
 
 
+def tables() -> SqlSchema:
+    """The tables and their migrations."""
+    return SqlSchema(__package__, Dialect.SQLITE)
+
+
 class SqliteStore(KeyStore):
     """Records in SQLite."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__), schema=SqlSchema(__package__, Dialect.SQLITE), clock=clock)
+        super().__init__(load(__package__), schema=tables(), clock=clock)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""

@@ -1,0 +1,182 @@
+"""Any blocking driver under asyncio, in threads of its own.
+
+Whoever holds a connection must never queue behind whoever waits for one. So each open transaction has a thread to
+itself, in which it can always go on, and whole transactions (claims, heartbeats) run in another set of threads.
+A cancelled call does not stop its thread: the job is done to its end, and only then does the next one begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+
+if TYPE_CHECKING:
+    from oncekey.flow import Steps, Transaction
+
+T = TypeVar("T")
+
+CANCELLED = "a statement of this transaction was cancelled half-way, so all of it is rolled back"
+OVER = "the transaction of this operation is over: write before answering"
+
+
+class Blocking(Protocol):
+    """A blocking driver."""
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class BlockingTransaction(Protocol):
+    """An open transaction of a blocking driver."""
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401  (the driver's own)
+        """What the handler gets."""
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements."""
+
+    def commit(self) -> None:
+        """Commit."""
+
+    def rollback(self) -> None:
+        """Roll back."""
+
+
+@runtime_checkable
+class BlockingSharing(Blocking, Protocol):
+    """A blocking driver that shares the application's transactions."""
+
+    def begin(self) -> BlockingTransaction:
+        """Open one."""
+
+
+async def to_its_end(executor: Executor, job: Callable[[], T]) -> T:
+    """Do a job in a thread. Whoever waits may be cancelled; the job is not."""
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(executor, job))
+
+
+class ThreadedTransaction:
+    """An open transaction whose blocking calls are made in a thread.
+
+    `connection` is the blocking one: it belongs to a handler that runs in a thread itself.
+    """
+
+    def __init__(self, inner: BlockingTransaction, thread: Executor, leave: Callable[[], None]) -> None:
+        self._inner = inner
+        self._thread = thread
+        self._leave = leave
+        self._cancelled = False
+        self._over = False
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401  (the driver's own)
+        """What the handler gets."""
+        return self._inner.connection
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        return await self.say(partial(self._inner.step, steps))
+
+    async def commit(self) -> None:
+        """Commit, unless a statement was cancelled: nobody heard what became of it."""
+        if self._cancelled:
+            await self.rollback()
+            raise StoreUnavailableError(CANCELLED)
+        await self._end(self._inner.commit)
+
+    async def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        await self._end(self._inner.rollback)
+
+    async def say(self, job: Callable[[], T]) -> T:
+        """Do something with the connection."""
+        if self._over:
+            raise TransactionControlError(OVER)
+        if self._cancelled:
+            raise StoreUnavailableError(CANCELLED)
+        try:
+            return await to_its_end(self._thread, job)
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
+
+    async def _end(self, job: Callable[[], None]) -> None:
+        if self._over:
+            return
+        self._over = True
+        future = asyncio.get_running_loop().run_in_executor(self._thread, job)
+        future.add_done_callback(lambda _: self._leave())
+        await asyncio.shield(future)
+
+
+class ThreadedDriver:
+    """A blocking driver as an asyncio driver. One for each event loop."""
+
+    def __init__(self, driver: Blocking, *, threads: int = 8) -> None:
+        self._driver = driver
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="oncekey-run")
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction, all of it in one thread."""
+        return await to_its_end(self._threads, lambda: self._driver.run(transaction))
+
+    async def close(self) -> None:
+        """Give everything back."""
+        await to_its_end(self._threads, self._driver.close)
+        self._threads.shutdown(wait=False)
+
+
+class SharingThreadedDriver(ThreadedDriver):
+    """The same for a driver that shares the application's transactions; at most `threads` are open at once."""
+
+    def __init__(self, driver: BlockingSharing, *, threads: int = 8, patience: float = 5.0) -> None:
+        super().__init__(driver, threads=threads)
+        self._sharing = driver
+        self._patience = patience
+        self._free = asyncio.Semaphore(threads)
+
+    async def begin(self) -> ThreadedTransaction:
+        """Open a business transaction. Who waits for one holds no thread."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._free.acquire()
+        except TimeoutError:
+            raise StoreUnavailableError("too many business transactions were open for too long") from None
+        thread = ThreadPoolExecutor(1, thread_name_prefix="oncekey-tx")
+
+        def leave() -> None:
+            self._free.release()
+            thread.shutdown(wait=False)
+
+        begun = asyncio.get_running_loop().run_in_executor(thread, self._sharing.begin)
+        try:
+            return ThreadedTransaction(await asyncio.shield(begun), thread, leave)
+        except asyncio.CancelledError:
+            begun.add_done_callback(partial(_undo, thread, leave))
+            raise
+        except BaseException:
+            leave()
+            raise
+
+
+def threaded(driver: Blocking, *, threads: int = 8) -> ThreadedDriver:
+    """The asyncio driver for a blocking one, which can share transactions if that one can."""
+    if isinstance(driver, BlockingSharing):
+        return SharingThreadedDriver(driver, threads=threads)
+    return ThreadedDriver(driver, threads=threads)
+
+
+def _undo(thread: Executor, leave: Callable[[], None], begun: asyncio.Future[BlockingTransaction]) -> None:
+    """A transaction that was opened for nobody."""
+    if begun.exception() is None:
+        thread.submit(begun.result().rollback)
+    leave()

@@ -1,0 +1,173 @@
+"""The composition root: from a URL to a store, its driver and an engine. The only place that knows both sides.
+
+Connecting does no I/O: connections are made when they are first needed, so an application can be imported, and
+its mistakes in a URL found, without a database at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, assert_never
+from urllib.parse import unquote, urlsplit
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.engine.shell import AsyncEngine, Engine
+from oncekey.stores import postgres, sqlite
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant
+    from oncekey.stores.migrations import SqlSchema
+
+FORMS: Final = "memory:, sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
+POOL_SIZE: Final = 10
+
+_POSTGRES: Final = {
+    "postgresql": None,
+    "postgres": None,
+    "postgresql+psycopg": "psycopg",
+    "postgresql+asyncpg": "asyncpg",
+}
+
+
+class Kind(StrEnum):
+    """The stores there are."""
+
+    MEMORY = "memory"
+    SQLITE = "sqlite"
+    POSTGRES = "postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A store's URL, understood. `place` is the file or the DSN; `package` the driver that was asked for."""
+
+    kind: Kind
+    place: str = ""
+    package: str | None = None
+    pool_size: int = POOL_SIZE
+
+
+def connect(url: str, *, clock: Callable[[], Instant] | None = None) -> Engine:
+    """An engine for blocking code."""
+    address = understand(url)
+    match address.kind:
+        case Kind.MEMORY:
+            return Engine(MemoryStore(clock=clock), MemoryDriver())
+        case Kind.SQLITE:
+            return Engine(SqliteStore(clock=clock), _driver("sqlite").SqliteDriver(address.place))
+        case Kind.POSTGRES:
+            if address.package == "asyncpg":
+                raise ConfigurationError("asyncpg is for `async def` only: use postgresql+psycopg:// here")
+            driver = _psycopg().PsycopgDriver(address.place, pool_size=address.pool_size)
+            return Engine(PostgresStore(clock=clock), driver)
+        case _:
+            assert_never(address.kind)
+
+
+def aconnect(url: str, *, clock: Callable[[], Instant] | None = None) -> AsyncEngine:
+    """An engine for asyncio; one for each event loop."""
+    address = understand(url)
+    match address.kind:
+        case Kind.MEMORY:
+            return AsyncEngine(MemoryStore(clock=clock), AsyncMemoryDriver())
+        case Kind.SQLITE:
+            driver = _driver("sqlite_async").AsyncSqliteDriver(address.place)
+            return AsyncEngine(SqliteStore(clock=clock), driver)
+        case Kind.POSTGRES:
+            driver = _postgres_async(address.package)(address.place, pool_size=address.pool_size)
+            return AsyncEngine(PostgresStore(clock=clock), driver)
+        case _:
+            assert_never(address.kind)
+
+
+def migrations_for(url: str) -> SqlSchema:
+    """The tables of a URL's store, without connecting to it."""
+    address = understand(url)
+    match address.kind:
+        case Kind.MEMORY:
+            raise ConfigurationError("memory: has no tables, so there is nothing to migrate")
+        case Kind.SQLITE:
+            return sqlite.tables()
+        case Kind.POSTGRES:
+            return postgres.tables()
+        case _:
+            assert_never(address.kind)
+
+
+def understand(url: str) -> Address:
+    """What a URL says, or a sentence about what it should."""
+    scheme, colon, rest = url.partition(":")
+    if not colon:
+        raise ConfigurationError(f"{_safely(url)} is no store: say {FORMS}")
+    if scheme == "memory" and not rest.strip("/"):
+        return Address(Kind.MEMORY)
+    if scheme == "sqlite":
+        return _sqlite(rest)
+    if scheme in _POSTGRES:
+        return _postgres(url, scheme)
+    raise ConfigurationError(f"there is no store for {scheme}: say {FORMS}")
+
+
+def _sqlite(rest: str) -> Address:
+    if "?" in rest:
+        raise ConfigurationError("a SQLite store takes no options; a question mark in a file's name is %3F")
+    path = unquote(rest.removeprefix("///"))
+    if not rest.startswith("///") or path in {"", ":memory:"}:
+        raise ConfigurationError(
+            "a SQLite store is a file: sqlite:///relative.db (three slashes) or sqlite:////absolute.db (four)"
+        )
+    return Address(Kind.SQLITE, path)
+
+
+def _postgres(url: str, scheme: str) -> Address:
+    parts = urlsplit(url)
+    # What is not ours is passed on letter by letter: PostgreSQL reads a plus sign as a plus sign.
+    options = parts.query.split("&") if parts.query else []
+    sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
+    kept = "&".join(option for option in options if not option.startswith("pool_size="))
+    dsn = parts._replace(scheme="postgresql", query=kept).geturl()
+    return Address(Kind.POSTGRES, dsn, _POSTGRES[scheme], _pool_size(sizes))
+
+
+def _pool_size(sizes: list[str]) -> int:
+    if not sizes:
+        return POOL_SIZE
+    if not sizes[-1].isascii() or not sizes[-1].isdigit() or int(sizes[-1]) < 1:
+        raise ConfigurationError(f"pool_size={sizes[-1]} is no number of connections: pool_size=10 is one")
+    return int(sizes[-1])
+
+
+def _postgres_async(package: str | None) -> Callable[..., Any]:
+    """The driver that was asked for; if none was, asyncpg where it is installed, else psycopg."""
+    if package == "asyncpg" or (package is None and find_spec("asyncpg") is not None):
+        module, name = _driver("asyncpg", needs=("asyncpg",), extra="asyncpg"), "AsyncpgDriver"
+    else:
+        module, name = _psycopg(), "AsyncPsycopgDriver"
+    driver: Callable[..., Any] = getattr(module, name)
+    return driver
+
+
+def _psycopg() -> ModuleType:
+    return _driver("psycopg", needs=("psycopg", "psycopg_pool"), extra="postgres")
+
+
+def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:
+    """The module of a driver, with the command that installs what it needs if that is missing."""
+    for package in needs:
+        if find_spec(package) is None:
+            raise ConfigurationError(f"{package} is not installed: pip install 'oncekey[{extra}]'")
+    return import_module(f"oncekey.drivers.{name}")
+
+
+def _safely(url: str) -> str:
+    """A URL may hold a password, and what is no URL may be one."""
+    return repr(url) if len(url) < 20 and "@" not in url else "what was given"  # noqa: PLR2004  (a short word)
