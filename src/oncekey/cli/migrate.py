@@ -1,0 +1,114 @@
+"""`oncekey migrate status|up|sql`: the store's tables."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oncekey import wire
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.migrations import Phase, Standing
+from oncekey.core.sqltext import Dialect
+from oncekey.engine import migrate
+from oncekey.flow import adrive
+
+if TYPE_CHECKING:
+    from oncekey.core.migrations import Entry
+    from oncekey.engine.shell import AsyncEngine
+
+_SAMPLES = {Dialect.SQLITE: "sqlite:///any.db", Dialect.POSTGRES: "postgresql://any"}
+
+StoreUrl = Annotated[
+    str, typer.Option("--store", envvar="ONCEKEY_STORE", help=f"The store's URL: {wire.FORMS}.", metavar="URL")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `migrate`."""
+    group = typer.Typer(help="Create and update oncekey's own tables.", no_args_is_help=True)
+    group.command("status")(status)
+    group.command("up")(up)
+    group.command("sql")(sql)
+    app.add_typer(group, name="migrate")
+
+
+def status(
+    store: StoreUrl, *, as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False
+) -> None:
+    """Say which migrations the store has and lacks. Exit code 1 if any is pending or not as it should be."""
+    entries = asyncio.run(_status(store))
+    lines = [_line(entry) for entry in entries]
+    typer.echo(json.dumps(lines, indent=2) if as_json else _table(lines))
+    if any(entry.standing in {Standing.PENDING, Standing.CHANGED} for entry in entries):
+        raise typer.Exit(1)
+
+
+def up(
+    store: StoreUrl,
+    *,
+    phase: Annotated[
+        Phase | None,
+        typer.Option(help="`pre`: stop before the first migration that older code could not live with."),
+    ] = None,
+) -> None:
+    """Run the migrations that the store lacks, each in a transaction of its own."""
+    if phase is Phase.POST:
+        raise ConfigurationError("`post` migrations build on `pre` ones: say --phase pre, or nothing for all")
+    asyncio.run(_up(store, phase))
+
+
+def sql(
+    store: Annotated[str | None, typer.Option("--store", help="The store's URL; it is not connected to.")] = None,
+    dialect: Annotated[Dialect | None, typer.Option(help="The database, where there is no URL yet.")] = None,
+) -> None:
+    """Print all migrations, for those who run them by other means. Nothing is connected to."""
+    if (store is None) == (dialect is None):
+        raise ConfigurationError("say --store URL or --dialect, one of the two")
+    url = store if store is not None else _SAMPLES[Dialect(dialect or "")]
+    typer.echo(wire.migrations_for(url).script(), nl=False)
+
+
+async def _status(url: str) -> tuple[Entry, ...]:
+    async with _engine(url) as engine:
+        return await adrive(migrate.status(engine.store.schema), engine.driver.run)
+
+
+async def _up(url: str, phase: Phase | None) -> None:
+    async with _engine(url) as engine:
+        schema = engine.store.schema
+        pending = await adrive(migrate.plan(schema, only=phase), engine.driver.run)
+        for migration in pending:
+            ran = await adrive(schema.migrate(migration), engine.driver.run)
+            typer.echo(f"{'applied' if ran else 'was there'} {migration.label}.sql")
+        if not pending:
+            typer.echo("nothing to do")
+
+
+@asynccontextmanager
+async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
+    """Under asyncio, because every database has a driver for that."""
+    wire.migrations_for(url)  # refuses what has no tables
+    engine = wire.aconnect(url)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def _line(entry: Entry) -> dict[str, str | int]:
+    one = entry.migration
+    return {"number": one.number, "phase": one.phase.value, "name": one.name, "status": entry.standing.value}
+
+
+def _table(lines: list[dict[str, str | int]]) -> str:
+    rows = [("migration", "phase", "name", "status")]
+    rows += [(f"{line['number']:04}", str(line["phase"]), str(line["name"]), str(line["status"])) for line in lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
