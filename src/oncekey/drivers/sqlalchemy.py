@@ -1,0 +1,163 @@
+"""The driver for applications with a SQLAlchemy `AsyncEngine`: their engine, their pool, their sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
+
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
+from oncekey.drivers.sqlalchemy_guard import guarding, open_guarded
+from oncekey.drivers.sqlalchemy_saying import closed, committed, execute
+from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
+from oncekey.flow import Mode, astep
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from oncekey.flow import Transaction
+
+T = TypeVar("T")
+
+DIALECTS: Final = frozenset({"postgresql", "sqlite"})
+TOO_SMALL: Final = (
+    "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
+    "create_async_engine(..., pool_size=2) or more"
+)
+
+_ONE_CONNECTION: Final = (StaticPool, SingletonThreadPool, AssertionPool)
+
+
+class SqlalchemyDriver:
+    """Runs transactions on the application's own engine, which is never disposed here.
+
+    While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So
+    one connection of the pool is never given to a handler: whoever holds one must not wait for one who wants one.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        if engine.dialect.name not in DIALECTS:
+            raise ConfigurationError(
+                f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL or SQLite"
+            )
+        self._engine = engine
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._guarded = guarding(engine)
+        self._places = _places(engine)
+        self._patience = float(getattr(engine.pool, "_timeout", 30.0))
+        self._returns: set[asyncio.Task[None]] = set()
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        conflicts, losses = CONFLICT_TRIES, LOSS_TRIES
+        while True:
+            try:
+                return await self._run(transaction)
+            except ConflictError:
+                conflicts -= 1
+                if not conflicts:
+                    raise
+            except LostError:
+                losses -= 1
+                if not losses:
+                    raise
+
+    async def begin(self) -> SqlalchemyTransaction:
+        """Open a business transaction; the database hears of it with its first statement."""
+        await self._enter()
+        try:
+            connection, watch = await open_guarded(self._guarded)
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, FAILURES):
+                raise not_connected(error) from error
+            raise
+        transaction = SqlalchemyTransaction(connection, watch, self._end)
+        try:
+            await transaction.start()
+        except BaseException:
+            await transaction.rollback()
+            raise
+        return transaction
+
+    def session(self) -> AsyncSession:
+        """An ordinary session, which the application commits; it takes a connection when it is first used."""
+        return AsyncSession(self._engine, expire_on_commit=False)
+
+    async def close(self) -> None:
+        """Wait for the connections that are on their way back to the pool; the engine is not ours."""
+        if self._returns:
+            await asyncio.wait(self._returns)
+
+    def _end(self, connection: AsyncConnection, session: AsyncSession | None) -> asyncio.Task[None]:
+        """Undo what is not committed, and give a business transaction's connection back."""
+        return self._errand(self._ended(connection, session))
+
+    async def _run(self, transaction: Transaction[T]) -> T:
+        atomic = transaction.mode is Mode.ATOMIC
+        connection = (self._engine if atomic else self._autocommit).connect()
+        try:
+            await connection.start()
+        except FAILURES as error:
+            raise not_connected(error) from error
+        try:
+            try:
+                result = await astep(transaction.body(), partial(execute, connection))
+            except FAILURES as error:
+                raise failed(error, transaction.mode, transaction.name) from error
+            if atomic:
+                await committed(connection, transaction.name)
+            return result
+        finally:
+            await asyncio.shield(self._errand(closed(connection)))
+
+    async def _enter(self) -> None:
+        if self._places is None:
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._places.acquire()
+        except TimeoutError:
+            raise StoreUnavailableError("all connections that handlers may hold are in use") from None
+
+    def _leave(self) -> None:
+        if self._places is not None:
+            self._places.release()
+
+    async def _ended(self, connection: AsyncConnection, session: AsyncSession | None) -> None:
+        try:
+            if session is not None:
+                with suppress(*FAILURES):
+                    await session.close()
+            await closed(connection)
+        finally:
+            self._leave()
+
+    def _errand(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """A connection goes back to its pool, whoever is cancelled meanwhile."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+        return task
+
+
+def _places(engine: AsyncEngine) -> asyncio.Semaphore | None:
+    """How many connections handlers may hold: all but one; None where the pool has no limit."""
+    pool = engine.pool
+    if isinstance(pool, _ONE_CONNECTION):
+        raise ConfigurationError(TOO_SMALL)
+    if not isinstance(pool, QueuePool):
+        return None
+    size, overflow = pool.size(), int(getattr(pool, "_max_overflow", -1))
+    if size == 0 or overflow < 0:
+        return None
+    if size + overflow == 1:
+        raise ConfigurationError(TOO_SMALL)
+    return asyncio.Semaphore(size + overflow - 1)

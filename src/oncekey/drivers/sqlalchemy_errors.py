@@ -1,0 +1,74 @@
+"""What SQLAlchemy's errors mean to a caller: it wraps those of the library below, and lets the network's through."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from oncekey.core.errors import StoreError, StoreUnavailableError
+from oncekey.drivers import postgres_errors, sqlite_errors
+from oncekey.flow import Mode
+
+FAILURES: Final = (SQLAlchemyError, OSError, EOFError, TimeoutError)
+"""Whatever a statement can end with, but a cancellation."""
+
+_ABORTED: Final = "25P02"
+
+
+def is_aborted(error: BaseException) -> bool:
+    """Whether the transaction failed before, and takes no more statements."""
+    return _sqlstate(error) == _ABORTED
+
+
+def not_connected(error: BaseException) -> StoreError:
+    """The meaning of an error before anything was said."""
+    if isinstance(error, PoolTimeoutError):
+        return StoreUnavailableError("no connection of the engine's pool became free in time")
+    return postgres_errors.unreachable(_kind(error))
+
+
+def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
+    """The meaning of an error under a statement."""
+    if _is_sqlite(error):
+        return sqlite_errors.store_error(_origin(error), what)
+    if _was_lost(error):
+        return postgres_errors.lost(mode, what)
+    return postgres_errors.refused(_sqlstate(error), what, _kind(error))
+
+
+def commit_failed(error: BaseException, what: str) -> StoreError:
+    """The meaning of an error under a COMMIT: the server's own is a roll-back, a lost connection is not (L5)."""
+    if _is_sqlite(error):
+        return sqlite_errors.commit_error(_origin(error), what)
+    if _was_lost(error):
+        return postgres_errors.lost_commit(what)
+    return postgres_errors.refused(_sqlstate(error), what, _kind(error))
+
+
+def _was_lost(error: BaseException) -> bool:
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, OSError | EOFError | TimeoutError)
+    state = _sqlstate(error)
+    silent = state is None and isinstance(error, OperationalError)
+    return error.connection_invalidated or silent or postgres_errors.is_the_end(state, None)
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    state = getattr(_origin(error), "sqlstate", None)
+    return None if state is None else str(state)
+
+
+def _is_sqlite(error: BaseException) -> bool:
+    return hasattr(_origin(error), "sqlite_errorname")
+
+
+def _kind(error: BaseException) -> str:
+    return type(_origin(error)).__name__
+
+
+def _origin(error: BaseException) -> Exception:
+    origin = getattr(error, "orig", None) or error
+    assert isinstance(origin, Exception)
+    return origin

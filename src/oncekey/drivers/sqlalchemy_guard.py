@@ -1,0 +1,143 @@
+"""The SQLAlchemy connection that a handler is handed: everything but the end of the transaction (L5).
+
+Methods are refused by the connection's class; text, and whatever reaches the connection by way of a session or
+`run_sync`, is refused by listeners on an engine of our own, which shares the pool of the application's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from oncekey.core.sqltext import Dialect
+from oncekey.drivers.guard import refusal, refuse_transaction_control
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+WATCH: Final = "oncekey_watch"
+
+
+class Watch:
+    """What was said on one connection. It guards from the begin of the transaction until we end it."""
+
+    __slots__ = ("guards", "heard", "said")
+
+    def __init__(self) -> None:
+        self.guards = False
+        self.said = 0
+        self.heard = 0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a statement failed: the transaction may be good only for a roll-back."""
+        return self.said != self.heard
+
+    def forget(self) -> None:
+        """A later statement was answered: whatever failed before was rolled back to a savepoint."""
+        self.heard = self.said
+
+
+class GuardedConnection(AsyncConnection):
+    """What `op.connection` is for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
+
+    __slots__ = ()
+
+    async def commit(self) -> NoReturn:
+        """Refused."""
+        raise refusal("commit()")
+
+    async def rollback(self) -> NoReturn:
+        """Refused."""
+        raise refusal("rollback()")
+
+    async def close(self) -> NoReturn:
+        """Refused."""
+        raise refusal("close()")
+
+    async def aclose(self) -> NoReturn:
+        """Refused."""
+        raise refusal("aclose()")
+
+    async def invalidate(self, exception: BaseException | None = None) -> NoReturn:  # noqa: ARG002  (as its parent's)
+        """Refused."""
+        raise refusal("invalidate()")
+
+    async def get_raw_connection(self) -> NoReturn:
+        """Refused: what is said to the raw connection before SQLAlchemy begins is committed at once."""
+        raise refusal("get_raw_connection()")
+
+    async def execution_options(self, **options: Any) -> AsyncConnection:  # noqa: ANN401  (as its parent takes them)
+        """Set options; another isolation level would begin another transaction."""
+        if "isolation_level" in options:
+            raise refusal("setting isolation_level")
+        return await super().execution_options(**options)
+
+    def begin(self) -> NoReturn:
+        """Refused: it has begun; `begin_nested()` makes a savepoint."""
+        raise refusal("begin()")
+
+    async def __aenter__(self) -> NoReturn:
+        raise refusal("`async with connection:`")
+
+
+def guarding(engine: AsyncEngine) -> AsyncEngine:
+    """An engine on the same pool whose connections, once watched, are ended by nobody but us."""
+    ours = engine.execution_options(oncekey=True)
+    harmless = _checked(Dialect.SQLITE if engine.dialect.name == "sqlite" else Dialect.POSTGRES)
+
+    def before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        watch = _watch_of(connection)
+        if watch.guards:
+            harmless(statement)
+        watch.said += 1
+
+    def after(connection: Connection, *_: object) -> None:
+        _watch_of(connection).heard += 1
+
+    def commit(connection: Connection) -> None:
+        if _watch_of(connection).guards:
+            raise refusal("commit()")
+
+    event.listen(ours.sync_engine, "before_cursor_execute", before)
+    event.listen(ours.sync_engine, "after_cursor_execute", after)
+    event.listen(ours.sync_engine, "commit", commit)
+    return ours
+
+
+async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
+    """A connection of `guarding`'s engine, and what we will know about it."""
+    connection, watch = GuardedConnection(engine), Watch()
+    await connection.start()
+    assert connection.sync_connection is not None
+    connection.sync_connection.execution_options(**{WATCH: watch})
+    return connection, watch
+
+
+def commits_by_itself(connection: GuardedConnection) -> bool:
+    """Whether the application told its engine to commit every statement; SQLite's own BEGIN looks like that too."""
+    dialect, sync = connection.dialect, connection.sync_connection
+    if sync is None or dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
+        return False
+    raw = sync.connection.dbapi_connection
+    return raw is not None and dialect.detect_autocommit_setting(raw)
+
+
+def _watch_of(connection: Connection) -> Watch:
+    watch: Watch = connection.get_execution_options()[WATCH]
+    return watch
+
+
+def _checked(dialect: Dialect) -> Callable[[str], None]:
+    """Statements come in the same few texts again and again: the lexer reads each one once."""
+
+    @lru_cache(maxsize=512)
+    def harmless(sql: str) -> None:
+        refuse_transaction_control(sql, dialect)
+
+    return harmless

@@ -1,0 +1,54 @@
+"""What is said to a connection of SQLAlchemy: statements, a commit, and the way back to the pool."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, cast
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from oncekey.drivers.sqlalchemy_errors import FAILURES, commit_failed
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.elements import TextClause
+
+    from oncekey.flow import Rows, Statement
+
+_COLONS: Final = re.compile(r"(:+)(\w*)")
+
+
+async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
+    """Execute one statement."""
+    assert isinstance(statement.command, str)
+    result = await connection.execute(_spoken(statement.command, tuple(statement.params)), statement.params)
+    return cast("Rows", result.mappings().all()) if result.returns_rows else ()
+
+
+@lru_cache(maxsize=512)
+def _spoken(command: str, names: tuple[str, ...]) -> TextClause:
+    """The statement for SQLAlchemy, which sees no placeholder in `:name::type` unless the cast is escaped."""
+
+    def colons(found: re.Match[str]) -> str:
+        return found[0] if found[1] == ":" and found[2] in names else r"\:" * len(found[1]) + found[2]
+
+    return text(_COLONS.sub(colons, command))
+
+
+async def committed(connection: AsyncConnection, what: str) -> None:
+    """Commit. SQLAlchemy keeps the answer to itself, so whoever calls has to know that there is something to commit."""
+    try:
+        await AsyncConnection.commit(connection)
+    except FAILURES as error:
+        raise commit_failed(error, what) from error
+
+
+async def closed(connection: AsyncConnection) -> None:
+    """Undo what is open, and give the connection back to its pool."""
+    try:
+        await AsyncConnection.close(connection)
+    except FAILURES:
+        # Nothing can be said on it any more, so there is nothing left to undo.
+        await AsyncConnection.invalidate(connection)
+        await AsyncConnection.close(connection)

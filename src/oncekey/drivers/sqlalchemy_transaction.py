@@ -1,0 +1,144 @@
+"""A business transaction on a SQLAlchemy engine: written through by a handler, ended by us."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+from oncekey.core.errors import ConfigurationError, OncekeyError, TransactionControlError
+from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, is_aborted
+from oncekey.drivers.sqlalchemy_guard import GuardedConnection, Watch, commits_by_itself
+from oncekey.drivers.sqlalchemy_saying import committed, execute
+from oncekey.flow import Mode, astep
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import RootTransaction
+
+    from oncekey.flow import Steps
+
+T = TypeVar("T")
+
+End: TypeAlias = Callable[[AsyncConnection, AsyncSession | None], "asyncio.Task[None]"]
+"""Undoes what is not committed and gives the connection back, in a task that nobody cancels."""
+
+BUSINESS: Final = "the business transaction"
+
+ENDED: Final = (
+    "the handler's transaction was rolled back before its end, by session.rollback() or by a flush that failed: its "
+    "rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
+    "`async with session.begin_nested():`"
+)
+BROKEN: Final = (
+    "a statement of the handler failed and the handler went on, but the database refuses the rest of the transaction: "
+    "its rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
+    "`async with session.begin_nested():`"
+)
+OVER: Final = "the transaction of this operation is over: write before answering"
+AUTOCOMMITS: Final = (
+    "the engine commits every statement by itself, so a handler's rows could not be undone: create it without "
+    'isolation_level="AUTOCOMMIT"'
+)
+
+_PROBE: Final = text("SELECT 1")
+
+
+class SqlalchemyTransaction:
+    """A business transaction that a handler writes through, as a connection or as a session, and that we end."""
+
+    __slots__ = ("_connection", "_end", "_ending", "_root", "_session", "_watch")
+
+    def __init__(self, connection: GuardedConnection, watch: Watch, end: End) -> None:
+        self._connection = connection
+        self._watch = watch
+        self._end = end
+        self._root: RootTransaction | None = None
+        self._session: AsyncSession | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin. Listeners of the application may speak at once, to set a tenant for example."""
+        if commits_by_itself(self._connection):
+            raise ConfigurationError(AUTOCOMMITS)
+        try:
+            await AsyncConnection.begin(self._connection)
+        except FAILURES as error:
+            raise failed(error, Mode.ATOMIC, BUSINESS) from error
+        self._root = self._current()
+        self._watch.guards = True
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """What the handler gets."""
+        return self._connection
+
+    @property
+    def session(self) -> AsyncSession:
+        """The session that writes through it: its `commit()` only flushes."""
+        if self._session is None:
+            self._session = AsyncSession(
+                bind=self._connection, join_transaction_mode="rollback_only", expire_on_commit=False
+            )
+        return self._session
+
+    async def flush(self) -> None:
+        """Write what the session still holds back; what the database says to it is the handler's to hear."""
+        if self._session is not None and self._goes_on():
+            await self._session.flush()
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        self._refuse_if_ended()
+        try:
+            result = await astep(steps, partial(execute, self._connection))
+        except FAILURES as error:
+            raise _meaning(error) from error
+        self._watch.forget()
+        return result
+
+    async def commit(self) -> None:
+        """Commit, and give the connection back; a transaction that can only be rolled back is refused (F20)."""
+        self._refuse_if_ended()
+        try:
+            if self._watch.doubtful:
+                await self._probe()
+            self._watch.guards = False
+            await committed(self._connection, BUSINESS)
+        finally:
+            await self.rollback()
+
+    async def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        if self._ending is None:
+            self._watch.guards = False
+            self._ending = self._end(self._connection, self._session)
+        await asyncio.shield(self._ending)
+
+    async def _probe(self) -> None:
+        try:
+            await self._connection.execute(_PROBE)
+        except FAILURES as error:
+            raise _meaning(error) from error
+
+    def _refuse_if_ended(self) -> None:
+        if self._ending is not None:
+            raise TransactionControlError(OVER)
+        if not self._goes_on():
+            raise TransactionControlError(ENDED)
+
+    def _goes_on(self) -> bool:
+        """Whether it still is the transaction that we began, and not one that came after it."""
+        root = self._root
+        return root is not None and root.is_active and self._current() is root
+
+    def _current(self) -> RootTransaction | None:
+        sync = self._connection.sync_connection
+        return None if sync is None else sync.get_transaction()
+
+
+def _meaning(error: BaseException) -> OncekeyError:
+    return TransactionControlError(BROKEN) if is_aborted(error) else failed(error, Mode.ATOMIC, BUSINESS)
