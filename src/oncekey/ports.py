@@ -144,3 +144,30 @@ class AsyncShares(Protocol):
 
     async def begin(self) -> AsyncOpenTransaction:
         """Open a business transaction (its first statement begins it where a store locks writers)."""
+
+
+class SessionTransaction(AsyncOpenTransaction, Protocol):
+    """A business transaction that can be written through a session of an object-relational mapper."""
+
+    @property
+    def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
+        """The session; its `commit()` only flushes."""
+
+    async def flush(self) -> None:
+        """Write what the session holds back; the database's errors are raised as they are."""
+
+
+@runtime_checkable
+class AsyncFlushes(Protocol):
+    """A business transaction that may hold rows back until it is told to write them."""
+
+    async def flush(self) -> None:
+        """Write what is held back; the database's errors are raised as they are."""
+
+
+@runtime_checkable
+class AsyncSessions(Protocol):
+    """An asyncio driver whose transactions are `SessionTransaction`s."""
+
+    def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
+        """An ordinary session, which the application commits and the caller closes."""

@@ -24,10 +24,13 @@ from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
+
     from oncekey.core.model import Instant
     from oncekey.stores.migrations import SqlSchema
 
 FORMS: Final = "memory:, sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
+NO_ENGINE: Final = "a store is a URL or a SQLAlchemy engine made by create_async_engine(...)"
 POOL_SIZE: Final = 10
 
 _POSTGRES: Final = {
@@ -87,6 +90,17 @@ def aconnect(url: str, *, clock: Callable[[], Instant] | None = None) -> AsyncEn
             return AsyncEngine(PostgresStore(clock=clock), driver)
         case _:
             assert_never(address.kind)
+
+
+def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Callable[[], Instant] | None = None) -> AsyncEngine:
+    """An engine for asyncio on the application's own SQLAlchemy engine, which stays the application's."""
+    # Looked at by its class's name, so that SQLAlchemy is imported only by those who have it.
+    ours = any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(engine).__mro__)
+    if not ours or not hasattr(engine, "sync_engine"):
+        raise ConfigurationError(NO_ENGINE)
+    driver = _driver("sqlalchemy", needs=("sqlalchemy",), extra="sqlalchemy").SqlalchemyDriver(engine)
+    store = SqliteStore(clock=clock) if engine.dialect.name == "sqlite" else PostgresStore(clock=clock)
+    return AsyncEngine(store, driver)
 
 
 def migrations_for(url: str) -> SqlSchema:
