@@ -1,0 +1,104 @@
+"""What PostgreSQL's errors mean to a caller, whichever library heard them. No message repeats a bound value.
+
+A connection that ends is told apart by what was under way: a read may be said again, a write that commits by
+itself may or may not have happened, and a transaction whose COMMIT was never sent did not happen.
+"""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from oncekey.core.errors import CommitAmbiguousError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.flow import Mode
+
+CONFLICT_TRIES: Final = 10
+"""How often a transaction is said that loses against others (R64, E5)."""
+
+LOSS_TRIES: Final = 2
+"""How often what cannot have happened is said on a connection that breaks."""
+
+SYNC_WAIT_CANCELLED: Final = "01000"
+"""The warning of a commit that stopped waiting for its standby: done here, and perhaps nowhere else."""
+
+_CONFLICTS: Final = {"40001": "a serialisation failure", "40P01": "a deadlock"}
+_OTHER_SCHEMA: Final = frozenset({"42P01", "42703", "3F000", "42883"})
+_ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+_SICK: Final = {
+    "25006": "the server only reads: it is a standby, or was demoted to one",
+    "25P02": "the transaction had failed before",
+    "55P03": "a lock was not to be had in time",
+    "57014": "the statement was cancelled",
+    "58030": "the server could not read or write its files",
+    "0A000": "the schema changed while the statement was prepared",
+}
+_SICK_CLASSES: Final = {
+    "28": "the server did not let us in",
+    "3D": "there is no such database",
+    "53": "the server has run out of room, memory or connections",
+    "XX": "the server failed inside",
+}
+_OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
+
+
+class ConflictError(StoreUnavailableError):
+    """Another transaction won; nothing of this one happened, so it may be said again."""
+
+
+class LostError(StoreUnavailableError):
+    """The connection ended while nothing could happen by it, so the same may be said on another one."""
+
+
+def is_the_end(sqlstate: str | None, severity: str | None) -> bool:
+    """Whether an error is the server's last word on a connection."""
+    if sqlstate is None:
+        return False
+    return severity in {"FATAL", "PANIC"} or sqlstate in _ENDED or sqlstate.startswith("08")
+
+
+def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
+    """The meaning of an error after which the connection is still there: definite, nothing happened."""
+    code = sqlstate or kind
+    if code in _CONFLICTS:
+        return ConflictError(f"{what}: {_CONFLICTS[code]} ({code})")
+    if code in _OTHER_SCHEMA:
+        return SchemaError(f"{what}: {_OTHER_VERSION}")
+    why = _SICK.get(code) or _SICK_CLASSES.get(code[:2])
+    if why is not None:
+        return StoreUnavailableError(f"{what}: {why} ({code})")
+    return StoreError(f"{what}: PostgreSQL refused it ({code})")
+
+
+def lost(mode: Mode, what: str) -> StoreError:
+    """The meaning of a connection that ended under a statement of a transaction."""
+    match mode:
+        case Mode.READ | Mode.ATOMIC:
+            return LostError(f"{what}: the connection was lost")
+        case Mode.SINGLE:
+            return CommitAmbiguousError(f"{what}: the connection was lost before the answer came")
+        case _:
+            assert_never(mode)
+
+
+def lost_commit(what: str) -> CommitAmbiguousError:
+    """The meaning of a connection that ended under a COMMIT."""
+    return CommitAmbiguousError(f"{what}: the connection was lost during the commit")
+
+
+def unsure_commit(what: str) -> CommitAmbiguousError:
+    """The meaning of a commit that came with the warning of a wait for a standby that was given up."""
+    return CommitAmbiguousError(f"{what}: the commit stopped waiting for its standby")
+
+
+def not_committed(tag: str, what: str) -> StoreUnavailableError:
+    """The meaning of a COMMIT that was answered with something else (F20)."""
+    return StoreUnavailableError(f"{what}: the transaction had failed, and PostgreSQL answered {tag or 'nothing'}")
+
+
+def unreachable(why: str) -> StoreUnavailableError:
+    """The meaning of a connection that could not be had: nothing was sent."""
+    return StoreUnavailableError(f"no connection to PostgreSQL: {why}")
+
+
+def exhausted(size: int, seconds: float) -> StoreUnavailableError:
+    """The meaning of a pool whose connections are all lent out."""
+    return StoreUnavailableError(f"all {size} connections to PostgreSQL were in use for {seconds:g} s")

@@ -1,0 +1,246 @@
+"""The drivers for PostgreSQL through psycopg: blocking, for asyncio, and inside the caller's transaction.
+
+They work behind a pooler that lends server connections per transaction: nothing is set beyond a transaction, and
+nothing is prepared unless `prepare_threshold` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+
+from psycopg.pq import TransactionStatus
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.postgres_address import PostgresAddress
+from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.psycopg_pools import AsyncPool, Pool
+from oncekey.drivers.psycopg_saying import (
+    BEGIN,
+    abegin,
+    acommit,
+    aexecute,
+    aexecute_alone,
+    aundo,
+    begin,
+    commit,
+    execute,
+    execute_alone,
+    undo,
+)
+from oncekey.drivers.psycopg_transactions import WHAT, AsyncPsycopgTransaction, PsycopgTransaction
+from oncekey.drivers.within import NOT_BEGUN, AsyncWithin, Within
+from oncekey.flow import Mode, astep, step
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
+    from oncekey.flow import Transaction
+
+T = TypeVar("T")
+
+POOL_SIZE: Final = 10
+TIMEOUT: Final = 2.0
+"""Seconds that a connection may take to be had."""
+
+STATEMENT_TIMEOUT: Final = 10.0
+"""Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
+
+IDLE_TIMEOUT: Final = 300.0
+"""Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
+
+
+class PsycopgDriver:
+    """Runs transactions on PostgreSQL, from any number of threads."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        timeout: float = TIMEOUT,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        idle_timeout: float = IDLE_TIMEOUT,
+        prepare_threshold: int | None = None,
+    ) -> None:
+        address = PostgresAddress.parse(dsn)
+        self._pool = Pool(address.dsn, pool_size, timeout, None if address.pooler else prepare_threshold)
+        self._limit = statement_timeout
+        self._begin = opening(idle_timeout)
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        conflicts = losses = 0
+        while True:
+            try:
+                return self._once(transaction)
+            except ConflictError:
+                conflicts += 1
+                if conflicts == CONFLICT_TRIES:
+                    raise
+            except LostError:
+                losses += 1
+                if losses == LOSS_TRIES:
+                    raise
+
+    def begin(self) -> PsycopgTransaction:
+        """Open a business transaction."""
+        for _ in range(LOSS_TRIES - 1):
+            try:
+                return self._opened()
+            except LostError:
+                continue
+        return self._opened()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    def _once(self, transaction: Transaction[T]) -> T:
+        mode = transaction.mode
+        match mode:
+            case Mode.READ | Mode.SINGLE:
+                with self._pool.lent(self._limit) as connection:
+                    return step(transaction.body(), partial(execute_alone, connection, mode))
+            case Mode.ATOMIC:
+                # A migration may take its time, so there is no limit.
+                with self._pool.lent() as connection, _begun(connection, transaction.name):
+                    result = step(transaction.body(), partial(execute, connection, mode))
+                    commit(connection, transaction.name)
+                    return result
+            case _:
+                assert_never(mode)
+
+    def _opened(self) -> PsycopgTransaction:
+        connection = self._pool.take()
+        connection.limit = self._limit
+        try:
+            begin(connection, self._begin, WHAT)
+        except BaseException:
+            self._pool.give(connection)
+            raise
+        connection.limit = None
+        return PsycopgTransaction(self._pool, connection, self._limit)
+
+
+class AsyncPsycopgDriver:
+    """Runs transactions on PostgreSQL under asyncio. One for each event loop."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        timeout: float = TIMEOUT,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        idle_timeout: float = IDLE_TIMEOUT,
+        prepare_threshold: int | None = None,
+    ) -> None:
+        address = PostgresAddress.parse(dsn)
+        self._pool = AsyncPool(address.dsn, pool_size, timeout, None if address.pooler else prepare_threshold)
+        self._limit = statement_timeout
+        self._begin = opening(idle_timeout)
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        conflicts = losses = 0
+        while True:
+            try:
+                return await self._once(transaction)
+            except ConflictError:
+                conflicts += 1
+                if conflicts == CONFLICT_TRIES:
+                    raise
+            except LostError:
+                losses += 1
+                if losses == LOSS_TRIES:
+                    raise
+
+    async def begin(self) -> AsyncPsycopgTransaction:
+        """Open a business transaction."""
+        for _ in range(LOSS_TRIES - 1):
+            try:
+                return await self._opened()
+            except LostError:
+                continue
+        return await self._opened()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    async def _once(self, transaction: Transaction[T]) -> T:
+        mode = transaction.mode
+        match mode:
+            case Mode.READ | Mode.SINGLE:
+                async with self._pool.lent(self._limit) as connection:
+                    return await astep(transaction.body(), partial(aexecute_alone, connection, mode))
+            case Mode.ATOMIC:
+                # A migration may take its time, so there is no limit.
+                async with self._pool.lent() as connection, _abegun(connection, transaction.name):
+                    result = await astep(transaction.body(), partial(aexecute, connection, mode))
+                    await acommit(connection, transaction.name)
+                    return result
+            case _:
+                assert_never(mode)
+
+    async def _opened(self) -> AsyncPsycopgTransaction:
+        connection = await self._pool.take()
+        connection.limit = self._limit
+        try:
+            await abegin(connection, self._begin, WHAT)
+        except BaseException:
+            self._pool.give(connection)
+            raise
+        connection.limit = None
+        return AsyncPsycopgTransaction(self._pool, connection, self._limit)
+
+
+class PsycopgWithin(Within):
+    """Runs everything in the open transaction of the caller's `psycopg.Connection`."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        _refuse_autocommit(connection)
+        super().__init__(partial(execute, connection, Mode.ATOMIC))
+
+
+class AsyncPsycopgWithin(AsyncWithin):
+    """Runs everything in the open transaction of the caller's `psycopg.AsyncConnection`."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        _refuse_autocommit(connection)
+        super().__init__(partial(aexecute, connection, Mode.ATOMIC))
+
+
+def opening(idle_timeout: float) -> str:
+    """How a business transaction begins: one message, so that it costs one round trip."""
+    return f"{BEGIN}; SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
+
+
+@contextmanager
+def _begun(connection: StoreConnection, what: str) -> Iterator[None]:
+    begin(connection, BEGIN, what)
+    try:
+        yield
+    except BaseException:
+        undo(connection)
+        raise
+
+
+@asynccontextmanager
+async def _abegun(connection: AsyncStoreConnection, what: str) -> AsyncIterator[None]:
+    await abegin(connection, BEGIN, what)
+    try:
+        yield
+    except BaseException:
+        await aundo(connection)
+        raise
+
+
+def _refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Without autocommit psycopg begins by itself; with it, every statement would be a transaction of its own."""
+    if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
+        raise ConfigurationError(NOT_BEGUN)

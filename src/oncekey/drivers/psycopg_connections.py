@@ -1,0 +1,136 @@
+"""psycopg's connections as the store wants them: with an end to waiting, and an ear for a commit's warnings."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import tuple_row
+
+from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
+
+if TYPE_CHECKING:
+    from psycopg.abc import PQGen
+    from psycopg.errors import Diagnostic
+
+T = TypeVar("T")
+C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
+
+GRACE: Final = 1.0
+"""Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
+
+_KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+
+
+class StoreConnection(psycopg.Connection[Any]):
+    """A connection for blocking code. With a `limit` an answer has so many seconds to come."""
+
+    limit: float | None = None
+    unsure = False
+    born = 0.0
+    threshold: int | None = None
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
+        """Wait for the answer, but not for ever."""
+        if self.limit is not None:
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self.pgconn.finish)
+        return super().wait(gen, *args, **kwargs)
+
+    def as_made(self) -> None:
+        """Forget what the last borrower changed."""
+        self.limit, self.prepare_threshold = None, self.threshold
+        self.row_factory, self.cursor_factory = tuple_row, psycopg.Cursor
+
+    def _ask_to_stop(self) -> None:
+        with suppress(psycopg.Error):
+            self.cancel_safe(timeout=GRACE)
+
+
+class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
+    """A connection for asyncio."""
+
+    limit: float | None = None
+    unsure = False
+    born = 0.0
+    threshold: int | None = None
+    _stopping: asyncio.Task[None] | None = None
+
+    async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
+        """Wait for the answer, but not for ever."""
+        if self.limit is not None:
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self.pgconn.finish)
+        return await super().wait(gen, *args, **kwargs)
+
+    def as_made(self) -> None:
+        """Forget what the last borrower changed."""
+        self.limit, self.prepare_threshold = None, self.threshold
+        self.row_factory, self.cursor_factory = tuple_row, psycopg.AsyncCursor
+
+    def _ask_to_stop(self) -> None:
+        # Kept, because the loop itself holds tasks only weakly.
+        self._stopping = asyncio.get_running_loop().create_task(self._asked_to_stop())
+
+    async def _asked_to_stop(self) -> None:
+        with suppress(psycopg.Error):
+            await self.cancel_safe(timeout=GRACE)
+
+
+def connect(address: str, threshold: int | None) -> StoreConnection:
+    """Make a connection."""
+    connection = StoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
+    return _ready(connection, threshold)
+
+
+async def aconnect(address: str, threshold: int | None) -> AsyncStoreConnection:
+    """Make a connection."""
+    connection = await AsyncStoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
+    return _ready(connection, threshold)
+
+
+def bounded(dsn: str, timeout: float) -> str:
+    """The address with bounds on what the network may do to us, where it names none itself."""
+    given = conninfo_to_dict(dsn)
+    ours = {"connect_timeout": max(2, math.ceil(timeout)), **_KEEPALIVE}
+    return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
+
+
+def _ready(connection: C, threshold: int | None) -> C:
+    def hear(said: Diagnostic) -> None:
+        if said.sqlstate == SYNC_WAIT_CANCELLED:
+            connection.unsure = True
+
+    connection.add_notice_handler(hear)
+    connection.born = time.monotonic()
+    connection.threshold = threshold
+    return connection
+
+
+def _patiently(
+    gen: PQGen[T], limit: float, ask_to_stop: Callable[[], None], give_up: Callable[[], None]
+) -> Generator[Any, Any, T]:
+    """Pass on what psycopg waits for until the time is up; then ask the server to stop, and then hang up.
+
+    psycopg resumes what it waits for several times a second even when nothing happens, so time is looked at.
+    A server that stops says so, and nothing happened; after hanging up nobody knows.
+    """
+    deadline, asked = time.monotonic() + limit, False
+    try:
+        wanted = next(gen)
+        while True:
+            wanted = gen.send((yield wanted))
+            if time.monotonic() < deadline:
+                continue
+            if asked:
+                give_up()
+                raise psycopg.OperationalError("the server gave no answer in time")
+            ask_to_stop()
+            deadline, asked = time.monotonic() + GRACE, True
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer

@@ -1,0 +1,56 @@
+"""What psycopg's errors mean to a caller."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from oncekey.core.errors import StoreError
+from oncekey.drivers.postgres_errors import is_the_end, lost, lost_commit, not_committed, refused, unsure_commit
+from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
+from oncekey.flow import Mode
+
+AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+
+FAILURES: Final = (psycopg.Error, ValueError, OverflowError)
+"""What executing can raise: the server's and psycopg's own errors, and those of values that cannot be bound."""
+
+_TELLS_VALUES: Final = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError)
+_BUSY: Final = frozenset({TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN})
+
+
+def statement_error(error: Exception, connection: AnyConnection, mode: Mode, what: str) -> StoreError:
+    """The store's error for a statement."""
+    return lost(mode, what) if _was_lost(error, connection) else _refused(error, what)
+
+
+def commit_error(error: Exception, connection: AnyConnection, what: str) -> StoreError:
+    """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
+    return lost_commit(what) if _was_lost(error, connection) else _refused(error, what)
+
+
+def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:
+    """A COMMIT has to be answered with COMMIT, and without a warning that it is not safe yet."""
+    if tag != "COMMIT":
+        raise not_committed(tag or "", what)
+    if connection.unsure:
+        raise unsure_commit(what)
+
+
+def cause(error: Exception) -> Exception | None:
+    """What may be shown below our own error: not what repeats a value or a whole row."""
+    return None if isinstance(error, _TELLS_VALUES) else error
+
+
+def _was_lost(error: Exception, connection: AnyConnection) -> bool:
+    """Whether the connection is of no more use, so that nobody heard what became of the statement."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    ended = is_the_end(error.sqlstate, error.diag.severity_nonlocalized)
+    return ended or connection.closed or connection.pgconn.transaction_status in _BUSY
+
+
+def _refused(error: Exception, what: str) -> StoreError:
+    return refused(getattr(error, "sqlstate", None), what, type(error).__name__)

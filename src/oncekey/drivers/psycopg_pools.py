@@ -1,0 +1,232 @@
+"""Who holds which of psycopg's connections.
+
+A connection is made in the caller's own thread or task when there is none to lend. So a server that is down is
+reported at once and in its own words, and one that is back is used at once: no background worker has to find out
+first. Before a connection is lent its socket is looked at, which costs no round trip: what a restart or a
+`pg_terminate_backend` left behind is thrown away before a statement is lost on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from oncekey.drivers.postgres_errors import exhausted, unreachable
+from oncekey.drivers.psycopg_connections import (
+    AsyncStoreConnection,
+    StoreConnection,
+    aconnect,
+    bounded,
+    connect,
+)
+
+C = TypeVar("C", StoreConnection, AsyncStoreConnection)
+
+MAX_AGE: Final = 1800.0
+"""Seconds after which a connection is replaced, so that load finds its way to a server that was added or moved."""
+
+_parents: Final[list[Any]] = []
+
+
+def business_share(size: int) -> int:
+    """How many connections handlers may hold at once: the rest is left to claims and heartbeats."""
+    return max(1, size - max(1, size // 5))
+
+
+class Shelf(Generic[C]):
+    """The connections that nobody holds. The last one put back is the first one lent."""
+
+    def __init__(self) -> None:
+        self._idle: list[C] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+
+    def pop(self) -> C | None:
+        """A connection that still has a server at its other end, if there is one."""
+        with self._lock:
+            self._forget_parents()
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.closed and _is_quiet(connection.fileno()):
+                    return connection
+                connection.pgconn.finish()
+        return None
+
+    def put(self, connection: C) -> None:
+        """Take a connection back; one that is in the middle of something is closed."""
+        with self._lock:
+            if self._closed or not _is_clean(connection):
+                connection.pgconn.finish()
+            else:
+                connection.as_made()
+                self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close what is here now, and from now on whatever comes back."""
+        with self._lock:
+            self._closed = True
+            self._forget_parents()
+            while self._idle:
+                self._idle.pop().pgconn.finish()
+
+    def _forget_parents(self) -> None:
+        """After a fork the sockets are the parent's: to close one here would say goodbye in its name."""
+        if self._pid != os.getpid():
+            _parents.extend(self._idle)
+            self._idle.clear()
+            self._pid = os.getpid()
+
+
+class Pool:
+    """Connections for blocking code."""
+
+    def __init__(self, dsn: str, size: int, timeout: float, threshold: int | None) -> None:
+        self._address = bounded(dsn, timeout)
+        self._size, self._timeout, self._threshold = size, timeout, threshold
+        self._slots = threading.BoundedSemaphore(size)
+        self._business = threading.BoundedSemaphore(business_share(size))
+        self._shelf: Shelf[StoreConnection] = Shelf()
+
+    @contextmanager
+    def lent(self, limit: float | None = None) -> Iterator[StoreConnection]:
+        """A connection for a moment."""
+        connection = self._take(time.monotonic() + self._timeout)
+        connection.limit = limit
+        try:
+            yield connection
+        finally:
+            self._give(connection)
+
+    def take(self) -> StoreConnection:
+        """A connection for a business transaction."""
+        deadline = time.monotonic() + self._timeout
+        self._wait(self._business, business_share(self._size), deadline)
+        try:
+            return self._take(deadline)
+        except BaseException:
+            self._business.release()
+            raise
+
+    def give(self, connection: StoreConnection) -> None:
+        """The end of a business transaction."""
+        self._give(connection)
+        self._business.release()
+
+    def close(self) -> None:
+        """Close all of them; those that are lent out, when they come back."""
+        self._shelf.close()
+
+    def _take(self, deadline: float) -> StoreConnection:
+        self._wait(self._slots, self._size, deadline)
+        try:
+            return self._shelf.pop() or connect(self._address, self._threshold)
+        except psycopg.Error as error:
+            self._slots.release()
+            raise unreachable(_first_line(error)) from error
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def _give(self, connection: StoreConnection) -> None:
+        self._shelf.put(connection)
+        self._slots.release()
+
+    def _wait(self, slots: threading.Semaphore, count: int, deadline: float) -> None:
+        if not slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise exhausted(count, self._timeout)
+
+
+class AsyncPool:
+    """Connections for asyncio."""
+
+    def __init__(self, dsn: str, size: int, timeout: float, threshold: int | None) -> None:
+        self._address = bounded(dsn, timeout)
+        self._size, self._timeout, self._threshold = size, timeout, threshold
+        self._slots = asyncio.BoundedSemaphore(size)
+        self._business = asyncio.BoundedSemaphore(business_share(size))
+        self._shelf: Shelf[AsyncStoreConnection] = Shelf()
+
+    @asynccontextmanager
+    async def lent(self, limit: float | None = None) -> AsyncIterator[AsyncStoreConnection]:
+        """A connection for a moment."""
+        connection = await self._take(time.monotonic() + self._timeout)
+        connection.limit = limit
+        try:
+            yield connection
+        finally:
+            self._give(connection)
+
+    async def take(self) -> AsyncStoreConnection:
+        """A connection for a business transaction."""
+        deadline = time.monotonic() + self._timeout
+        await self._wait(self._business, business_share(self._size), deadline)
+        try:
+            return await self._take(deadline)
+        except BaseException:
+            self._business.release()
+            raise
+
+    def give(self, connection: AsyncStoreConnection) -> None:
+        """The end of a business transaction."""
+        self._give(connection)
+        self._business.release()
+
+    def close(self) -> None:
+        """Close all of them; those that are lent out, when they come back."""
+        self._shelf.close()
+
+    async def _take(self, deadline: float) -> AsyncStoreConnection:
+        await self._wait(self._slots, self._size, deadline)
+        try:
+            return self._shelf.pop() or await aconnect(self._address, self._threshold)
+        except psycopg.Error as error:
+            self._slots.release()
+            raise unreachable(_first_line(error)) from error
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def _give(self, connection: AsyncStoreConnection) -> None:
+        self._shelf.put(connection)
+        self._slots.release()
+
+    async def _wait(self, slots: asyncio.Semaphore, count: int, deadline: float) -> None:
+        if not slots.locked():
+            await slots.acquire()  # which does not wait then, so no timer is needed
+            return
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await slots.acquire()
+        except TimeoutError:
+            raise exhausted(count, self._timeout) from None
+
+
+def _is_quiet(fileno: int) -> bool:
+    """Whether nothing came in unasked: an idle server speaks up only to say goodbye."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(fileno, select.POLLIN)
+        return not poll.poll(0)
+    return not select.select([fileno], [], [], 0)[0]
+
+
+def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    return (
+        not connection.closed
+        and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and time.monotonic() - connection.born < MAX_AGE
+    )
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).partition("\n")[0]

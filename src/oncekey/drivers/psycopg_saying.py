@@ -1,0 +1,108 @@
+"""What is said to a server through psycopg, each sentence with what its failure means."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.rows import dict_row
+
+from oncekey.drivers.placeholders import pyformat
+from oncekey.drivers.postgres_errors import unsure_commit
+from oncekey.drivers.psycopg_errors import FAILURES, cause, check_commit, commit_error, statement_error
+from oncekey.flow import Mode
+
+if TYPE_CHECKING:
+    from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
+    from oncekey.flow import Rows, Statement
+
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+
+def execute(connection: psycopg.Connection[Any], mode: Mode, statement: Statement) -> Rows:
+    """Execute one statement of a transaction of this mode."""
+    assert isinstance(statement.command, str)
+    cursor = psycopg.Cursor(connection, row_factory=dict_row)
+    try:
+        cursor.execute(pyformat(statement.command), statement.params, binary=True)
+        return cursor.fetchall() if cursor.description is not None else []
+    except FAILURES as error:
+        raise statement_error(error, connection, mode, statement.name) from cause(error)
+
+
+def execute_alone(connection: StoreConnection, mode: Mode, statement: Statement) -> Rows:
+    """The same where each statement commits by itself, and so can come with a commit's warning."""
+    connection.unsure = False
+    rows = execute(connection, mode, statement)
+    if connection.unsure and mode is Mode.SINGLE:
+        raise unsure_commit(statement.name)
+    return rows
+
+
+def begin(connection: StoreConnection, text: str, what: str) -> None:
+    """Begin a transaction, with settings of its own if the text has any."""
+    try:
+        connection.execute(text)
+    except psycopg.Error as error:
+        raise statement_error(error, connection, Mode.ATOMIC, what) from error
+
+
+def commit(connection: StoreConnection, what: str) -> None:
+    """Commit, or say what became of it."""
+    connection.unsure = False
+    try:
+        tag = psycopg.Cursor(connection).execute("COMMIT").statusmessage
+    except psycopg.Error as error:
+        raise commit_error(error, connection, what) from cause(error)
+    check_commit(connection, tag, what)
+
+
+def undo(connection: StoreConnection) -> None:
+    """Roll back if that is still possible; if not, whoever takes the connection back closes it."""
+    with suppress(psycopg.Error):
+        psycopg.Cursor(connection).execute("ROLLBACK")
+
+
+async def aexecute(connection: psycopg.AsyncConnection[Any], mode: Mode, statement: Statement) -> Rows:
+    """`execute`, awaited."""
+    assert isinstance(statement.command, str)
+    cursor = psycopg.AsyncCursor(connection, row_factory=dict_row)
+    try:
+        await cursor.execute(pyformat(statement.command), statement.params, binary=True)
+        return await cursor.fetchall() if cursor.description is not None else []
+    except FAILURES as error:
+        raise statement_error(error, connection, mode, statement.name) from cause(error)
+
+
+async def aexecute_alone(connection: AsyncStoreConnection, mode: Mode, statement: Statement) -> Rows:
+    """`execute_alone`, awaited."""
+    connection.unsure = False
+    rows = await aexecute(connection, mode, statement)
+    if connection.unsure and mode is Mode.SINGLE:
+        raise unsure_commit(statement.name)
+    return rows
+
+
+async def abegin(connection: AsyncStoreConnection, text: str, what: str) -> None:
+    """`begin`, awaited."""
+    try:
+        await connection.execute(text)
+    except psycopg.Error as error:
+        raise statement_error(error, connection, Mode.ATOMIC, what) from error
+
+
+async def acommit(connection: AsyncStoreConnection, what: str) -> None:
+    """`commit`, awaited."""
+    connection.unsure = False
+    try:
+        tag = (await psycopg.AsyncCursor(connection).execute("COMMIT")).statusmessage
+    except psycopg.Error as error:
+        raise commit_error(error, connection, what) from cause(error)
+    check_commit(connection, tag, what)
+
+
+async def aundo(connection: AsyncStoreConnection) -> None:
+    """`undo`, awaited."""
+    with suppress(psycopg.Error):
+        await psycopg.AsyncCursor(connection).execute("ROLLBACK")

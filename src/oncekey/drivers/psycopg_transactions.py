@@ -1,0 +1,163 @@
+"""Business transactions on psycopg: a handler writes through them, and we end them (L4, L5)."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from psycopg.pq import TransactionStatus
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.drivers.psycopg_guard import OVER, AsyncGuardedConnection, GuardedConnection, Lending
+from oncekey.drivers.psycopg_saying import (
+    BEGIN,
+    abegin,
+    acommit,
+    aexecute,
+    aundo,
+    begin,
+    commit,
+    execute,
+    undo,
+)
+from oncekey.flow import Mode, astep, step
+
+if TYPE_CHECKING:
+    from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
+    from oncekey.drivers.psycopg_pools import AsyncPool, Pool
+    from oncekey.flow import Steps
+
+T = TypeVar("T")
+
+WHAT: Final = "the business transaction"
+ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
+NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
+
+_log = logging.getLogger("oncekey")
+
+
+class PsycopgTransaction:
+    """A business transaction that a blocking handler writes through."""
+
+    def __init__(self, pool: Pool, connection: StoreConnection, limit: float) -> None:
+        self._pool = pool
+        self._raw: StoreConnection | None = connection
+        self._limit = limit
+        self._lending = Lending()
+        self._guarded = GuardedConnection(connection, self._lending)
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """What the handler gets."""
+        return self._guarded
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        if self._raw is None:
+            raise TransactionControlError(OVER)
+        self._raw.limit = self._limit
+        try:
+            if was_ended(self._raw):
+                # The business rows are in already, so the record has to follow them.
+                _log.error(ENDED_EARLY)
+                begin(self._raw, BEGIN, WHAT)
+            return step(steps, partial(execute, self._raw, Mode.ATOMIC))
+        finally:
+            self._raw.limit = None
+
+    def commit(self) -> None:
+        """Commit, and give the connection back."""
+        if self._raw is None:
+            return
+        try:
+            if was_ended(self._raw):
+                _log.error(NOTHING_LEFT)
+            else:
+                self._raw.limit = self._limit
+                commit(self._raw, WHAT)
+        finally:
+            self.rollback()
+
+    def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        connection, self._raw = self._raw, None
+        if connection is None:
+            return
+        self._lending.over = True
+        try:
+            if may_be_undone(connection):
+                connection.limit = self._limit
+                undo(connection)
+        finally:
+            self._pool.give(connection)
+
+
+class AsyncPsycopgTransaction:
+    """A business transaction that an `async def` handler writes through."""
+
+    def __init__(self, pool: AsyncPool, connection: AsyncStoreConnection, limit: float) -> None:
+        self._pool = pool
+        self._raw: AsyncStoreConnection | None = connection
+        self._limit = limit
+        self._lending = Lending()
+        self._guarded = AsyncGuardedConnection(connection, self._lending)
+
+    @property
+    def connection(self) -> AsyncGuardedConnection:
+        """What the handler gets."""
+        return self._guarded
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        if self._raw is None:
+            raise TransactionControlError(OVER)
+        self._raw.limit = self._limit
+        try:
+            if was_ended(self._raw):
+                # The business rows are in already, so the record has to follow them.
+                _log.error(ENDED_EARLY)
+                await abegin(self._raw, BEGIN, WHAT)
+            return await astep(steps, partial(aexecute, self._raw, Mode.ATOMIC))
+        finally:
+            self._raw.limit = None
+
+    async def commit(self) -> None:
+        """Commit, and give the connection back."""
+        if self._raw is None:
+            return
+        try:
+            if was_ended(self._raw):
+                _log.error(NOTHING_LEFT)
+            else:
+                self._raw.limit = self._limit
+                await acommit(self._raw, WHAT)
+        finally:
+            await self.rollback()
+
+    async def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        connection, self._raw = self._raw, None
+        if connection is None:
+            return
+        self._lending.over = True
+        try:
+            if may_be_undone(connection):
+                connection.limit = self._limit
+                await aundo(connection)
+        finally:
+            # Cancelled half-way it is still in the transaction, and is closed instead of lent again.
+            self._pool.give(connection)
+
+
+def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether somebody else ended the transaction (F16)."""
+    return not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def may_be_undone(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether a transaction is there to be rolled back."""
+    return not connection.closed and connection.pgconn.transaction_status in {
+        TransactionStatus.INTRANS,
+        TransactionStatus.INERROR,
+    }
