@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.choices import InProgress, StoreErrorPolicy
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.model import SECOND, Bypass, Code, Discarded, Lease, Refuse
+from oncekey.core.model import SECOND, Bypass, Code, Discarded, Lease, Refuse, Retryable, State
+from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Verdict
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.flow import Flow
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.ports import Records
 
 log = logging.getLogger("oncekey")
 
 FIRST_POLL = 0.02
 LONGEST_POLL = 0.5
+NOT_USED = "claim_not_used"
 
 
 async def admit(installation: Installation, engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdict:
@@ -64,5 +68,19 @@ def _outage(policy: Policy) -> Verdict:
 
 def _undo(installation: Installation, engine: AsyncEngine, claim: Claim) -> None:
     """A claim that may have been made although nobody will use it would look like a crash (F8)."""
-    lease = Lease(claim.id, claim.incarnation, 1, 1, claim.effects, 0, 0, 0)
-    installation.drain.errand(lambda: engine.settle(lease, Discarded()), patience=claim.lease / SECOND)
+    installation.drain.errand(
+        lambda: adrive(_taken_back(engine.store, claim), engine.driver.run), patience=claim.lease / SECOND
+    )
+
+
+def _taken_back(records: Records, claim: Claim) -> Flow[None]:
+    """Claim once more and give back what is ours then.
+
+    Reading alone could miss a claim that is still being committed; a second one waits for it, or is made and known.
+    """
+    record = (yield from records.claim(claim)).record
+    if record is None or record.state is not State.IN_PROGRESS or record.owner != claim.owner:
+        return
+    # A record that was taken over was there before us, and stays.
+    mine = record.incarnation == claim.incarnation
+    yield from records.settle(Lease.of(record), Discarded() if mine else Retryable(NOT_USED))

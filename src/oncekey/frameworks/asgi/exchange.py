@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from enum import IntEnum
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from oncekey.ports import AsyncOpenTransaction
 
 log = logging.getLogger("oncekey")
+
+SEND_PATIENCE = 2.0
+"""How many seconds a cancelled request still tries to send its answer: whoever cancelled may take none any more."""
 
 
 class Phase(IntEnum):
@@ -75,6 +79,7 @@ class Exchange:
         "_heartbeat",
         "_intake",
         "_lines",
+        "_root_path",
         "_send",
         "_settling",
         "asked",
@@ -101,6 +106,7 @@ class Exchange:
         self.asked: Asked | None = None
         self.lease: Lease | None = None
         self._lines = lines
+        self._root_path: str = scope.get("root_path", "")  # a mount changes it in place
         self._send = send
         self._intake = Intake(receive, installation.max_request_bytes)
         self._enrolment: Enrolment | None = None
@@ -179,27 +185,27 @@ class Exchange:
         assert self._settling is not None
         self.phase = Phase.SETTLING
         self._rest()
-        await self._settling.perform(Decision(Discarded(), Business.ROLLBACK))
+        _, cancelled = await self._carry_out(Decision(Discarded(), Business.ROLLBACK))
+        if cancelled is not None:
+            raise cancelled
         self._answered(self._refusal(refusal, self._enrolment.policy))
 
     # The end.
 
-    async def finish(self, error: BaseException | None = None) -> None:
-        """Settle, then answer. The phase changes before the first await, so that nobody settles twice."""
-        assert self._settling is not None
+    async def finish(self, error: BaseException | None = None) -> bool:
+        """Settle, then answer; whether an answer was sent. Nobody settles twice: the phase changes before we wait."""
         self.phase = Phase.SETTLING
         self._rest()
-        decision, answer = self._decided(error)
-        with self.installation.drain:
-            try:
-                told = await self._settling.perform(decision)
-            except asyncio.CancelledError:
-                told = await shielded(self._settling.again(decision))
-                await shielded(self._conclude(told, answer, error))
-                raise
-            await self._conclude(told, answer, error)
-        if told is not None and error is None:
+        decision, ours = self._decided(error)
+        told, cancelled = await self._carry_out(decision)
+        reply = ours if told is None else told
+        if cancelled is not None:
+            await shielded(self._conclude_soon(reply, error))
+            raise cancelled
+        await self._conclude(reply, error)
+        if reply is not None and error is None:
             raise UnsettledError
+        return reply is not None
 
     async def close(self) -> None:
         """Whatever happened: no transaction, timer or file stays behind."""
@@ -207,10 +213,16 @@ class Exchange:
         self._intake.release()
         if self._capture is not None:
             self._capture.close()
-        if self._settling is not None and self._settling.tx is not None and self.phase is not Phase.DONE:
-            await self._settling.tx.rollback()
+        if self._settling is None:
+            return
+        try:
+            if self._settling.tx is not None and self.phase is not Phase.DONE:
+                await shielded(self._settling.tx.rollback())
+        finally:
+            self.installation.drain.ended()
 
     def _proceed(self, lease: Lease, enrolment: Enrolment) -> None:
+        self.installation.drain.began()
         self.lease = lease
         self.phase = Phase.RUNNING
         self._intake.hold()
@@ -260,24 +272,37 @@ class Exchange:
             log.error("oncekey: the answer cannot be captured: %s", capture.refused)
             return decide(effects, policy, replace(ending, status=None, error=capture.refused)), failed
         # The application's own error page is made outside of us and may show a traceback: never store that one.
-        if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and not ending.not_executed:
+        final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is nobody's last word
+        if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
             ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
             return decide(effects, policy, ours), failed
         told = failed if isinstance(raised, NotExecuted) else None
         return decide(effects, policy, replace(ending, status=None)), told
 
-    async def _conclude(self, told: Answer | None, ours: Answer | None, error: BaseException | None) -> None:
-        """Send what the record says, else our own answer, else the captured one.
+    async def _carry_out(self, decision: Decision) -> tuple[Answer | None, asyncio.CancelledError | None]:
+        """Settle, to the end also if we are cancelled meanwhile."""
+        assert self._settling is not None
+        try:
+            return await self._settling.perform(decision), None
+        except asyncio.CancelledError as cancelled:
+            return await shielded(self._settling.again(decision)), cancelled
 
-        After an exception the application's own error page follows, unless ours was settled in its place.
+    async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
+        """Send what the record says or our own answer, else the captured one.
+
+        After an exception there is none: then the application's own error page follows, unless we replied.
         """
-        reply = ours if told is None else told
-        if error is None and reply is None:
-            await self._deliver_captured()
-        elif reply is not None and (error is None or told is None):
-            await self._deliver(reply)
         self.phase = Phase.DONE
+        if reply is not None:
+            await send_answer(self._send, reply)
+        elif error is None:
+            await self._deliver_captured()
         self._intake.release()
+
+    async def _conclude_soon(self, reply: Answer | None, error: BaseException | None) -> None:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(SEND_PATIENCE):
+                await self._conclude(reply, error)
 
     async def _deliver(self, answer: Answer) -> None:
         self.phase = Phase.DONE
@@ -287,7 +312,6 @@ class Exchange:
         assert self._capture is not None
         assert self._enrolment is not None
         assert self._settling is not None
-        self.phase = Phase.DONE
         marked = marks(self._enrolment.policy, echo=self._echo, expires_at=self._settling.expires_at)
         await send_captured(self._send, self._capture, marked)
 
@@ -308,7 +332,7 @@ class Exchange:
 
     @property
     def _status_url(self) -> str | None:
-        return None if self.asked is None else self.installation.status_url(self.scope, self.asked.key)
+        return None if self.asked is None else self.installation.status_url(self._root_path, self.asked.key)
 
 
 current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=None)
@@ -319,4 +343,8 @@ def _is_last(message: Message) -> bool:
 
 
 def _not_executed(error: BaseException, policy: Policy) -> bool:
-    return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)
+    try:
+        return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)
+    except Exception as failure:  # noqa: BLE001  (the application's own hook)
+        log.error("oncekey: is_definitely_not_executed failed, which proves nothing: %s", type(failure).__name__)
+        return False

@@ -50,7 +50,7 @@ class Heartbeat:
             wait /= 3  # the lease has two more beats of grace: use them
             log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
         else:
-            if until is None:
+            if until is None and self._timer is not None:  # after the end it is not lost, but settled
                 self.lost = True
                 log.warning("oncekey: a lease was lost while its handler was running")
                 return

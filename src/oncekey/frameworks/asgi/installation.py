@@ -76,11 +76,11 @@ class Installation:
         """Who in the tenant, where keys are bound to principals."""
         return None if self._principal is None else await _resolved(self._principal, scope)
 
-    def status_url(self, scope: Scope, key: str) -> str | None:
+    def status_url(self, root_path: str, key: str) -> str | None:
         """Where the key's state can be read."""
         if self.status_path is None:
             return None
-        return f"{scope.get('root_path', '')}{self.status_path}/{quote(key, safe='')}"
+        return f"{root_path}{self.status_path}/{quote(key, safe='')}"
 
     @property
     def handlers(self) -> ThreadPoolExecutor:

@@ -29,6 +29,7 @@ class Intake:
         "_chunks",
         "_complete",
         "_hold",
+        "_left",
         "_limit",
         "_queued",
         "_receive",
@@ -46,16 +47,20 @@ class Intake:
         self._too_large = False
         self._queued: deque[Message] = deque()
         self._hold = False
+        self._left: Message | None = None
         self._released: asyncio.Event | None = None
 
     async def receive(self) -> Message:
         """The next message for the application."""
         if self._queued:
             return self._queued.popleft()
-        message = await self._receive()
+        # A server may announce a disconnect only once, and whoever heard of it may have been cancelled since.
+        message = self._left or await self._receive()
         if message["type"] == "http.request":
             self._keep(message)
-        elif self._hold:
+            return message
+        self._left = message
+        if self._hold:
             self._released = self._released or asyncio.Event()
             await self._released.wait()
         return message

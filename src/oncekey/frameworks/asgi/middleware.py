@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncekey.core.answers import refuse
-from oncekey.core.errors import NotExecuted
+from oncekey.core.errors import LeaseLostError, NotExecuted
 from oncekey.core.model import Code, Refuse
 from oncekey.frameworks.asgi.delivery import send_answer
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit, current
@@ -73,8 +73,8 @@ class OncekeyMiddleware:
         except BaseException as error:
             if exchange.phase is not Phase.RUNNING:
                 raise
-            await exchange.finish(error)
-            if not isinstance(error, NotExecuted):
+            # What a handler says to us is not a fault that the server has to hear of.
+            if not await exchange.finish(error) or not isinstance(error, NotExecuted | LeaseLostError):
                 raise
         else:
             if exchange.phase is Phase.RUNNING:

@@ -6,8 +6,6 @@ dependencies and validation, which no dependency of ours could promise.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_origin
@@ -17,17 +15,20 @@ from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
 from oncekey.frameworks.asgi.exchange import Exchange, Visit, current
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.threads import ThreadedTransaction
+from oncekey.frameworks.asgi.threads import ThreadedTransaction, in_thread
+from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core.model import Claim
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 MISSING_INSTALL = "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...)"
+STORE_DOWN = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
 
 
@@ -124,7 +125,8 @@ class _Call:
                 if exchange.answer is None:
                     return result
             case Bypass():
-                return await self._unprotected(exchange.installation)
+                assert exchange.asked is not None
+                return await self._unkeyed(exchange.installation, exchange.asked.claim)
             case Replay() | Refuse():
                 pass
         assert exchange.answer is not None
@@ -135,7 +137,7 @@ class _Call:
         """Refuse, or run as if we were not there."""
         if self.enrolment.policy.require_key:
             return _respond(visit.installation, refuse(Refuse(Code.KEY_MISSING), self.enrolment.policy))
-        return await self._unprotected(visit.installation)
+        return await self._unkeyed(visit.installation, None)
 
     async def _run(self, exchange: Exchange) -> Any:
         try:
@@ -152,18 +154,16 @@ class _Call:
                 return await self.handler(*self.args, **self._with(op))
             finally:
                 exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
-        except StoreError:
-            if exchange.entered:
-                raise
-            await exchange.withdraw(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
-            return None
         except BaseException as error:
+            if isinstance(error, StoreError) and not exchange.entered:
+                await exchange.withdraw(STORE_DOWN)
+                return None
             exchange.error = error
             raise
 
     async def _in_thread(self, exchange: Exchange) -> Any:
         """Take the connection and run the handler in one thread: a handler that has one never waits for another."""
-        installation, loop = exchange.installation, asyncio.get_running_loop()
+        installation = exchange.installation
         engine = installation.engines.blocking() if self.enrolment.effects is Effects.LOCAL else None
 
         def run() -> Any:
@@ -179,43 +179,15 @@ class _Call:
             finally:
                 exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
 
-        context = contextvars.copy_context()
-        return await loop.run_in_executor(installation.handlers, lambda: context.run(run))
+        return await in_thread(installation.handlers, run)
 
-    async def _unprotected(self, installation: Installation) -> Any:
-        """No record: the rows of a LOCAL handler still commit if it returns and not if it raises."""
-        if self.enrolment.blocking:
-            return await self._unprotected_in_thread(installation)
-        if self.enrolment.effects is not Effects.LOCAL:
-            return await self.handler(*self.args, **self._with(Operation(key=None, scope="")))
-        tx = await installation.engines.asynchronous().open()
+    async def _unkeyed(self, installation: Installation, claim: Claim | None) -> Any:
         try:
-            result = await self.handler(
-                *self.args, **self._with(Operation(key=None, scope="", connection=tx.connection))
+            return await run_unkeyed(
+                lambda op: self.handler(*self.args, **self._with(op)), self.enrolment, installation, claim
             )
-            await tx.commit()
-        except BaseException:
-            await tx.rollback()
-            raise
-        return result
-
-    async def _unprotected_in_thread(self, installation: Installation) -> Any:
-        def run() -> Any:
-            if self.enrolment.effects is not Effects.LOCAL:
-                return self.handler(*self.args, **self._with(SyncOperation(key=None, scope="")))
-            tx = installation.engines.blocking().open()
-            try:
-                op = SyncOperation(key=None, scope="", connection=tx.connection)
-                result = self.handler(*self.args, **self._with(op))
-                tx.commit()
-            except BaseException:
-                tx.rollback()
-                raise
-            return result
-
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(installation.handlers, lambda: context.run(run))
+        except NoConnectionError:
+            return _respond(installation, refuse(STORE_DOWN, self.enrolment.policy))
 
     def _operation(self, kind: type[Any], exchange: Exchange, connection: Any) -> Any:
         assert exchange.asked is not None

@@ -85,8 +85,8 @@ class Settling:
         except StoreError as error:
             await tx.rollback()
             log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
-            await self._alone(Retryable(COMMIT_FAILED))
-            return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
+            told = await self._alone(Retryable(COMMIT_FAILED))
+            return told or self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
         await tx.rollback()
         return self._record_says(settled)
 

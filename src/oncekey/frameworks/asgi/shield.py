@@ -41,7 +41,11 @@ def _anyio_shield() -> contextlib.AbstractContextManager[object]:
 
 
 class Drain:
-    """Counts settlements under way, and runs errands: settlements that could not reach the store yet."""
+    """Counts operations under way, and runs errands: settlements that could not reach the store yet.
+
+    An operation counts from its claim to its end: a server that stops cancels its handlers and does not wait, so
+    their settlements may not even have begun when the stop is here.
+    """
 
     def __init__(self) -> None:
         self._busy = 0
@@ -49,11 +53,13 @@ class Drain:
         self._idle.set()
         self._errands: set[asyncio.Task[None]] = set()
 
-    def __enter__(self) -> None:
+    def began(self) -> None:
+        """One operation more."""
         self._busy += 1
         self._idle.clear()
 
-    def __exit__(self, *_: object) -> None:
+    def ended(self) -> None:
+        """One operation less."""
         self._busy -= 1
         if self._busy == 0:
             self._idle.set()
@@ -73,12 +79,14 @@ class Drain:
                     await asyncio.wait(self._errands)
         except TimeoutError:
             log.error("oncekey: stopped with %d settlements not written; their leases will run out", self.pending)
+            for errand in self._errands:
+                errand.cancel()
             return False
         return True
 
     @property
     def pending(self) -> int:
-        """How many settlements and errands are under way."""
+        """How many operations and errands are under way."""
         return self._busy + len(self._errands)
 
     @staticmethod
@@ -90,6 +98,9 @@ class Drain:
             except StoreError:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
+            except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+                log.error("oncekey: a settlement failed and is not tried again: %s", type(error).__name__)
+                return
             else:
                 return
         log.error("oncekey: a settlement could not be written; its lease runs out")

@@ -1,17 +1,41 @@
-"""A blocking business transaction, ended from the event loop in threads of its own."""
+"""Blocking handlers in threads, and their business transactions, ended from the event loop in threads of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oncekey.frameworks.asgi.shield import shielded
+
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from collections.abc import Callable
+    from concurrent.futures import Executor, Future
 
     from oncekey.flow import Steps
     from oncekey.ports import OpenTransaction
 
 T = TypeVar("T")
+
+
+async def in_thread(executor: Executor, run: Callable[[], T]) -> T:
+    """Run a blocking handler, in our context. A thread cannot be cancelled, so a cancellation waits for its end (P5).
+
+    Settled before that, its key would be free while it still runs, and its connection in two hands.
+    """
+    job = executor.submit(contextvars.copy_context().run, run)
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            await shielded(_ended(job))
+        raise
+
+
+async def _ended(job: Future[Any]) -> None:
+    with suppress(BaseException):
+        await asyncio.wrap_future(job)
 
 
 class ThreadedTransaction:

@@ -1,0 +1,110 @@
+"""A protected handler that runs without a record: no key was sent, or its route fails open while the store is down.
+
+Nothing is stored and a repeat runs again, but the rows of a LOCAL handler are kept and undone as with a key (L6).
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from oncekey.core.errors import StoreError
+from oncekey.core.model import Effects
+from oncekey.core.settle import Business, Ending, decide
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.frameworks.asgi.shield import shielded
+from oncekey.frameworks.asgi.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import Claim
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.ports import AsyncOpenTransaction
+
+Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
+
+
+class NoConnectionError(Exception):
+    """The handler was not called, because its transaction could not be opened."""
+
+
+async def run_unkeyed(
+    invoke: Callable[[object], Any], enrolment: Enrolment, installation: Installation, claim: Claim | None
+) -> object:
+    """Call the handler, in a transaction of its own if it is LOCAL."""
+    if enrolment.blocking:
+        return await in_thread(installation.handlers, lambda: _blocking(invoke, enrolment, installation, claim))
+    if enrolment.effects is not Effects.LOCAL:
+        return await invoke(_operation(Operation, claim, None))
+    try:
+        tx = await installation.engines.asynchronous().open()
+    except StoreError as error:
+        raise NoConnectionError from error
+    op = _operation(Operation, claim, tx.connection)
+    try:
+        result = await invoke(op)
+        await _end(tx, _rows(enrolment, op, result, raised=False))
+    except BaseException as error:
+        if isinstance(error, Exception) and _rows(enrolment, op, error, raised=True) is Business.COMMIT:
+            await tx.commit()
+        # What was committed is over; in a scope that was cancelled even a roll-back would be cancelled.
+        await shielded(tx.rollback())
+        raise
+    return result
+
+
+async def _end(tx: AsyncOpenTransaction, business: Business) -> None:
+    if business is Business.COMMIT:
+        await tx.commit()
+    else:
+        await tx.rollback()
+
+
+def _blocking(
+    invoke: Callable[[object], Any], enrolment: Enrolment, installation: Installation, claim: Claim | None
+) -> object:
+    if enrolment.effects is not Effects.LOCAL:
+        return invoke(_operation(SyncOperation, claim, None))
+    try:
+        tx = installation.engines.blocking().open()
+    except StoreError as error:
+        raise NoConnectionError from error
+    op = _operation(SyncOperation, claim, tx.connection)
+    try:
+        try:
+            result = invoke(op)
+        except Exception as error:
+            if _rows(enrolment, op, error, raised=True) is Business.COMMIT:
+                tx.commit()
+            raise
+        if _rows(enrolment, op, result, raised=False) is Business.COMMIT:
+            tx.commit()
+    finally:
+        tx.rollback()
+    return result
+
+
+def _operation(kind: type[Op], claim: Claim | None, connection: object) -> Op:
+    if claim is not None:
+        # The provider's own idempotency is all that is left: a repeat must send it the same key (D1).
+        return kind(key=claim.id.key, scope=claim.id.scope, seed=claim.seed, connection=connection)
+    # Each request is an operation of its own, so no two of them may share a downstream key.
+    return kind(key=None, scope="", seed=secrets.token_bytes(32), connection=connection)
+
+
+def _rows(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
+    """What becomes of the rows, as far as it can be seen here: responses and HTTP exceptions name their status."""
+    status = getattr(ended, "status_code", None if raised else 200)
+    ending = Ending(
+        status=status if isinstance(status, int) else None,
+        headers=(),
+        body=b"",
+        entered=True,
+        raised=raised,
+        not_executed=False,
+        kept=op.kept,
+        rolled_back=op.rolled_back,
+    )
+    return decide(enrolment.effects, enrolment.policy, ending).business
