@@ -1,0 +1,438 @@
+"""Somebody cancels: at every single await, once and for good, by asyncio and by anyio; and a server that stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from frameworks.shop import Shop
+from harness.asgi import cancelled_at, until
+from harness.ledger import Gate, down
+from oncekey.core.model import MINUTE, SECOND
+from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.asgi import exchange, shield
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.testing.clock import ManualClock
+
+MANY = 60
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shield, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(shield, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(exchange, "SEND_PATIENCE", 0.05)
+
+
+def ordering(effects: Any, **options: Any) -> Shop:
+    shop = Shop(yields=True, clock=ManualClock())
+
+    @shop.post(effects=effects, status_code=201, **options)
+    async def create(op: Operation) -> dict[str, int]:
+        shop.runs.append(op.attempt)
+        await asyncio.sleep(0)
+        if effects is LOCAL:
+            op.connection.add("row")
+        await asyncio.sleep(0)
+        return {"attempt": op.attempt}
+
+    return shop
+
+
+async def errands(shop: Shop) -> None:
+    for installation in shop.once._installed.values():
+        assert await installation.drain.wait(5)
+
+
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+async def test_a_request_may_be_cancelled_at_every_await(effects: Any) -> None:
+    # apishape 9, R61, R71, R72, F8, F10: afterwards there is no leak, no double run, and every key has a story
+    stories = set()
+    for number in range(1, MANY):
+        shop = ordering(effects)
+        caller = shop.caller("/orders")
+        finished = await cancelled_at(number, caller.run())
+        await errands(shop)
+        assert shop.ledger.open == 0, f"cancelled at await {number}: a connection is left open"
+        state, ran, rows = shop.state, len(shop.runs), len(shop.ledger.rows)
+        stories.add((state, ran, rows))
+        # Whatever a client was told is true.
+        if caller.answered and caller.reply.status == 201:
+            assert state == "completed"
+        again = await shop.send("/orders")
+        match effects, state:
+            case _, "completed":
+                assert (again.status, again.replayed, len(shop.runs)) == (201, True, 1)
+            case _, None:
+                assert ran == 0, f"cancelled at await {number}: it ran, and its key is forgotten"
+                assert (again.status, again.replayed) == (201, False)
+            case "local", "failed_retryable":
+                assert rows == 0
+                assert (again.status, again.json()) == (201, {"attempt": 2})
+            case "inline", "unknown":
+                assert ran == 1
+                assert (again.status, again.code) == (409, "idempotency_outcome_unknown")
+                assert len(shop.runs) == 1
+            case _:
+                pytest.fail(f"cancelled at await {number}: the key is left {state}")
+        if effects is LOCAL:
+            assert len(shop.ledger.rows) == 1
+        if finished is not None:
+            break
+    else:
+        pytest.fail(f"{MANY} awaits were not enough to get through a request")
+    assert number > 6  # else the harness cancelled nothing
+    failed = ("failed_retryable", 1, 0) if effects is LOCAL else ("unknown", 1, 0)
+    done = ("completed", 1, 1 if effects is LOCAL else 0)
+    assert stories == {(None, 0, 0), failed, done}
+
+
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+@pytest.mark.parametrize("state", ["failed_retryable", "stale"])
+async def test_a_request_that_goes_on_with_a_record_may_be_cancelled_at_every_await(effects: Any, state: str) -> None:
+    # P1: a take-over that nobody uses must not look like a crash
+    if effects is INLINE and state == "stale":
+        options = {"on_lease_expired": "retry", "naturally_idempotent": True}
+    else:
+        options = {}
+    for number in range(1, MANY):
+        shop = ordering(effects, **options)
+        await shop.send("/orders")
+        line = shop.ledger.record
+        line.update(state="failed_retryable" if state == "failed_retryable" else "in_progress", outcome=None)
+        line.update({name: None for name in line if name.startswith("response_")}, finished_at=None)
+        if state == "stale":
+            line.update(owner="dead", lease_until=shop.clock())  # type: ignore[misc]
+        shop.runs.clear()
+        shop.ledger.rows.clear()
+        finished = await cancelled_at(number, shop.caller("/orders").run())
+        await errands(shop)
+        assert shop.ledger.open == 0
+        if shop.state == "in_progress":
+            assert shop.ledger.record["owner"] == "dead", f"cancelled at await {number}: the key is left owned"
+        if not shop.runs:
+            assert shop.state in (None, "failed_retryable", "in_progress")
+            assert (await shop.send("/orders")).status == 201
+        if finished is not None:
+            break
+    else:
+        pytest.fail(f"{MANY} awaits were not enough to get through a request")
+
+
+async def test_a_keyless_local_request_may_be_cancelled_at_every_await() -> None:
+    for number in range(1, MANY):
+        shop = ordering(LOCAL, key="optional")
+        finished = await cancelled_at(number, shop.caller("/orders", key=None).run())
+        assert (shop.ledger.open, shop.ledger.records) == (0, [])
+        if finished is not None:
+            break
+    assert 5 < number < MANY
+    assert shop.ledger.rows == ["row"]
+
+
+async def test_a_waiter_may_be_cancelled_at_every_await() -> None:
+    # R82; peers 6: whoever waits never touches the owner's claim
+    for number in range(1, 30):
+        shop = ordering(INLINE, in_progress="wait", wait_max=0.02)
+        gate = Gate()
+        shop.ledger.faults["settle"].append(gate)
+        first = asyncio.create_task(shop.send("/orders"))
+        await gate.reached.wait()
+        line = dict(shop.ledger.record)
+        finished = await cancelled_at(number, shop.caller("/orders").run())
+        await asyncio.sleep(0.005)
+        assert shop.ledger.record == line
+        gate.open()
+        assert (await first).status == 201
+        assert shop.runs == [1]
+        await errands(shop)
+        if finished is not None:
+            assert (finished.status, finished.code) == (409, "idempotency_key_in_progress")
+            break
+    else:
+        pytest.fail("the waiter never came to its end")
+
+
+# ------------------------------------------------------------------------------------- in the middle of a settlement
+
+
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_settlement_is_entered_once_and_its_answer_is_sent(effects: Any, times: int) -> None:
+    # apishape 1 and 9: the second entry would settle "500, release" over the stored success
+    shop = ordering(effects)
+    gate = Gate()
+    shop.ledger.faults["step" if effects is LOCAL else "settle"].append(gate)
+    caller = shop.caller("/orders")
+    task = asyncio.create_task(caller.run())
+    await gate.reached.wait()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await errands(shop)
+    assert shop.ledger.open == 0
+    if effects is INLINE:
+        assert (caller.reply.status, caller.reply.json(), shop.state) == (201, {"attempt": 1}, "completed")
+    else:
+        # The commit was not reached: rolled back, said so, and a retry runs.
+        assert (caller.reply.status, shop.ledger.rows, shop.state) == (503, [], "failed_retryable")
+    again = await shop.send("/orders")
+    assert again.status == 201
+    assert len(shop.runs) == (1 if effects is INLINE else 2)
+
+
+async def test_a_commit_that_is_cancelled_half_way_is_asked_after() -> None:
+    # P7: cancelled after COMMIT was sent, so only the record knows
+    shop = ordering(LOCAL)
+    gate = Gate()
+    shop.ledger.faults["commit"].append(committed_behind(gate))
+    caller = shop.caller("/orders")
+    task = asyncio.create_task(caller.run())
+    await gate.reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (caller.reply.status, caller.reply.json()) == (201, {"attempt": 1})
+    assert (shop.ledger.rows, shop.state, shop.ledger.open) == (["row"], "completed", 0)
+
+
+def committed_behind(gate: Gate) -> Any:
+    async def fault(do: Any) -> None:
+        do()
+        await gate(lambda: None)
+
+    return fault
+
+
+async def test_a_settlement_survives_a_time_out_around_the_application() -> None:
+    # apishape 1: asyncio.wait_for
+    shop = ordering(INLINE)
+    gate = Gate()
+    shop.ledger.faults["settle"].append(gate)
+    caller = shop.caller("/orders")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(caller.run(), 0.02)
+    assert (shop.state, caller.reply.status) == ("completed", 201)
+
+
+async def test_a_settlement_survives_an_anyio_scope_that_cancels_for_ever() -> None:
+    # apishape 1: anyio cancels again at every await, until the scope is left
+    shop = ordering(INLINE)
+    gate = Gate()
+    shop.ledger.faults["settle"].append(gate)
+    caller = shop.caller("/orders")
+    with anyio.move_on_after(0.02) as scope:
+        await caller.run()
+    assert scope.cancelled_caught
+    assert (shop.state, caller.reply.status) == ("completed", 201)
+
+
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+async def test_a_handler_in_a_cancelled_anyio_scope_is_settled_and_leaves_nothing(effects: Any) -> None:
+    shop = Shop(yields=True)
+
+    @shop.post(effects=effects)
+    async def create(op: Operation) -> None:
+        shop.runs.append(1)
+        if effects is LOCAL:
+            op.connection.add("row")
+        await asyncio.sleep(60)
+
+    with anyio.move_on_after(0.02) as scope:
+        await shop.send("/orders")
+    assert scope.cancelled_caught
+    assert (shop.ledger.open, shop.ledger.rows) == (0, [])
+    assert shop.state == ("failed_retryable" if effects is LOCAL else "unknown")
+
+
+async def test_a_keyless_handler_in_a_cancelled_anyio_scope_leaves_nothing_open() -> None:
+    shop = Shop(yields=True)
+
+    @shop.post(effects=LOCAL, key="optional")
+    async def create(op: Operation) -> None:
+        op.connection.add("row")
+        await asyncio.sleep(60)
+
+    with anyio.move_on_after(0.02):
+        await shop.send("/orders", key=None)
+    assert (shop.ledger.open, shop.ledger.rows) == (0, [])
+
+
+async def test_a_connection_that_is_waited_for_in_a_cancelled_scope_leaves_no_claim() -> None:
+    # R72: not entered, so the key was not used
+    shop = Shop(yields=True)
+    gate = Gate()
+    shop.ledger.faults["begin"].append(gate)
+
+    @shop.post(effects=LOCAL)
+    async def create(op: Operation) -> None:
+        shop.runs.append(1)
+
+    with anyio.move_on_after(0.02):
+        await shop.send("/orders")
+    assert (shop.ledger.records, shop.runs) == ([], [])
+
+
+async def test_a_claim_that_is_taken_back_is_taken_back_whoever_cancels() -> None:
+    shop = Shop(yields=True)
+    gate = Gate()
+    shop.ledger.faults["begin"].append(down)
+    shop.ledger.faults["settle"].append(gate)
+
+    @shop.post(effects=LOCAL)
+    async def create(op: Operation) -> None:
+        shop.runs.append(1)
+
+    task = asyncio.create_task(shop.send("/orders"))
+    await gate.reached.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await errands(shop)
+    assert (shop.ledger.records, shop.runs) == ([], [])
+
+
+async def test_an_outer_middleware_that_is_cancelled_is_not_waited_for_for_ever() -> None:
+    # BaseHTTPMiddleware takes no message any more when it is cancelled, and waits for us: that would be for ever.
+    shop = ordering(INLINE)
+
+    async def dispatch(request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+    shop.app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
+    gate = Gate()
+    shop.ledger.faults["settle"].append(gate)
+    task = asyncio.create_task(shop.send("/orders"))
+    await gate.reached.wait()
+    task.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.gather(task, return_exceptions=True)
+    assert shop.state == "completed"
+    assert (await shop.send("/orders")).replayed
+
+
+# ------------------------------------------------------------------------------------------------ blocking handlers
+
+
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+async def test_a_blocking_handler_is_not_settled_before_it_has_ended(effects: Any) -> None:
+    # P4, P5: a thread cannot be cancelled; while it runs, the key is in progress and its connection in use
+    shop = Shop()
+    entered, go_on, ended = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @shop.post(effects=effects)
+    def create(op: SyncOperation) -> str:
+        shop.runs.append(1)
+        loop.call_soon_threadsafe(entered.set)
+        go_on.wait(5)
+        if effects is LOCAL:
+            op.connection.add("row")
+        ended.set()
+        return "done"
+
+    task = asyncio.create_task(shop.send("/orders"))
+    await entered.wait()
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert shop.state == "in_progress"
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+    assert (shop.ledger.open, shop.ledger.rows) == (0, [])
+    assert shop.state == ("failed_retryable" if effects is LOCAL else "unknown")
+
+
+async def test_a_blocking_handler_that_waits_for_its_connection_is_not_forgotten() -> None:
+    # A connection that arrives after the settlement would stay checked out for ever.
+    shop = Shop()
+    arrived, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    begin = shop.once.threads.begin
+
+    def slowly() -> Any:
+        loop.call_soon_threadsafe(arrived.set)
+        go_on.wait(5)
+        return begin()
+
+    shop.once.threads.begin = slowly  # type: ignore[method-assign]
+
+    @shop.post(effects=LOCAL)
+    def create(op: SyncOperation) -> str:
+        shop.runs.append(1)
+        return "done"
+
+    task = asyncio.create_task(shop.send("/orders"))
+    await arrived.wait()
+    task.cancel()
+    await asyncio.sleep(0.02)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.02)
+    assert shop.ledger.open == 0
+    assert shop.state in (None, "failed_retryable")
+
+
+# ------------------------------------------------------------------------------------------------------ stopping
+
+
+async def test_a_stop_waits_for_handlers_that_were_just_cancelled() -> None:
+    # apishape 1: a server cancels its tasks and runs the lifespan's end without waiting for them
+    shop = ordering(INLINE)
+
+    async def dispatch(request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+    for _ in range(3):  # the deeper, the later the cancellation arrives
+        shop.app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
+    settling = Gate()
+    shop.ledger.faults["settle"].append(settling)
+    hang = asyncio.Event()
+
+    @shop.post("/slow", effects=INLINE)
+    async def slow() -> None:
+        shop.runs.append(1)
+        await hang.wait()
+
+    task = asyncio.create_task(shop.send("/slow"))
+    await until(lambda: shop.runs)
+    task.cancel()
+    stopping = asyncio.create_task(shop.once.stop())
+    await settling.reached.wait()
+    assert not stopping.done()
+    settling.open()
+    await stopping
+    await asyncio.gather(task, return_exceptions=True)
+    assert shop.state == "unknown"
+
+
+async def test_a_stop_is_bounded_and_says_what_it_left(caplog: pytest.LogCaptureFixture) -> None:
+    shop = ordering(INLINE)
+    shop.ledger.faults["settle"].extend([down] * 10_000)
+    assert (await shop.send("/orders")).status == 503
+    (installation,) = shop.once._installed.values()
+    await installation.stop(0.02)
+    assert "1 settlements not written" in caplog.text
+    asked = len(shop.ledger.log)
+    await asyncio.sleep(0.02)
+    assert len(shop.ledger.log) == asked  # nobody knocks at a store that was closed
+
+
+async def test_the_clock_of_a_stale_record_is_the_stores() -> None:
+    # the story of a key whose process died in mid-settlement: its lease runs out
+    shop = ordering(LOCAL)
+    await shop.send("/orders")
+    shop.ledger.record.update(state="in_progress", owner="dead", lease_until=shop.clock() + SECOND)  # type: ignore[misc]
+    assert (await shop.send("/orders")).status == 409
+    assert shop.clock is not None
+    shop.clock.advance(MINUTE)
+    assert (await shop.send("/orders")).json() == {"attempt": 2}
