@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from oncekey import wire
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.core.policy import Policy
 from oncekey.engine.shell import UNSHARED
+from oncekey.frameworks.asgi import dependencies
 from oncekey.frameworks.asgi.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.ports import AsyncShares
+from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
     from oncekey.core.choices import InProgress, On5xx
     from oncekey.core.fingerprint import Request, Selection
@@ -36,6 +39,10 @@ log = logging.getLogger("oncekey")
 
 DEFAULT_STORE = "sqlite:///oncekey.db"
 DRAIN_SECONDS = 10.0
+NO_THREADS = (
+    "effects=LOCAL on a plain `def` handler needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: "
+    "make the handler `async def`"
+)
 NO_TENANT = (
     "once.install(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
     "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
@@ -72,15 +79,23 @@ class Options(TypedDict, total=False):
 class Once:
     """Makes the routes of an application safe to retry.
 
-    `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `memory:`); without one, SQLite in the working folder.
+    `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `memory:`), or the application's own SQLAlchemy
+    `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in the working folder.
     `migrate=True` creates and updates oncekey's own tables at start-up, otherwise `oncekey migrate up` does.
     """
 
-    def __init__(self, store: str | None = None, *, policy: Policy | None = None, migrate: bool = False) -> None:
+    def __init__(
+        self,
+        store: str | SqlalchemyEngine | None = None,
+        *,
+        policy: Policy | None = None,
+        migrate: bool = False,
+    ) -> None:
         self.store = store or DEFAULT_STORE
         self.policy = policy or Policy()
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self._migrate = migrate
+        self._lends = False
         self._installed: dict[Any, Installation] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
@@ -143,6 +158,28 @@ class Once:
         if "in_progress" in options:
             options["on_in_progress"] = options.pop("in_progress")
         return enrol(operation, effects, self.policy, **options)
+
+    # Lending
+
+    @property
+    def session(self) -> Callable[[], Awaitable[Any]]:
+        """A plain dependency: the request's session, `Annotated[AsyncSession, Depends(once.session)]`.
+
+        On a LOCAL route what it writes commits with the key; anywhere else it is an ordinary session.
+        """
+        self._lend()
+        return dependencies.session
+
+    @property
+    def connection(self) -> Callable[[], Awaitable[Any]]:
+        """The same for a connection: on a LOCAL route `op.connection`, on a GET one to read through."""
+        self._lend()
+        return dependencies.connection
+
+    def _lend(self) -> None:
+        self._lends = True
+        for installation in self._installed.values():
+            installation.lends = True
 
     # Installing
 
@@ -243,16 +280,20 @@ class Once:
         loop = asyncio.get_running_loop()
         engine = self._engines.get(loop)
         if engine is None:
-            engine = self._engines[loop] = wire.aconnect(self.store)
+            connected = aconnect(self.store) if isinstance(self.store, str) else aconnect_sqlalchemy(self.store)
+            engine = self._engines[loop] = connected
         return engine
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
+        if not isinstance(self.store, str):
+            raise ConfigurationError(NO_THREADS)
         if self._blocking is None:
-            self._blocking = wire.connect(self.store)
+            self._blocking = connect(self.store)
         return self._blocking
 
     def _admit_all(self, installation: Installation) -> None:
+        installation.lends = self._lends
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:
