@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from oncekey.core.choices import InProgress, StoreErrorPolicy
@@ -26,12 +27,18 @@ LONGEST_POLL = 0.5
 NOT_USED = "claim_not_used"
 
 
-async def admit(installation: Installation, engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdict:
+async def admit(
+    installation: Installation,
+    engine: AsyncEngine,
+    claim: Claim,
+    policy: Policy,
+    before_waiting: Callable[[], Awaitable[None]],
+) -> Verdict:
     """The verdict on a claim; an outage is a refusal before anything was executed (R110)."""
     if not installation.breaker.allows():
         return _outage(policy)
     try:
-        verdict = await _patiently(engine, claim, policy)
+        verdict = await _patiently(engine, claim, policy, before_waiting)
     except StoreError as error:
         installation.breaker.failed()
         if isinstance(error, CommitAmbiguousError):
@@ -45,7 +52,9 @@ async def admit(installation: Installation, engine: AsyncEngine, claim: Claim, p
     return verdict
 
 
-async def _patiently(engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdict:
+async def _patiently(
+    engine: AsyncEngine, claim: Claim, policy: Policy, before_waiting: Callable[[], Awaitable[None]]
+) -> Verdict:
     """In wait mode, look again until the first request is done or the patience is over (R82)."""
     verdict = await engine.begin(claim, policy)
     if policy.on_in_progress is not InProgress.WAIT:
@@ -53,6 +62,7 @@ async def _patiently(engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdi
     loop, pause = asyncio.get_running_loop(), FIRST_POLL
     ends = loop.time() + policy.wait_max.total_seconds()
     while isinstance(verdict, Refuse) and verdict.code is Code.IN_PROGRESS and loop.time() < ends:
+        await before_waiting()
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, LONGEST_POLL)
         verdict = await engine.begin(claim, policy)

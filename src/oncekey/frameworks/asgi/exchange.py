@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from oncekey.core.answers import Answer, marks, refuse, replay
 from oncekey.core.choices import On5xx
-from oncekey.core.errors import NotExecuted
+from oncekey.core.errors import NotExecuted, StoreError
 from oncekey.core.model import Bypass, Code, Discarded, Effects, Lease, Proceed, Refuse, Replay
 from oncekey.core.settle import Business, Decision, Ending, decide
 from oncekey.frameworks.asgi.admission import admit
@@ -26,6 +26,7 @@ from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
 from oncekey.frameworks.asgi.intake import Intake
+from oncekey.frameworks.asgi.lending import take_back
 from oncekey.frameworks.asgi.settlement import Settling
 from oncekey.frameworks.asgi.shield import shielded
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.lending import Lending
     from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send
     from oncekey.ports import AsyncOpenTransaction
 
@@ -61,11 +63,12 @@ class UnsettledError(Exception):
 class Visit:
     """A request without a key: nothing is captured and nothing stored."""
 
-    __slots__ = ("installation", "scope")
+    __slots__ = ("installation", "lent", "scope")
 
     def __init__(self, installation: Installation, scope: Scope) -> None:
         self.installation = installation
         self.scope = scope
+        self.lent: Lending | None = None
 
 
 class Exchange:
@@ -73,6 +76,7 @@ class Exchange:
 
     __slots__ = (
         "_answer",
+        "_begun",
         "_capture",
         "_engine",
         "_enrolment",
@@ -88,6 +92,7 @@ class Exchange:
         "installation",
         "kept",
         "lease",
+        "lent",
         "phase",
         "rolled_back",
         "scope",
@@ -105,6 +110,8 @@ class Exchange:
         self.rolled_back = False
         self.asked: Asked | None = None
         self.lease: Lease | None = None
+        self.lent: Lending | None = None
+        self._begun = False
         self._lines = lines
         self._root_path: str = scope.get("root_path", "")  # a mount changes it in place
         self._send = send
@@ -126,6 +133,7 @@ class Exchange:
         """Pass on, capture or drop, by phase."""
         match self.phase:
             case Phase.OPEN:
+                self._begun = True
                 await self._send(message)
             case Phase.RUNNING:
                 await self._captured(message)
@@ -145,18 +153,25 @@ class Exchange:
         asked = await make_claim(self.installation, enrolment, self.scope, self._lines, self._intake)
         if isinstance(asked, Refuse):
             self._answered(self._refusal(asked, enrolment.policy))
+            await take_back(self)
             return asked
         self.asked = asked
-        verdict = await admit(self.installation, self.engine, asked.claim, enrolment.policy)
+        verdict = await admit(self.installation, self.engine, asked.claim, enrolment.policy, lambda: take_back(self))
         match verdict:
             case Proceed(lease):
                 self._proceed(lease, enrolment)
+                if self.lent is not None and self.lent.spent:
+                    # It may hold no connection while it waits (L8), and what its dependencies were lent is gone.
+                    verdict = Refuse(Code.IN_PROGRESS, retry_after=1)
+                    await self.withdraw(verdict)
             case Replay():
                 self._answered(replay(verdict, enrolment.policy, echo=self._echo, status_url=self._status_url))
             case Refuse():
                 self._answered(self._refusal(verdict, enrolment.policy))
             case Bypass():
                 pass
+        if self._answer is not None:
+            await take_back(self)
         return verdict
 
     @property
@@ -190,6 +205,15 @@ class Exchange:
             raise cancelled
         self._answered(self._refusal(refusal, self._enrolment.policy))
 
+    async def turn_away(self, error: BaseException) -> bool:
+        """Answer for a dependency that was to be lent a transaction and found the store down: nothing ran (R110)."""
+        early = self.phase is Phase.OPEN and self.asked is None and not self._begun
+        if not early or self.lent is None or not isinstance(error, StoreError):
+            return False
+        log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
+        await self._deliver(self._refusal(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), self.installation.policy))
+        return True
+
     # The end.
 
     async def finish(self, error: BaseException | None = None) -> bool:
@@ -213,13 +237,13 @@ class Exchange:
         self._intake.release()
         if self._capture is not None:
             self._capture.close()
-        if self._settling is None:
-            return
         try:
-            if self._settling.tx is not None and self.phase is not Phase.DONE:
+            await take_back(self)
+            if self._settling is not None and self._settling.tx is not None and self.phase is not Phase.DONE:
                 await shielded(self._settling.tx.rollback())
         finally:
-            self.installation.drain.ended()
+            if self._settling is not None:
+                self.installation.drain.ended()
 
     def _proceed(self, lease: Lease, enrolment: Enrolment) -> None:
         self.installation.drain.began()

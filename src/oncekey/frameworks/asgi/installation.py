@@ -55,6 +55,7 @@ class Installation:
         self.patterns = Patterns(enrol or {})
         self.respond = respond
         self.breaker = Breaker()
+        self.lends = False
         self.drain = Drain()
         self.max_request_bytes = policy.max_request_bytes
         self.methods = policy.methods

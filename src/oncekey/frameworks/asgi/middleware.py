@@ -10,6 +10,7 @@ from oncekey.core.model import Code, Refuse
 from oncekey.frameworks.asgi.delivery import send_answer
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit, current
 from oncekey.frameworks.asgi.intake import ClientLeftError
+from oncekey.frameworks.asgi.lending import take_back
 
 if TYPE_CHECKING:
     from oncekey.frameworks.asgi.enrolment import Enrolment
@@ -34,8 +35,14 @@ class OncekeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["method"] not in self.installation.methods or "oncekey" in scope:
+        if scope["type"] != "http" or "oncekey" in scope:
             await self.app(scope, receive, send)
+            return
+        if scope["method"] not in self.installation.methods:
+            if self.installation.lends:
+                await self._visit(scope, receive, send, None)
+            else:
+                await self.app(scope, receive, send)
             return
         lines = [bytes(value) for name, value in scope["headers"] if name == KEY_FIELD]
         enrolment = self.installation.patterns.find(scope["method"], scope["path"])
@@ -48,11 +55,13 @@ class OncekeyMiddleware:
         if enrolment is not None and enrolment.policy.require_key:
             await send_answer(send, refuse(Refuse(Code.KEY_MISSING), enrolment.policy))
             return
-        token = current.set(Visit(self.installation, scope))
+        visit = Visit(self.installation, scope)
+        token = current.set(visit)
         try:
             await self.app(scope, receive, send)
         finally:
             current.reset(token)
+            await take_back(visit)
 
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
         scope = exchange.scope
@@ -72,6 +81,8 @@ class OncekeyMiddleware:
             pass
         except BaseException as error:
             if exchange.phase is not Phase.RUNNING:
+                if await exchange.turn_away(error):
+                    return
                 raise
             # What a handler says to us is not a fault that the server has to hear of.
             if not await exchange.finish(error) or not isinstance(error, NotExecuted | LeaseLostError):

@@ -14,6 +14,7 @@ from oncekey.core.answers import Answer, refuse
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
 from oncekey.frameworks.asgi.exchange import Exchange, Visit, current
+from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.threads import ThreadedTransaction, in_thread
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
@@ -126,7 +127,7 @@ class _Call:
                     return result
             case Bypass():
                 assert exchange.asked is not None
-                return await self._unkeyed(exchange.installation, exchange.asked.claim)
+                return await self._unkeyed(exchange, exchange.asked.claim)
             case Replay() | Refuse():
                 pass
         assert exchange.answer is not None
@@ -137,29 +138,32 @@ class _Call:
         """Refuse, or run as if we were not there."""
         if self.enrolment.policy.require_key:
             return _respond(visit.installation, refuse(Refuse(Code.KEY_MISSING), self.enrolment.policy))
-        return await self._unkeyed(visit.installation, None)
+        return await self._unkeyed(visit, None)
 
     async def _run(self, exchange: Exchange) -> Any:
         try:
-            if self.enrolment.blocking:
-                return await self._in_thread(exchange)
-            connection = None
-            if self.enrolment.effects is Effects.LOCAL:
-                tx = await exchange.engine.open()
-                exchange.joins(tx)
-                connection = tx.connection
-            op = self._operation(Operation, exchange, connection)
-            exchange.entered = True
-            try:
-                return await self.handler(*self.args, **self._with(op))
-            finally:
-                exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
+            return await (self._in_thread(exchange) if self.enrolment.blocking else self._in_loop(exchange))
         except BaseException as error:
             if isinstance(error, StoreError) and not exchange.entered:
                 await exchange.withdraw(STORE_DOWN)
                 return None
             exchange.error = error
             raise
+
+    async def _in_loop(self, exchange: Exchange) -> Any:
+        tx = None
+        if self.enrolment.effects is Effects.LOCAL:
+            tx = await business(exchange, self.enrolment)
+            exchange.joins(tx)
+        op = self._operation(Operation, exchange, None if tx is None else tx.connection)
+        exchange.entered = True
+        try:
+            result = await self.handler(*self.args, **self._with(op))
+        finally:
+            exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
+        if tx is not None and not op.rolled_back:
+            await flush(tx)
+        return result
 
     async def _in_thread(self, exchange: Exchange) -> Any:
         """Take the connection and run the handler in one thread: a handler that has one never waits for another."""
@@ -181,13 +185,13 @@ class _Call:
 
         return await in_thread(installation.handlers, run)
 
-    async def _unkeyed(self, installation: Installation, claim: Claim | None) -> Any:
+    async def _unkeyed(self, request: Exchange | Visit, claim: Claim | None) -> Any:
         try:
             return await run_unkeyed(
-                lambda op: self.handler(*self.args, **self._with(op)), self.enrolment, installation, claim
+                lambda op: self.handler(*self.args, **self._with(op)), self.enrolment, request, claim
             )
         except NoConnectionError:
-            return _respond(installation, refuse(STORE_DOWN, self.enrolment.policy))
+            return _respond(request.installation, refuse(STORE_DOWN, self.enrolment.policy))
 
     def _operation(self, kind: type[Any], exchange: Exchange, connection: Any) -> Any:
         assert exchange.asked is not None

@@ -10,9 +10,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.errors import CommitAmbiguousError, StoreError
+from oncekey.core.errors import CommitAmbiguousError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Bypass, Code, Completed, Doubtful, Proceed, Refuse, Replay, Retryable
+from oncekey.core.model import Bypass, Code, Completed, Doubtful, Outcome, Proceed, Refuse, Replay, Retryable
 from oncekey.core.rulings import answer_from
 from oncekey.core.settle import Business
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 COMMIT_FAILED = "commit_failed"
+ROLLED_BACK = "rolled_back_by_handler"
 
 
 class Settling:
@@ -79,6 +80,9 @@ class Settling:
                 await tx.commit()
                 self._noted(settled)
                 return None
+        except TransactionControlError as error:
+            await tx.rollback()
+            return await self._rolled_back(settlement, error)
         except CommitAmbiguousError:
             await tx.rollback()
             return await self._lost_commit()
@@ -89,6 +93,14 @@ class Settling:
             return told or self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
         await tx.rollback()
         return self._record_says(settled)
+
+    async def _rolled_back(self, settlement: Settlement, error: TransactionControlError) -> Answer | None:
+        """The handler's rows are gone before their commit: a final no needs none of them, a success does."""
+        if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
+            return await self._alone(settlement)
+        log.error("oncekey: %s", error)
+        told = await self._alone(Retryable(ROLLED_BACK))
+        return told or self._refused(Refuse(Code.EXECUTION_FAILED))
 
     async def _alone(self, settlement: Settlement) -> Answer | None:
         """A transaction of its own; a store that cannot be reached is asked again until it answers."""

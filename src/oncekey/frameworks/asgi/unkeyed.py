@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Effects
 from oncekey.core.settle import Business, Ending, decide
+from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.shield import shielded
 from oncekey.frameworks.asgi.threads import in_thread
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Claim
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.lending import Borrower
     from oncekey.ports import AsyncOpenTransaction
 
 Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
@@ -31,15 +33,16 @@ class NoConnectionError(Exception):
 
 
 async def run_unkeyed(
-    invoke: Callable[[object], Any], enrolment: Enrolment, installation: Installation, claim: Claim | None
+    invoke: Callable[[object], Any], enrolment: Enrolment, request: Borrower, claim: Claim | None
 ) -> object:
     """Call the handler, in a transaction of its own if it is LOCAL."""
     if enrolment.blocking:
+        installation = request.installation
         return await in_thread(installation.handlers, lambda: _blocking(invoke, enrolment, installation, claim))
     if enrolment.effects is not Effects.LOCAL:
         return await invoke(_operation(Operation, claim, None))
     try:
-        tx = await installation.engines.asynchronous().open()
+        tx = await business(request, enrolment)
     except StoreError as error:
         raise NoConnectionError from error
     op = _operation(Operation, claim, tx.connection)
@@ -48,15 +51,16 @@ async def run_unkeyed(
         await _end(tx, _rows(enrolment, op, result, raised=False))
     except BaseException as error:
         if isinstance(error, Exception) and _rows(enrolment, op, error, raised=True) is Business.COMMIT:
-            await tx.commit()
+            await _end(tx, Business.COMMIT)
         # What was committed is over; in a scope that was cancelled even a roll-back would be cancelled.
         await shielded(tx.rollback())
         raise
     return result
 
 
-async def _end(tx: AsyncOpenTransaction, business: Business) -> None:
-    if business is Business.COMMIT:
+async def _end(tx: AsyncOpenTransaction, rows: Business) -> None:
+    if rows is Business.COMMIT:
+        await flush(tx)
         await tx.commit()
     else:
         await tx.rollback()

@@ -1,0 +1,153 @@
+"""Sessions and connections for dependencies: lent before the claim, taken back with the request.
+
+On a route that is enrolled as LOCAL the loan is the business transaction itself, which the claim and the settlement
+join later. Everywhere else it is an ordinary session, or a transaction to read through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.frameworks.asgi.shield import shielded
+from oncekey.ports import AsyncFlushes, AsyncSessions
+
+if TYPE_CHECKING:
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.types import Scope
+    from oncekey.ports import AsyncOpenTransaction, SessionTransaction
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+NO_SESSIONS = (
+    "once.session needs a SQLAlchemy engine: make it Once(create_async_engine(...)), or depend on once.connection"
+)
+NOT_LOCAL = (
+    "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL, so nobody "
+    "commits; enrol it, or use a connection of the application's own"
+)
+BLOCKING = "{operation} is a plain `def`: make it `async def` to use once.session or once.connection"
+UNSEEN = (
+    "once.session could not see that {operation} is enrolled, so its rows would not commit with the key: this "
+    "framework does not name the endpoint in the ASGI scope; write through op.connection"
+)
+
+
+class Lending:
+    """What one request was lent."""
+
+    __slots__ = ("_engine", "_reading", "_scope", "_session", "_taken", "_tx")
+
+    def __init__(self, engine: AsyncEngine, scope: Scope) -> None:
+        self._engine = engine
+        self._scope = scope
+        self._tx: AsyncOpenTransaction | None = None
+        self._reading: AsyncOpenTransaction | None = None
+        self._session: Any = None
+        self._taken = False
+
+    async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
+        """The session of the business transaction; an ordinary one where there is no such transaction."""
+        driver = self._engine.driver
+        if not isinstance(driver, AsyncSessions):
+            raise ConfigurationError(NO_SESSIONS)
+        if self._is_local():
+            return cast("SessionTransaction", await self.business()).session
+        if self._session is None:
+            self._session = driver.session()
+        return self._session
+
+    async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
+        """The connection of the business transaction; one to read through where there is no such transaction."""
+        if self._is_local():
+            return (await self.business()).connection
+        if self._scope["method"] not in SAFE:
+            raise ConfigurationError(NOT_LOCAL)
+        if self._reading is None:
+            self._reading = await self._engine.open()
+        return self._reading.connection
+
+    async def business(self) -> AsyncOpenTransaction:
+        """The business transaction, opened when it is first asked for."""
+        if self._tx is None:
+            self._tx = await self._engine.open()
+        return self._tx
+
+    def refuse_unseen(self, operation: str) -> None:
+        """A session that was lent as an ordinary one cannot become a LOCAL handler's."""
+        if self._session is not None or self._reading is not None:
+            raise ConfigurationError(UNSEEN.format(operation=operation))
+
+    @property
+    def spent(self) -> bool:
+        """Whether a business transaction was lent and is over: the handler cannot write through it any more."""
+        return self._taken and self._tx is not None
+
+    async def take_back(self) -> None:
+        """Undo what is not committed; no connection stays with the request."""
+        self._taken = True
+        for tx in (self._tx, self._reading):
+            if tx is not None:
+                await tx.rollback()
+        if self._session is not None:
+            await self._session.close()
+
+    def _is_local(self) -> bool:
+        enrolment = _enrolment(self._scope)
+        if enrolment is None or enrolment.effects is not Effects.LOCAL:
+            return False
+        if enrolment.blocking:
+            raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))
+        return True
+
+
+class Borrower(Protocol):
+    """A request, with a key or without."""
+
+    installation: Installation
+    scope: Scope
+    lent: Lending | None
+
+
+def lend(request: Borrower) -> Lending:
+    """What a request was lent so far."""
+    if request.lent is None:
+        request.lent = Lending(request.installation.engines.asynchronous(), request.scope)
+    return request.lent
+
+
+async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransaction:
+    """The business transaction of a LOCAL handler: the one that a dependency opened, or a new one."""
+    if request.lent is None:
+        return await request.installation.engines.asynchronous().open()
+    request.lent.refuse_unseen(enrolment.operation)
+    return await request.lent.business()
+
+
+async def flush(tx: AsyncOpenTransaction) -> None:
+    """Write what a session holds back while the application can still answer to an error."""
+    if isinstance(tx, AsyncFlushes):
+        await tx.flush()
+
+
+async def take_back(request: Borrower) -> None:
+    """Take back what a request was lent, whoever is cancelled meanwhile."""
+    if request.lent is None:
+        return
+    try:
+        await request.lent.take_back()
+    except asyncio.CancelledError:
+        await shielded(request.lent.take_back())
+        raise
+
+
+def _enrolment(scope: Scope) -> Enrolment | None:
+    """The enrolment of the endpoint that was routed to; a class answers by its methods."""
+    endpoint = scope.get("endpoint")
+    if inspect.isclass(endpoint):
+        endpoint = getattr(endpoint, scope["method"].lower(), None)
+    return getattr(endpoint, "__oncekey__", None)
