@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.model import Effects, Outcome, Recovery, State
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Record
+    from oncekey.core.model import Duration, Instant, Record
 
 MAX_ATTEMPTS = 10
 """How often a phased handler may be begun before its record is parked (H6); a policy may say otherwise."""
@@ -23,16 +23,21 @@ class Facts:
     record: Record | None
     now: Instant
     effects: Effects = Effects.LOCAL
-    """Of the request, where there is no row to say it; a record's own effects always win (P2)."""
+    """Of the request, for a new incarnation only; a record's own effects always win (P2)."""
+    phase: str = ""
+    """The phase that the owner announces or reports."""
     entered: bool = True
     """The owner knows whether its handler was called."""
     never_sent: bool = False
-    """It is proven that the open intent's first send was not made."""
+    """It is proven that this attempt did not send; it says nothing about attempts before it (F24)."""
+    call_open: bool = False
+    """The owner made a call and does not know what became of it, so its handler's answer is not used (F6)."""
     locked: bool = False
     """The transaction-scoped lock of LOCAL in one commit is held."""
     waited: bool = False
     """The resolver asked after the waiting time, or closed the reference at the provider (U1)."""
     result_given: bool = False
+    """The resolver gave the result of the open call, for the handler to go on with (H5)."""
     item_claimed: bool = False
     """The outbox item was claimed at least once."""
     item_sent: bool = False
@@ -45,6 +50,8 @@ class Facts:
     """An operator confirmed that a success will be executed again."""
     soft: bool = False
     """Expired records are kept as EXPIRED."""
+    grace: Duration = 0
+    """How long after a lease's end a sweeper leaves the record to its owner and its clients."""
     max_attempts: int = MAX_ATTEMPTS
 
 
@@ -74,7 +81,19 @@ def _runs_again(record: Record, facts: Facts) -> bool:
     """A stale lease of this record may be followed by another run."""
     if record.effects is Effects.PHASED:
         return _resumable(record, facts)
-    return record.recovery is Recovery.RETRY and record.intent is None
+    return record.recovery is Recovery.RETRY and _plain(record, facts)
+
+
+def _may_announce(record: Record, facts: Facts) -> bool:
+    """No call is open, or this very call may be repeated: each send is announced, also the second (ADR 0008)."""
+    if record.intent is None:
+        return True
+    return record.intent.phase == facts.phase and _intent_repeatable(record, facts)
+
+
+def _never_sent(record: Record, facts: Facts) -> bool:
+    """A later attempt's failure says nothing about the first, so only a first send can be proven unmade (F24)."""
+    return facts.never_sent and (record.intent is None or record.intent.sends <= 1)
 
 
 def _past_expiry(record: Record, facts: Facts) -> bool:
@@ -85,8 +104,25 @@ def _plain(record: Record, _: Facts) -> bool:
     return not record.memo and record.intent is None
 
 
+def _free(record: Record, facts: Facts) -> bool:
+    """Its time has passed and nothing is left to resume, so the key may be used anew (P6)."""
+    return _past_expiry(record, facts) and (record.state is not State.FAILED_RETRYABLE or _plain(record, facts))
+
+
+def _deferred(record: Record, _: Facts) -> bool:
+    """The item is there and a worker has had it: from then on its record has an intent or a result (O1, O2)."""
+    return record.effects is Effects.OUTBOX and bool(record.memo or record.intent)
+
+
+def _nothing_open(record: Record) -> bool:
+    """No call can be on its way: what is fenced by the record needs no waiting time (ADR 0008)."""
+    return record.effects is not Effects.INLINE and record.intent is None
+
+
 def _item_safe(facts: Facts) -> bool:
-    return not facts.item_sent or facts.item_repeatable
+    """Claiming the item cannot lead to a second effect; with a stored result nothing is called at all (O1)."""
+    stored = facts.record is not None and bool(facts.record.memo)
+    return stored or not facts.item_sent or facts.item_repeatable
 
 
 class Guard(Enum):
@@ -96,14 +132,19 @@ class Guard(Enum):
     PHASED = (_of(Effects.PHASED),)
     OUTBOX = (_of(Effects.OUTBOX),)
     INLINE_OR_OUTBOX = (_of(Effects.INLINE, Effects.OUTBOX),)
-    INLINE_OR_PHASED = (_of(Effects.INLINE, Effects.PHASED),)
+    REQUEST_LOCAL = (lambda f: f.effects is Effects.LOCAL,)
+    REQUEST_OUTBOX = (lambda f: f.effects is Effects.OUTBOX,)
     NOT_OUTBOX = (_of(Effects.LOCAL, Effects.PHASED, Effects.INLINE),)
     BEFORE_DEADLINE = (_record(lambda r, f: f.now < r.deadline),)
     LEASE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until <= f.now),)
+    GRACE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until + f.grace <= f.now),)
     NO_INTENT = (_record(lambda r, _: r.intent is None),)
     INTENT_OPEN = (_record(lambda r, _: r.intent is not None),)
     NO_INTENT_OR_INLINE = (_record(lambda r, _: r.intent is None or r.effects is Effects.INLINE),)
-    NO_INTENT_OR_NEVER_SENT = (_record(lambda r, f: r.intent is None or f.never_sent),)
+    NO_INTENT_OR_NEVER_SENT = (_record(lambda r, f: r.intent is None or _never_sent(r, f)),)
+    NO_INTENT_OR_SAME_AGAIN = (_record(_may_announce),)
+    NO_RESULT_YET = (_record(lambda r, f: all(entry.name != f.phase for entry in r.memo)),)
+    CALLS_KNOWN = (lambda f: not f.call_open,)
     NO_MEMO = (_record(lambda r, _: not r.memo),)
     NOT_RESUMABLE = (_record(lambda r, _: not (r.memo and r.state is State.FAILED_RETRYABLE)),)
     NOT_ENTERED = (lambda f: not f.entered,)
@@ -112,9 +153,13 @@ class Guard(Enum):
     RUNS_AGAIN = (_record(_runs_again),)
     RUNS_NEVER_AGAIN = (_record(lambda r, f: not _runs_again(r, f)),)
     PAST_EXPIRY = (_record(_past_expiry),)
-    MEMO = (_record(lambda r, _: bool(r.memo)),)
+    BEFORE_EXPIRY = (_record(lambda r, f: not _past_expiry(r, f)),)
+    FREE = (_record(_free),)
     PLAIN = (_record(_plain),)
-    WAITED = (lambda f: f.waited,)
+    BEGUN = (_record(lambda r, f: not _plain(r, f)),)
+    DEFERRED = (_record(_deferred),)
+    NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)),)
+    WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)),)
     WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable,)
     RESULT_GIVEN = (lambda f: f.result_given,)
     LOCKED = (lambda f: f.locked,)

@@ -18,7 +18,7 @@ from oncekey.core.fingerprint import same
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.policy import OnExpired
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Instant, Snapshot, Verdict
@@ -124,7 +124,7 @@ LOCK_EXPIRED = "in_progress_lock_expired"
 """The error code of a record whose owner did not come back (R55, R143)."""
 
 
-def rule(snapshot: Snapshot, claim: Claim, policy: Policy) -> Next:
+def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSITIONS) -> Next:
     """The answer to a request, or the write that must be tried before there is one."""
     record, now = snapshot.record, snapshot.now
     situation = situate(record, now)
@@ -139,7 +139,7 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy) -> Next:
         case Ruling.WAIT:
             return Refuse(Code.IN_PROGRESS, retry_after=_patience(record, now), record=record)
         case Ruling.RECOVER:
-            return _recover(record, now, policy)
+            return _recover(record, now, policy, table)
         case Ruling.REPLAY:
             return Replay(record, now)
         case Ruling.TAKE_OVER:
@@ -179,10 +179,10 @@ def doubtful(record: Record, now: Instant) -> Refuse:
     return Refuse(Code.OUTCOME_UNKNOWN, retry_after=wait, record=record)
 
 
-def _recover(record: Record, now: Instant, policy: Policy) -> Next:
+def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next:
     """A stale lease: its own stored effects and recovery decide, never the route's of today (P2, F4)."""
     facts = Facts(record, now, max_attempts=policy.max_attempts)
-    if isinstance(judge(Trigger.TAKE_OVER, Actor.REQUESTER, facts), Row):
+    if isinstance(judge(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Row):
         return TakeOver(record)
     return Doubt(record, LOCK_EXPIRED)
 

@@ -55,6 +55,7 @@ class Trigger(StrEnum):
     EXPIRE = "expire"
     EXECUTED = "executed"
     STILL_UNKNOWN = "still_unknown"
+    DLQ_RETRY = "dlq_retry"
     WORKER_CLAIM = "worker_claim"
     TRY_AGAIN = "try_again"
     DEAD_LETTER = "dead_letter"
@@ -109,9 +110,11 @@ Table: TypeAlias = Mapping[State | None, Mapping[Trigger, tuple[Row, ...]]]
 
 _PENDING, _RUNNING, _DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
 _FR, _UNKNOWN, _EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
+_EXPIRABLE = (_DONE, _EXPIRED, _FR)
 _SETTLERS = (Actor.RESOLVER, Actor.WEBHOOK, Actor.OPERATOR)
 _LEASE = ("owner", "lease_until", "attempts")
 _NEW = ("incarnation", "effects", "recovery", "seed", "lease_until", "deadline", "expires_at")
+_ANEW = (*_NEW, "fingerprint")
 _STEP = ("memo", "recovery_point", "intent", "lease_until")
 _ANSWER = ("response", "outcome", "finished_at", "expires_at")
 
@@ -131,9 +134,7 @@ def _rows() -> tuple[Row, ...]:
         when: tuple[Guard, ...] = (),
         sets: tuple[str, ...] = (),
     ) -> None:
-        made = (
-            Row(number, source, trigger, to, frozenset(by), proof, fence, when, sets) for source in sources
-        )
+        made = (Row(number, source, trigger, to, frozenset(by), proof, fence, when, sets) for source in sources)
         rows.extend(made)
 
     own, req = (Actor.OWNER,), (Actor.REQUESTER,)
@@ -144,39 +145,42 @@ def _rows() -> tuple[Row, ...]:
     row(1, (None,), t.CLAIM, _RUNNING, req, n, Fence.FIRST, (), _NEW)
     row(2, (None,), t.COMMIT, _DONE, req, n, Fence.FIRST, (g.LOCAL, g.LOCKED), (*_NEW, *_ANSWER))
     row(3, (None,), t.DEFER, _PENDING, req, n, Fence.FIRST, (g.OUTBOX,), (*_NEW, "item"))
-    row(3, (_RUNNING,), t.DEFER, _PENDING, own, o, same, (g.OUTBOX, g.NO_INTENT), ("item",))
+    row(3, (_RUNNING,), t.DEFER, _PENDING, own, o, same, (g.OUTBOX, g.PLAIN), ("item",))
     row(4, (_RUNNING,), t.RENEW, _RUNNING, own, o, same, (g.BEFORE_DEADLINE,), ("lease_until",))
-    row(5, (_RUNNING,), t.PHASE, _RUNNING, own, o, same, (g.NO_INTENT,), _STEP)
-    row(6, (_RUNNING, _UNKNOWN, _FR), t.RESULT, _RUNNING, own, o, same, (g.INTENT_OPEN,), _STEP)
-    row(6, (_PENDING,), t.RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.INTENT_OPEN), _STEP)
-    row(7, (_RUNNING,), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT,), _ANSWER)
-    row(8, (_UNKNOWN, _FR), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT_OR_INLINE, g.NOT_RESUMABLE), (*_ANSWER, "late"))
+    row(5, (_RUNNING,), t.PHASE, _RUNNING, own, o, same, (g.NO_INTENT_OR_SAME_AGAIN,), _STEP)
+    row(6, (_RUNNING, _FR), t.RESULT, _RUNNING, own, o, same, (g.NO_RESULT_YET,), _STEP)
+    row(6, (_UNKNOWN,), t.RESULT, _RUNNING, own, o, same, (g.NOT_OUTBOX, g.NO_RESULT_YET), _STEP)
+    row(6, (_UNKNOWN, _PENDING), t.RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), (*_STEP, "item"))
+    row(7, (_RUNNING,), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT, g.CALLS_KNOWN), _ANSWER)
+    row(8, (_UNKNOWN, _FR), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT_OR_INLINE, g.NOT_RESUMABLE, g.CALLS_KNOWN), (*_ANSWER, "late"))
     row(9, (_RUNNING,), t.DISCARD, None, own, o, Fence.GONE, (g.NOT_ENTERED, g.PLAIN))
-    row(10, (_RUNNING,), t.NOT_EXECUTED, _FR, own, o, same, (g.ENTERED, g.NO_MEMO, g.NO_INTENT_OR_NEVER_SENT), ("last_error", "intent"))
+    row(10, (_RUNNING,), t.NOT_EXECUTED, _FR, own, o, same, (g.ENTERED, g.NO_MEMO, g.NO_INTENT_OR_NEVER_SENT, g.NOT_DEFERRED), ("last_error", "intent"))
     row(11, (_RUNNING,), t.HAND_BACK, _FR, own, o, same, (g.RESUMABLE,), ("lease_until", "reconcile_after"))
     row(12, (_RUNNING,), t.DOUBT, _UNKNOWN, own, o, same, (), ("last_error", "reconcile_after"))
     row(13, (_RUNNING,), t.TAKE_OVER, _RUNNING, (Actor.REQUESTER, Actor.COMPLETER), v, up, (g.LEASE_OVER, g.RUNS_AGAIN), _LEASE)
-    row(14, (_RUNNING,), t.SWEEP, _FR, (Actor.SWEEPER,), v, same, (g.LEASE_OVER, g.RUNS_AGAIN), ("last_error",))
+    row(14, (_RUNNING,), t.SWEEP, _FR, (Actor.SWEEPER,), v, same, (g.GRACE_OVER, g.RUNS_AGAIN), ("last_error",))
     row(15, (_RUNNING,), t.SWEEP, _UNKNOWN, (Actor.SWEEPER, Actor.REQUESTER), v, same, (g.LEASE_OVER, g.RUNS_NEVER_AGAIN), ("last_error", "reconcile_after"))
-    row(16, (_FR,), t.TAKE_OVER, _RUNNING, req, v, up, (), (*_LEASE, "last_error"))
-    row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.MEMO,), (*_LEASE, "last_error"))
-    row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED), _ANSWER)
-    row(18, (_FR,), t.EXPIRE, _UNKNOWN, (Actor.REAPER,), v, same, (g.MEMO, g.PAST_EXPIRY), ("reconcile_after",))
+    row(16, (_FR,), t.TAKE_OVER, _RUNNING, req, v, up, (g.NOT_DEFERRED,), (*_LEASE, "last_error"))
+    row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.BEGUN, g.NOT_DEFERRED), (*_LEASE, "last_error"))
+    row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED, g.BEFORE_EXPIRY), _ANSWER)
+    row(18, (_FR,), t.EXPIRE, _UNKNOWN, (Actor.REAPER,), v, same, (g.BEGUN, g.PAST_EXPIRY), ("reconcile_after",))
     row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "item"))
-    row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.RESULT_GIVEN), ("memo", "intent"))
-    row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.INLINE_OR_PHASED, g.WAITED), ("intent",))
-    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.OUTBOX, g.WAITED_OR_ITEM_REPEATABLE), ("item",))
+    row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.INTENT_OPEN, g.RESULT_GIVEN), ("memo", "intent"))
+    row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.NOT_DEFERRED, g.WAITED_OR_NOTHING_OPEN), ("intent",))
+    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.DEFERRED, g.WAITED_OR_ITEM_REPEATABLE), ("item", "intent"))
+    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.DEFERRED, g.WAITED_OR_ITEM_REPEATABLE), ("item", "intent"))
     row(23, (_UNKNOWN,), t.STILL_UNKNOWN, _UNKNOWN, (Actor.RESOLVER,), v, same, (), ("reconcile_after", "reconcile_tries"))
     row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.ITEM, up, (g.OUTBOX, g.ITEM_SAFE), ("intent", "item"))
     row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.ITEM, same, (g.OUTBOX, g.ITEM_UNSAFE), ("item",))
     row(26, (_RUNNING,), t.TRY_AGAIN, _PENDING, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX, g.ITEM_SAFE), ("item",))
-    row(27, (_RUNNING,), t.DEAD_LETTER, _UNKNOWN, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX,), ("item", "last_error"))
+    for doubt in (t.DEAD_LETTER, t.DOUBT):
+        row(27, (_RUNNING,), doubt, _UNKNOWN, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX,), ("item", "last_error"))
     row(28, (_PENDING,), t.ABANDON, _DONE, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.ITEM_NEVER_CLAIMED), (*_ANSWER, "item"))
     row(29, (_DONE,), t.EXPIRE, _EXPIRED, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.SOFT))
-    row(30, (_DONE, _EXPIRED), t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.PAST_EXPIRY,))
-    row(30, (_FR,), t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.PAST_EXPIRY, g.PLAIN))
-    row(31, (_DONE, _EXPIRED), t.SUPERSEDE, _RUNNING, req, v, up, (g.PAST_EXPIRY,), (*_NEW, "fingerprint"))
-    row(31, (_FR,), t.SUPERSEDE, _RUNNING, req, v, up, (g.PAST_EXPIRY, g.PLAIN), (*_NEW, "fingerprint"))
+    row(30, _EXPIRABLE, t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.FREE,))
+    row(31, _EXPIRABLE, t.SUPERSEDE, _RUNNING, req, v, up, (g.FREE,), _ANEW)
+    row(31, _EXPIRABLE, t.COMMIT, _DONE, req, v, up, (g.FREE, g.REQUEST_LOCAL, g.LOCKED), (*_ANEW, *_ANSWER))
+    row(31, _EXPIRABLE, t.DEFER, _PENDING, req, v, up, (g.FREE, g.REQUEST_OUTBOX), (*_ANEW, "item"))
     row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
     # fmt: on
     return tuple(rows)
@@ -185,20 +189,21 @@ def _rows() -> tuple[Row, ...]:
 ROWS: tuple[Row, ...] = _rows()
 
 
-def _table(rows: tuple[Row, ...]) -> Table:
+def tabulate(rows: tuple[Row, ...]) -> Table:
+    """Rows as they are looked up: by state, then by trigger."""
     table: dict[State | None, dict[Trigger, tuple[Row, ...]]] = defaultdict(dict)
     for row in rows:
         table[row.source][row.trigger] = (*table[row.source].get(row.trigger, ()), row)
     return MappingProxyType({state: MappingProxyType(moves) for state, moves in table.items()})
 
 
-TRANSITIONS: Table = _table(ROWS)
+TRANSITIONS: Table = tabulate(ROWS)
 
 
-def judge(trigger: Trigger, actor: Actor, facts: Facts) -> Row | Illegal:
-    """The one row that allows this move, or why none does."""
+def judge(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIONS) -> Row | Illegal:
+    """The one row that allows this move, or why none does. Only a test of the table gives another table."""
     source = facts.record.state if facts.record else None
-    rows = TRANSITIONS.get(source, {}).get(trigger, ())
+    rows = table.get(source, {}).get(trigger, ())
     where = source or "no row"
     if not rows:
         return Illegal(f"{trigger} is not possible from {where}")

@@ -1,0 +1,245 @@
+"""Owners: what a handler of each kind of effects does between its claim and its end, step by step.
+
+Where a handler has an end that the rules forbid (an answer that hides an open call, an eviction after a call),
+it asks for it all the same: that it does not get it is the table's doing, and what the model proves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from oncekey.core.model import Effects, Proceed, Replay, State
+from oncekey.core.transitions import Actor, Proof, Trigger
+from oncekey.testing.model.law import Trial
+from oncekey.testing.model.provider import send
+from oncekey.testing.model.sets import NOTHING, Said
+from oncekey.testing.model.world import (
+    CHARGE,
+    REFUSED_BY_PROVIDER,
+    REST,
+    Answer,
+    At,
+    Breach,
+    Move,
+    Proc,
+    Rec,
+    World,
+)
+from oncekey.testing.model.writes import put, written
+
+
+class Try(NamedTuple):
+    """A write that an owner would like to make, and where it stands after it; no place is the end."""
+
+    trigger: Trigger
+    then: At | None = None
+    said: Said = NOTHING
+    worker: bool = False
+
+
+_LOOK = Try(Trigger.RENEW)
+_EVICT = Try(Trigger.DISCARD)
+_NEVER_BEGAN = Try(Trigger.DISCARD, said=Said(("not entered",)))
+_HAND_BACK = Try(Trigger.HAND_BACK)
+_DOUBT = Try(Trigger.DOUBT)
+_NOT_EXECUTED = Try(Trigger.NOT_EXECUTED, said=Said(("never sent",)))
+_SWALLOW = Try(Trigger.SETTLE, said=Said(("call open",), answer=Answer(ok=False, value="", by="owner")))
+_DECLINE = Try(Trigger.SETTLE, said=Said(answer=Answer(ok=False, value="", by="owner")))
+_ANNOUNCE = Try(Trigger.PHASE, At.ANNOUNCED, Said(phase=CHARGE))
+_TRY_AGAIN = Try(Trigger.TRY_AGAIN, worker=True)
+_TRY_UNSENT = Try(Trigger.TRY_AGAIN, said=Said(("item not sent",)), worker=True)
+_WORKER_DOUBT = Try(Trigger.DOUBT, worker=True)
+_DEAD_LETTER = Try(Trigger.DEAD_LETTER, worker=True)
+
+
+def steps(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    """Everything that this owner may do next."""
+    match proc.at:
+        case At.START:
+            yield from _start(trial, world, proc)
+        case At.ANNOUNCED:
+            yield from send(trial, world, proc)
+        case At.UNSENT:
+            yield from _unsent(trial, world, proc)
+        case At.UNCERTAIN:
+            yield from _uncertain(trial, world, proc)
+        case At.GOT:
+            yield from _got(trial, world, proc)
+        case At.CHARGED:
+            yield from _charged(trial, world, proc)
+        case At.DONE:
+            yield from act(trial, world, proc, _settle(proc))
+        case At.LOOKING | At.CLAIMED:
+            yield from _look(trial, world, proc)
+        case At.HUNG:
+            pass
+        case _:
+            raise AssertionError(proc.at)
+    rec = world.rec
+    if rec is not None and rec.lease is False and not proc.then and owns(trial, proc, rec):
+        row = trial.judged(Trigger.RENEW, Actor.OWNER, rec)
+        if row is not None:
+            yield written(trial, world, "owner renews", row, actor=proc, becomes=proc)
+
+
+def standing(trial: Trial, rec: Rec, proc: Proc) -> Proc:
+    """Where a new owner of this record begins: after what is stored."""
+    if rec.result(CHARGE) is None:
+        value = trial.downstream_key(rec) if rec.effects is Effects.INLINE else ""
+        return proc._replace(at=At.START, value=value)
+    at = At.CHARGED if rec.result(REST) is None else At.DONE
+    return proc._replace(at=at, value=rec.result(CHARGE) or "")
+
+
+def owns(trial: Trial, proc: Proc, rec: Rec) -> bool:
+    """The owner's proof, as the statement checks it (P1)."""
+    law = trial.law
+    named = proc.incarnation == rec.incarnation or not law.owner_proves_incarnation
+    return named and (proc.held or not law.owner_proves_fence)
+
+
+def act(trial: Trial, world: World, proc: Proc, *tries: Try) -> Iterator[Move]:
+    """The first of these writes that the table allows; an owner that may make none has lost the record (P3)."""
+    rec = world.rec
+    if rec is not None and owns(trial, proc, rec):
+        for wanted in tries:
+            actor = Actor.WORKER if wanted.worker else Actor.OWNER
+            row = trial.judged(wanted.trigger, actor, rec, world.item, wanted.said.facts, wanted.said.phase)
+            if row is None or (row.proof is Proof.OWNER_AND_ITEM and not proc.item):
+                continue
+            becomes = None if wanted.then is None else _onward(trial, rec, proc, wanted)
+            label = f"{proc.body}: {actor} {wanted.trigger}"
+            yield written(trial, world, label, row, wanted.said, actor=proc, becomes=becomes)
+            if trial.scenario.losses:
+                lost = (becomes or proc)._replace(at=At.LOOKING, then=wanted.then or "")
+                move = written(trial, world, label, row, wanted.said, actor=proc, becomes=lost)
+                yield reply_lost(move)
+            return
+    yield refused(trial, world, proc, tries[0])
+
+
+def reply_lost(move: Move) -> Move:
+    """The same write, of which its maker hears nothing."""
+    return Move(f"{move.label}, and the reply is lost", move.world, fault=True)
+
+
+def refused(trial: Trial, world: World, proc: Proc, wanted: Try) -> Move:
+    """A write was refused: the caller hears what the record says, and no more is written (P3)."""
+    rec = world.rec
+    label = f"{proc.body}: {wanted.trigger} of {proc.incarnation}'s owner is refused"
+    try:
+        _hear(trial, rec, proc, wanted)
+    except Breach as breach:
+        breach.step = label
+        raise
+    return Move(label, put(world, proc, None))
+
+
+def _hear(trial: Trial, rec: Rec | None, proc: Proc, wanted: Try) -> None:
+    unheard = (
+        rec is not None
+        and wanted.trigger in {Trigger.RESULT, Trigger.SETTLE}
+        and proc.last
+        and proc.incarnation == rec.incarnation
+        and proc.at is At.GOT
+        and rec.state is not State.COMPLETED
+        and rec.result(CHARGE) is None
+    )
+    if unheard:
+        raise Breach("an owner that nobody replaced made the call, and its result was refused")
+    verdict = trial.answered(rec, proc)
+    if isinstance(verdict, Replay) and verdict.record.fingerprint != proc.body:
+        raise Breach("a refused owner was handed the answer of another request")
+    if not trial.law.record_answers and rec is not None and rec.answer is not None and proc.at is At.GOT:
+        raise Breach("two answers: the owner's own, and the one that the record holds")
+
+
+def _onward(trial: Trial, rec: Rec, proc: Proc, wanted: Try) -> Proc:
+    value = proc.value
+    if wanted.then is At.ANNOUNCED:
+        value = trial.downstream_key(rec)
+    item = proc.item or (proc.worker and wanted.trigger is Trigger.RESULT)
+    return proc._replace(at=wanted.then or proc.at, value=value, item=item)
+
+
+def _settle(proc: Proc) -> Try:
+    if proc.value == REFUSED_BY_PROVIDER:
+        return _DECLINE
+    return Try(Trigger.SETTLE, said=Said(answer=Answer(ok=True, value=proc.value, by="owner")))
+
+
+def _start(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    match proc.route:
+        case Effects.LOCAL:
+            done = Said(answer=Answer(ok=True, value=proc.body, by="owner"))
+            yield from act(trial, world, proc, Try(Trigger.SETTLE, said=done))
+            yield from act(trial, world, proc, _DECLINE)
+            yield from act(trial, world, proc, _NOT_EXECUTED, _DOUBT)
+            yield from act(trial, world, proc, _NEVER_BEGAN)
+            if trial.scenario.hangs:
+                yield Move("owner hangs", put(world, proc, proc._replace(at=At.HUNG)), fault=True)
+        case Effects.INLINE:
+            yield from send(trial, world, proc)
+            yield from act(trial, world, proc, _NEVER_BEGAN)
+        case Effects.PHASED:
+            yield from act(trial, world, proc, _ANNOUNCE, _DOUBT)
+            yield from act(trial, world, proc, _NEVER_BEGAN, _HAND_BACK, _DOUBT)
+        case Effects.OUTBOX:
+            yield from act(trial, world, proc, Try(Trigger.DEFER))
+            yield from act(trial, world, proc, _NOT_EXECUTED, _DOUBT)
+            yield from act(trial, world, proc, _NEVER_BEGAN)
+
+
+def _unsent(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    """This attempt provably did not send; it may not have been the first."""
+    if proc.worker:
+        first = world.rec is not None and world.rec.sends <= 1
+        yield from act(trial, world, proc, _TRY_UNSENT if first else _TRY_AGAIN, _DEAD_LETTER)
+        if first:
+            yield from act(trial, world, proc, _DEAD_LETTER)
+    else:
+        yield from act(trial, world, proc, _NOT_EXECUTED, _HAND_BACK, _DOUBT)
+
+
+def _uncertain(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    if proc.worker:
+        yield from act(trial, world, proc, _TRY_AGAIN, _WORKER_DOUBT)
+        yield from act(trial, world, proc, _DEAD_LETTER)
+    elif proc.route is Effects.INLINE:
+        yield from act(trial, world, proc, _DOUBT)
+    else:
+        yield from act(trial, world, proc, _SWALLOW, _HAND_BACK, _DOUBT)
+
+
+def _got(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    if proc.route is Effects.INLINE:
+        yield from act(trial, world, proc, _settle(proc))
+        if proc.value != REFUSED_BY_PROVIDER:
+            yield from act(trial, world, proc, _EVICT, _DOUBT)
+    else:
+        yield from act(trial, world, proc, Try(Trigger.RESULT, At.CHARGED, Said(phase=CHARGE, value=proc.value)))
+
+
+def _charged(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    if proc.worker or proc.value == REFUSED_BY_PROVIDER:
+        yield from act(trial, world, proc, _settle(proc))
+        return
+    yield from act(trial, world, proc, Try(Trigger.PHASE, At.DONE, Said(phase=REST, value=proc.body)))
+    yield from act(trial, world, proc, _EVICT, _HAND_BACK, _DOUBT)
+
+
+def _look(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    """The reply of a write was lost. What the record says is what happened (P7)."""
+    rec = world.rec
+    ours = rec is not None and bool(proc.then) and owns(trial, proc, rec)
+    if ours and proc.at is At.CLAIMED:
+        ruled = trial.ruled(rec, proc.body, proc.route, ours=True)
+        ours = isinstance(ruled, Proceed)
+        if not ours and rec is not None and rec.state is State.IN_PROGRESS:
+            raise Breach("a claim whose reply was lost is ours, and was not recognised")
+    if ours:
+        onward = proc._replace(at=At(proc.then), then="")
+        yield Move(f"{proc.body}: looks again, and it was written", put(world, proc, onward))
+    else:
+        yield refused(trial, world, proc, _LOOK)
