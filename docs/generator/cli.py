@@ -1,0 +1,60 @@
+"""`cli.md`: what `--help` says of every command, and what it does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from unittest.mock import patch
+
+import typer
+from typer.testing import CliRunner
+
+from oncekey.cli.app import make_app
+
+from .markdown import page as put_together
+from .markdown import title
+
+ALSO: Final[Mapping[str, str]] = {
+    "oncekey": (
+        "It comes with the extra `cli`: `pip install 'oncekey[cli]'`. A mistake is one line on standard error. The "
+        "exit code is 0 when all is well."
+    ),
+    "oncekey demo": (
+        "It makes the tables that it needs, and prints requests to try. The file of the default store is made in the "
+        "working folder. It is for trying things out: its two tokens are public. It needs the extra `demo`."
+    ),
+    "oncekey migrate": (
+        "Applications do not start on a store that lacks a `pre` migration; see "
+        "[PostgreSQL in production](../howto/postgresql.md)."
+    ),
+}
+"""What the help does not say."""
+
+
+def page() -> str:
+    """The page."""
+    parts = []
+    for command in commands():
+        parts += [f"## {command}", f"```text\n{help_of(command)}\n```"]
+        if command in ALSO:
+            parts.append(ALSO[command])
+    return put_together(title("Command line"), *parts)
+
+
+def commands() -> list[str]:
+    """Every command and group by what one types for it."""
+    return list(_walk("oncekey", typer.main.get_command(make_app())))
+
+
+def help_of(command: str) -> str:
+    """The help as plain text: frames and colours depend on the terminal."""
+    _, *words = command.split()
+    with patch.object(typer.core, "HAS_RICH", False):  # noqa: FBT003  (the value of somebody else's constant)
+        shown = CliRunner().invoke(make_app(), [*words, "--help"], prog_name="oncekey", env={"COLUMNS": "80"})
+    return "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
+
+
+def _walk(path: str, command: Any) -> Iterator[str]:  # noqa: ANN401  (typer keeps its commands' class to itself)
+    yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _walk(f"{path} {name}", inner)

@@ -1,0 +1,171 @@
+"""`problems.md`: every code with its statuses and texts from the catalogue; what it means to a client from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from oncekey.core.choices import ErrorFormat, Flavor
+from oncekey.core.model import Code
+from oncekey.core.policy import Policy
+from oncekey.core.problems import PROBLEMS, render, type_of
+
+from .markdown import page as put_together
+from .markdown import table, title
+
+
+class Advice(NamedTuple):
+    """What happened on the server, and what a client does."""
+
+    happened: str
+    client: str
+
+
+ADVICE: Final[Mapping[Code, Advice]] = {
+    Code.KEY_MISSING: Advice(
+        "Nothing was executed and nothing stored. The route requires a key.",
+        "A mistake in the client: make a key before the first try and send it.",
+    ),
+    Code.KEY_MALFORMED: Advice(
+        "Nothing was executed and nothing stored. The header is empty, sent twice, too short, too long, or not in the "
+        "[form that the API takes](headers.md#idempotency-key); `detail` says which.",
+        "A mistake in the client: mend the key.",
+    ),
+    Code.BODY_INVALID: Advice(
+        "Nothing was executed and nothing stored. The body says that it is JSON and has [no unambiguous "
+        "meaning](../explanation/fingerprint.md#json-without-a-canonical-form): a name twice, a number beyond a "
+        "double, broken UTF-8, or too deep.",
+        "A mistake in the client: mend the body. The key was not used and may be sent with the mended one.",
+    ),
+    Code.BODY_TOO_LARGE: Advice(
+        "Nothing was executed and nothing stored. The body is larger than `max_request_bytes`.",
+        "Do not retry: send less.",
+    ),
+    Code.KEY_REUSED: Advice(
+        "Nothing was executed. The key belongs to a request with another method, path, query or body; that one and its "
+        "answer are as they were. This is said whatever state the first one is in.",
+        "Never retry. Either the body was changed between tries, or one key was used for two requests: both are "
+        "mistakes in the client.",
+    ),
+    Code.IN_PROGRESS: Advice(
+        "Nothing was executed by this request. The first one with the key still runs. With `on_in_progress=accepted` "
+        "the status is 202 and `Location` leads to the status resource.",
+        "Wait as long as `Retry-After` says, then send the same request with the same key.",
+    ),
+    Code.OUTCOME_UNKNOWN: Advice(
+        "Nothing was executed by this request. An earlier one may have been, and nobody can know: the process died or "
+        "the answer was lost after an outside call could have been made. No retry runs it again. `on_unknown` makes "
+        "the status 202 or 503; after a settlement that could not be written it is 503.",
+        "Ask again later with the same key, or read the status resource that `Location` names. Do not send it with a "
+        "new key: that would run it again.",
+    ),
+    Code.RESPONSE_NOT_STORED: Advice(
+        "The first request was executed, and its answer was larger than `max_response_bytes`. It comes with "
+        "`Idempotent-Replayed: true`.",
+        "Do not retry: it is done. Read the result where `Location` points.",
+    ),
+    Code.KEY_EXPIRED: Advice(
+        "Nothing was executed by this request. Only with `on_expired=gone`: the key was used before its `ttl` passed.",
+        "Find out whether the operation was executed; send it with a new key if it was not.",
+    ),
+    Code.KEY_NOT_FOUND: Advice(
+        "Only of the status resource. The key was never used, has expired, or belongs to somebody else; the answer "
+        "does not tell which.",
+        "Send the request, if it was never sent.",
+    ),
+    Code.STORE_UNAVAILABLE: Advice(
+        "Nothing of this request is in effect: the store could not be asked before the handler ran, or the handler's "
+        "transaction was rolled back.",
+        "Retry with the same key after `Retry-After`.",
+    ),
+    Code.EXECUTION_FAILED: Advice(
+        "The handler failed and its own answer could not be sent: it raised `NotExecuted`, its response could not be "
+        "captured, or it raised under `on_5xx=store`.",
+        "Retry with the same key. If the failure is the stored answer, the retry is marked as a replay and is final.",
+    ),
+}
+"""A test fails when a code is missing here."""
+
+MATRIX: Final = (
+    ("no answer: time-out, connection lost", "yes", "same", "back off, with jitter"),
+    ("2xx, 3xx", "no: done", "", ""),
+    ("202 `idempotency_key_in_progress`", "yes", "same", "`Retry-After`, or follow `Location`"),
+    ("400, 404, 413, 422 and other 4xx", "no: mend the request", "new", ""),
+    ("401, 403", "after signing in: nothing is stored under the key", "same", ""),
+    ("408, 425, 429", "yes", "same", "`Retry-After`, else back off"),
+    ("409 `idempotency_key_in_progress`", "yes", "same", "`Retry-After`"),
+    ("409 `idempotency_outcome_unknown`", "yes, slowly", "same", "`Retry-After`"),
+    ("other 409", "no", "new, for a new request", ""),
+    ("422 or 400 `idempotency_key_reused_with_different_payload`", "never: a mistake in the client", "", ""),
+    ("500, 502, 503, 504", "yes", "same", "`Retry-After`, else back off"),
+    ("any answer with `Idempotent-Replayed: true`", "never: it is final", "", ""),
+)
+
+
+def page() -> str:
+    """The page."""
+    policy = Policy()
+    overview = [
+        (
+            f"[`{code.value}`](#{code.value})",
+            str(problem.status_in(Flavor.IETF)),
+            str(problem.status_in(Flavor.STRIPE)),
+            "yes" if problem.waiting_helps else "",
+            problem.title,
+        )
+        for code, problem in PROBLEMS.items()
+    ]
+    return put_together(
+        title("Problems"),
+        "A refusal is a request that oncekey answered instead of running the handler. Each has a `code` that never "
+        'changes, a `Link` with `rel="describedby"`, and `Cache-Control: no-store`. No body repeats the key or '
+        "anything else of the request.",
+        table(("Code", "Status", "`flavor=stripe`", "`Retry-After`", "Title"), overview),
+        "The texts follow draft-ietf-httpapi-idempotency-key-header-07 where it has them; the draft "
+        "[has expired and is no standard](../explanation/limits.md#the-header-is-no-standard).",
+        *(_section(code, policy) for code in PROBLEMS),
+        "## What a client does",
+        table(("Answer", "Retry?", "Key", "Wait"), MATRIX),
+        "Stop before the key expires (`Idempotency-Key-Expires`). After that, find out what happened instead of "
+        "sending again.",
+        "## The three shapes",
+        "`error_format` chooses the body. This is a key that was used for another request:",
+        *(_shape(form) for form in ErrorFormat),
+        'With `flavor="stripe"`, `problem` bodies have one more member, `error`:',
+        _example(Policy(flavor=Flavor.STRIPE)),
+        'A 202 is no error: it is `application/json` with the members of a problem, also with `error_format="fault"`.',
+    )
+
+
+def _section(code: Code, policy: Policy) -> str:
+    problem, advice = PROBLEMS[code], ADVICE[code]
+    statuses = f"{problem.status_in(Flavor.IETF)}"
+    if problem.status_in(Flavor.STRIPE) != problem.status_in(Flavor.IETF):
+        statuses += f" ({problem.status_in(Flavor.STRIPE)} with `flavor=stripe`)"
+    return put_together(
+        f"## {code.value}",
+        table(
+            ("Status", "`type`", "`fault` code", "`error.type` of stripe"),
+            [
+                (
+                    statuses,
+                    f"`{type_of(code, policy)}`",
+                    f"`{problem.fault_code}`",
+                    f"`{problem.stripe_type}`",
+                )
+            ],
+        ),
+        f"> {problem.detail}",
+        f"**What happened.** {advice.happened}",
+        f"**What a client does.** {advice.client}",
+    ).strip()
+
+
+def _shape(form: ErrorFormat) -> str:
+    return f'`error_format="{form.value}"`:\n\n{_example(Policy(error_format=form))}'
+
+
+def _example(policy: Policy) -> str:
+    code = Code.KEY_REUSED
+    shown = render(code, PROBLEMS[code].status_in(policy.flavor), policy, fault_id="5f0c…", trace_id="")
+    return f"```http\nContent-Type: {shown.media_type.decode()}\n\n{shown.body.decode()}\n```"

@@ -1,0 +1,131 @@
+"""`schema.md`: the tables as the migrations make them, and why each column is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from oncekey.stores.migrations import known
+from oncekey.stores.queries import load
+
+from .markdown import page as put_together
+from .markdown import table, title
+
+POSTGRES: Final = "oncekey.stores.postgres"
+SQLITE: Final = "oncekey.stores.sqlite"
+RECORDS: Final = 1
+"""The number of the migration that makes the table of records."""
+
+_COLUMN: Final = re.compile(
+    r"^    (?P<name>[a-z_]+) +(?P<kind>[A-Za-z]+) *(?P<null>NOT NULL)?(?: PRIMARY KEY)?,? *(?:-- (?P<why>.*))?$",
+    re.MULTILINE,
+)
+_CONSTRAINT: Final = re.compile(r"CONSTRAINT (?P<name>[a-z_]+) CHECK")
+
+WHY: Final[Mapping[str, str]] = {
+    "recovery": "what a lease that ran out means, stored for the same reason",
+    "method": "of the request; shown by the status resource",
+    "path": "of the request; shown by the status resource",
+    "state": "where the record stands; see [states](../explanation/states.md)",
+    "outcome": "of a completed record: `success` for 2xx and 3xx, `failure` for a stored error",
+    "entered": "whether the handler counts as called",
+    "owner": "which request holds the lease; a claim whose reply was lost is recognised by it",
+    "lease_until": "until when the owner is taken to be alive",
+    "call_timeout": "for outside calls that oncekey will make itself; kept, not used yet",
+    "ttl": "how long an answer is kept; added again when it is stored",
+    "attempts": "how often the handler was begun under this record",
+    "recovery_point": "for phased handlers, `started` until then",
+    "response_status": "of the stored answer",
+    "response_headers": "of the stored answer: a JSON list of pairs, in order, repeated ones kept",
+    "response_schema": "the version of this way of storing, so that old answers stay readable",
+    "last_error": "a short code, never the text of an exception: those quote what clients sent",
+    "reconcile_after": "when an unknown outcome may be looked into",
+    "reconcile_tries": "how often it was looked into",
+    "created_at": "when this life of the key began",
+    "last_run_at": "when its handler was last begun",
+    "finished_at": "when its answer was stored",
+    "expires_at": "until when the answer is replayed; never before `finished_at` + `ttl`",
+}
+"""Why a column is there, where the migration's own comment does not say it. A test fails when one has neither."""
+
+CHECKS: Final[Mapping[str, str]] = {
+    "effects_known": "no kind of effects that the code does not know",
+    "recovery_known": "no recovery that the code does not know",
+    "state_known": "no state that the code does not know",
+    "counts_up": "counters start at one and never go back to nothing",
+    "completed_has_answer": "completed without an answer to replay cannot be written",
+    "completed_has_no_intent": "completed with an outside call in the air cannot be written",
+    "answer_only_when_done": "an answer belongs to what is done",
+    "owned_in_progress": "what is in progress has an owner and a lease",
+    "owned_only_in_progress": "and nothing else has: an old owner's name cannot come back",
+    "unknown_has_ticket": "what nobody knows says at least why",
+}
+"""What each constraint keeps out."""
+
+
+class Column(NamedTuple):
+    """A column as its migration has it."""
+
+    name: str
+    kind: str
+    required: bool
+    why: str | None
+
+
+def page() -> str:
+    """The page."""
+    other = {column.name: column for column in columns(SQLITE)}
+    rows = [
+        (
+            f"`{column.name}`",
+            f"`{column.kind}`",
+            f"`{other[column.name].kind}`",
+            "" if column.required else "yes",
+            column.why or WHY[column.name],
+        )
+        for column in columns(POSTGRES)
+    ]
+    return put_together(
+        title("Tables"),
+        "oncekey keeps one row per key, in the application's own database, and one row per migration. On PostgreSQL "
+        "they are `oncekey.record` and `oncekey.migration`, in a schema of their own; on SQLite `oncekey_record`, "
+        "`oncekey_migration` and the view `oncekey_clock`. `oncekey migrate up` makes them, `oncekey migrate sql` "
+        "prints them ([command line](cli.md)).",
+        "The primary key is `(scope, key)`: a key alone is never looked up, and every statement of the request path is "
+        "served by this one index. Instants and durations are microseconds; instants are by the store's clock.",
+        "## Columns of a record",
+        table(("Column", "PostgreSQL", "SQLite", "Null", "Why"), rows),
+        "Your own tables may refer to a record by `(scope, key)`. Do it without a foreign key, or with "
+        "`ON DELETE SET NULL`: records are removed when they have expired, and your rows must not go with them.",
+        "## Constraints",
+        table(("Constraint", "What it keeps out or sees to"), [(f"`{name}`", CHECKS[name]) for name in constraints()]),
+        "## PostgreSQL",
+        *_statements(POSTGRES),
+        "## SQLite",
+        *_statements(SQLITE),
+    )
+
+
+def columns(package: str) -> list[Column]:
+    """The columns of a store's records, in order."""
+    body = re.split(r"CREATE TABLE [a-z_.]+ \(", _records(package))[1]
+    return [
+        Column(found["name"], found["kind"], found["null"] is not None, found["why"])
+        for found in _COLUMN.finditer(body)
+    ]
+
+
+def constraints() -> list[str]:
+    """The names of the constraints."""
+    return [found["name"] for found in _CONSTRAINT.finditer(_records(POSTGRES))]
+
+
+def _records(package: str) -> str:
+    return next(migration.text for migration in known(package) if migration.number == RECORDS)
+
+
+def _statements(package: str) -> list[str]:
+    shown = [("The ledger of migrations", load(package, "ledger.sql")["table"] + ";")]
+    shown += [(f"`{migration.label}`", migration.text) for migration in known(package)]
+    return [f"{name}:\n\n```sql\n{text.strip()}\n```" for name, text in shown]

@@ -1,0 +1,250 @@
+"""`settings.md`: every setting of `Policy`; defaults and allowed values come from the code, sentences from here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Final, get_overloads
+
+from oncekey.core.checks import check_of
+from oncekey.core.choices import On5xx, StoreErrorPolicy
+from oncekey.core.fingerprint import Selection
+from oncekey.core.headers import NEVER_KEPT
+from oncekey.core.model import Effects, Recovery
+from oncekey.core.policy import Policy, never_proven
+from oncekey.core.strictness import BY_EFFECTS, STANCES, Stance
+from oncekey.once import Once, Options
+
+from .markdown import code, table, title
+from .markdown import page as put_together
+
+LATER: Final = "Later"
+"""The group of settings that are checked and kept, and that nothing reads yet."""
+
+GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "The key": {
+        "header_syntax": "Which spellings of the header are taken: `strict` only the quoted String of RFC 9651, `bare` "
+        "only the plain value, `compat` both; both spellings of one value are one key.",
+        "key_format": "`uuid` takes only 8-4-4-4-12 hexadecimal digits, of any UUID version or none; `opaque` takes "
+        "any text.",
+        "min_key_length": "Shorter keys are refused with 400; spaces around a quoted key do not count. It guards "
+        "against keys that collide by accident and proves no entropy.",
+        "max_key_length": "Longer keys are refused with 400.",
+        "methods": "On these methods the header counts; on others it has no effect.",
+        "require_key": 'A request without the header gets 400. Per route it is `key="required"` or `key="optional"`.',
+        "pii_check": "What is done about a key that looks like an e-mail address, a telephone or a social security "
+        "number: nothing, a line in the log (with the key's digest only), or 400.",
+    },
+    "Whose key it is, and which request it stands for": {
+        "namespace": "One more part of the scope, for several applications that share one store.",
+        "bind_to": "Who shares a key: all of a tenant, one principal in it, or one `Authorization` header.",
+        "selection": "The fields of the body that count, `Selection(include=…)`, or those that do not, "
+        "`Selection(exclude=…)`.",
+        "secret": "Makes the fingerprint an HMAC, and the keys for outside calls unguessable.",
+        "big_ints": "A JSON number that a double cannot hold: `exact` compares its exact value, `reject` answers 400.",
+        "max_json_depth": "JSON that is nested deeper gets 400.",
+        "max_request_bytes": "A keyed request with a larger body gets 413.",
+    },
+    "What a duplicate hears": {
+        "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "
+        "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer.",
+        "wait_max": "How long `wait` waits; then it is 409.",
+        "on_unknown": "The status of the answer while the outcome is unknown.",
+        "reconcile_interval": "The `Retry-After` of an unknown outcome that nobody will look at sooner.",
+    },
+    "What a crash, an error or an outage means": {
+        "lease": "How long a claim holds without a sign of life. The owner renews it at a third of this.",
+        "deadline": "Renewals end this long after the claim: a handler that hangs cannot hold a key for ever.",
+        "call_timeout": "Stored with the claim for outside calls that oncekey will make itself; nothing enforces it "
+        "yet.",
+        "on_lease_expired": "What a lease that ran out means. Without it the effects decide; it may only be stricter "
+        "than they are. `fail` is the same as `unknown` today.",
+        "naturally_idempotent": "The promise that running this handler twice does no harm; some looser settings ask "
+        "for it.",
+        "on_5xx": "INLINE only. `classify`: a 5xx is unknown, unless it is proven that nothing was sent. "
+        "`store`: it is the key's answer. `retry_fresh`: the next retry runs.",
+        "is_definitely_not_executed": "INLINE: says of an exception whether it proves that nothing was sent.",
+        "not_executed_statuses": "INLINE: statuses that the handler sends only if it executed nothing.",
+        "on_store_error": "The store cannot be asked: `fail_closed` answers 503 and runs nothing, `fail_open` runs the "
+        "handler without protection.",
+        "max_attempts": "How often a phased handler may be begun; LOCAL and INLINE do not count.",
+    },
+    "How long a key is remembered": {
+        "ttl": "How long an answer is replayed, counted from the claim and again from the answer.",
+        "min_ttl": "The shortest `ttl` that is accepted.",
+        "allow_short_ttl": "Accept less than 24 hours, for clients that certainly do not retry the next day.",
+        "on_expired": "A request with an expired key: `new` runs as a new one, `gone` gets 410 for as long as the row "
+        "is there.",
+    },
+    "What answers look like": {
+        "flavor": "Whose status codes: `ietf` says 422 to another request under a used key, `stripe` says 400 and adds "
+        "an `error` member.",
+        "error_format": "The bodies of refusals: problem details (RFC 9457), a `fault` envelope, or only `code`.",
+        "problem_types": "What a problem's `type` begins with; the name of the problem follows.",
+        "docs_url": 'Where `Link: rel="describedby"` leads. A path is served by oncekey, from this policy.',
+        "replay_headers": "Response headers that are stored and replayed, besides `Content-Type`, `Content-Encoding` "
+        "and `Location`, which always are.",
+        "replayed_header": "The header that marks a replay.",
+        "expires_header": "The header that says until when an answer is replayed.",
+        "max_response_bytes": "A larger body is sent to the first caller and not stored: a retry hears 409 "
+        "`idempotency_response_not_stored` and where to look.",
+        "max_spool_bytes": "The largest response that is captured at all; past it a LOCAL handler is rolled back and "
+        "an INLINE one is unknown.",
+    },
+    LATER: {
+        "max_request_age": "For refusing requests that were first sent too long ago.",
+        "lock_timeout": "For LOCAL in one commit: how long a duplicate waits for the first one's lock.",
+        "expiry_mode": "For the reaper: delete expired records, or keep them marked.",
+        "on_abandoned": "For OUTBOX: what becomes of work that nobody began.",
+        "abandoned_status": "For OUTBOX: the status of abandoned work.",
+        "tombstone_ttl": "For OUTBOX: how long abandoned work stays visible.",
+        "sweep_interval": "For the sweeper: how often it looks for leases that ran out.",
+        "reap_interval": "For the reaper: how often it looks for expired records.",
+        "reap_batch": "For the reaper: how many it removes at once.",
+        "reconcile_max_tries": "For the resolver: how often, before a person has to look.",
+        "outbox_max_attempts": "For OUTBOX: how often a message is tried.",
+        "redis": "For a cache in front of the store.",
+        "audit": "For the audit table.",
+    },
+}
+"""Groups of settings and a sentence for each. A test fails when a setting is missing here."""
+
+INTRODUCTION: Final = (
+    "A `Policy` holds every setting. It is checked when it is made: the error names the setting and what is allowed.",
+    """```python
+from oncekey import Once, Policy
+
+once = Once("sqlite:///shop.db", policy=Policy(lease=60, ttl=48 * 3600, flavor="stripe"))
+```""",
+    (
+        "A duration is a `timedelta` or a number of seconds. A choice may be given by its name. "
+        "`policy.override(lease=30)` is a copy with a change, checked as a whole."
+    ),
+    (
+        "**Route** says how a route sets it for itself, as an option of `@once.protect(…)`. The header's name, "
+        f"`{Policy.key_header}`, and the heartbeat, a third of the lease, are no settings."
+    ),
+)
+
+ROUTE_NAMES: Final = {"require_key": "key", "on_in_progress": "in_progress"}
+"""Options of a route that have a shorter name than the setting."""
+
+_CHOICES: Final = {Recovery: "on_lease_expired", On5xx: "on_5xx", StoreErrorPolicy: "on_store_error"}
+_STANCES: Final = {Stance.ALLOWED: "yes", Stance.PROMISED: "with `naturally_idempotent`", Stance.REFUSED: "no"}
+_TODAY: Final = (Effects.LOCAL, Effects.INLINE)
+_MIB: Final = 1024 * 1024
+
+
+def page() -> str:
+    """The page."""
+    by_name = {setting.name: setting for setting in fields(Policy)}
+    for_routes, inline_only = _route_options()
+    parts = [
+        title("Settings"),
+        *INTRODUCTION,
+    ]
+    for group, sentences in GROUPS.items():
+        parts.append(f"## {group}")
+        if group == LATER:
+            parts.append(
+                "These are checked and kept so that policies need not change. Nothing reads them yet: the parts that "
+                "will are [still to come](../index.md#what-is-not-there-yet)."
+            )
+        rows = [
+            (
+                f"`{name}`",
+                _default(by_name[name]),
+                _allowed(by_name[name]),
+                _route(name, for_routes, inline_only),
+                sentence,
+            )
+            for name, sentence in sentences.items()
+        ]
+        parts.append(table(("Setting", "Default", "Allowed", "Route", "What it does"), rows))
+    return put_together(*parts, *_more(for_routes), *_strictness())
+
+
+def _more(for_routes: frozenset[str]) -> list[str]:
+    extra = sorted(for_routes - {ROUTE_NAMES.get(setting.name, setting.name) for setting in fields(Policy)})
+    says = {
+        "operation": "The name under which records of this handler are kept. Default: the function's qualified name. "
+        "Two handlers need two names.",
+        "fingerprint": "A function that takes the request and returns what counts, a mapping or bytes, instead of the "
+        "body. See [what is fingerprinted](../explanation/fingerprint.md).",
+    }
+    return [
+        "## Options of a route that are no settings",
+        table(("Option", "What it does"), [(f"`{name}`", says[name]) for name in extra]),
+    ]
+
+
+def _strictness() -> list[str]:
+    rows = [
+        (f"`{_CHOICES[type(choice)]}={choice.value}`", *(_STANCES[stances[effects]] for effects in _TODAY))
+        for choice, stances in STANCES.items()
+    ]
+    defaults = ", ".join(f"`{effects.name}` means `{BY_EFFECTS[effects].value}`" for effects in _TODAY)
+    return [
+        "## Which settings go with which effects",
+        (
+            "A setting may make a crash mean less than the effects say, never more. Enrolling refuses the rest with "
+            f"the sentence that fixes it. Without `on_lease_expired`, {defaults}."
+        ),
+        table(("Setting", *(f"`{effects.name}`" for effects in _TODAY)), rows),
+    ]
+
+
+def _route_options() -> tuple[frozenset[str], frozenset[str]]:
+    """The options that `@once.protect` offers, and those of them that only INLINE has."""
+    named = {
+        name
+        for overload in get_overloads(Once.protect)
+        for name, parameter in inspect.signature(overload).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "effects"
+    }
+    return frozenset(Options.__annotations__) | named, frozenset(named)
+
+
+def _route(name: str, for_routes: frozenset[str], inline_only: frozenset[str]) -> str:
+    option = ROUTE_NAMES.get(name, name)
+    if option not in for_routes:
+        return ""
+    return f"{code(f'{option}=')}, INLINE" if option in inline_only else code(f"{option}=")
+
+
+def _allowed(setting: Field[Any]) -> str:
+    """What the check says, without the long list that stands on a page of its own."""
+    never = ", ".join(sorted(name.decode("ascii") for name in NEVER_KEPT))
+    return check_of(setting.metadata).allowed.replace(never, "[one that is never stored](headers.md#never-stored)")
+
+
+def _default(setting: Field[Any]) -> str:
+    value = setting.default if setting.default_factory is MISSING else setting.default_factory()
+    match value:
+        case timedelta():
+            return _span(value)
+        case Enum() | str():
+            return f"`{value}`" if str(value) else "empty"
+        case frozenset() | tuple():
+            return code(*(str(item) for item in (sorted(value) if isinstance(value, frozenset) else value))) or "none"
+        case Selection():
+            return "everything counts"
+        case bool() | None:
+            return f"`{value}`"
+        case int() if value >= _MIB:
+            return f"{value // _MIB} MiB"
+        case _ if value is never_proven:
+            return "no exception proves it"
+        case _:
+            return str(value)
+
+
+def _span(span: timedelta) -> str:
+    seconds = span.total_seconds()
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds % length == 0:
+            return f"{seconds / length:g} {unit}"
+    return f"{seconds:g} s"
