@@ -95,7 +95,6 @@ class Once:
         self.policy = policy or Policy()
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self._migrate = migrate
-        self._lends = False
         self._installed: dict[Any, Installation] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
@@ -167,19 +166,12 @@ class Once:
 
         On a LOCAL route what it writes commits with the key; anywhere else it is an ordinary session.
         """
-        self._lend()
         return dependencies.session
 
     @property
     def connection(self) -> Callable[[], Awaitable[Any]]:
         """The same for a connection: on a LOCAL route `op.connection`, on a GET one to read through."""
-        self._lend()
         return dependencies.connection
-
-    def _lend(self) -> None:
-        self._lends = True
-        for installation in self._installed.values():
-            installation.lends = True
 
     # Installing
 
@@ -293,7 +285,6 @@ class Once:
         return self._blocking
 
     def _admit_all(self, installation: Installation) -> None:
-        installation.lends = self._lends
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:

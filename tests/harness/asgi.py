@@ -39,7 +39,8 @@ class Reply:
     @property
     def code(self) -> str | None:
         """The `code` of a problem of ours."""
-        return self.json().get("code") if "json" in (self.header("content-type") or "") else None
+        said = self.json() if "json" in (self.header("content-type") or "") else None
+        return said.get("code") if isinstance(said, dict) else None
 
     @property
     def replayed(self) -> bool:

@@ -84,6 +84,7 @@ class Patterns:
 
     def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
         self._patterns = tuple((Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
+        self.methods = frozenset(pattern.method for pattern, _ in self._patterns)
 
     def __iter__(self) -> Iterator[Enrolment]:
         return iter([enrolment for _, enrolment in self._patterns])

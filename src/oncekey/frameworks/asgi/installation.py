@@ -55,10 +55,9 @@ class Installation:
         self.patterns = Patterns(enrol or {})
         self.respond = respond
         self.breaker = Breaker()
-        self.lends = False
         self.drain = Drain()
         self.max_request_bytes = policy.max_request_bytes
-        self.methods = policy.methods
+        self.methods = policy.methods | self.patterns.methods  # who names a method in a pattern opts it in
         self._tenant = tenant
         self._principal = principal
         self._handlers: ThreadPoolExecutor | None = None

@@ -38,14 +38,10 @@ class OncekeyMiddleware:
         if scope["type"] != "http" or "oncekey" in scope:
             await self.app(scope, receive, send)
             return
-        if scope["method"] not in self.installation.methods:
-            if self.installation.lends:
-                await self._visit(scope, receive, send, None)
-            else:
-                await self.app(scope, receive, send)
-            return
-        lines = [bytes(value) for name, value in scope["headers"] if name == KEY_FIELD]
         enrolment = self.installation.patterns.find(scope["method"], scope["path"])
+        # On other methods a key has no effect, whatever it looks like (R14).
+        keyed = scope["method"] in self.installation.methods
+        lines = [bytes(value) for name, value in scope["headers"] if name == KEY_FIELD] if keyed else []
         if not lines:
             await self._visit(scope, receive, send, enrolment)
             return

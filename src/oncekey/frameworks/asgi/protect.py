@@ -50,10 +50,10 @@ def protect(handler: F, enrolment: Enrolment) -> F:
         match current.get():
             case None:
                 raise RuntimeError(MISSING_INSTALL)
-            case Visit() as visit:
-                return await call.without_key(visit)
-            case Exchange() as exchange:
+            case Exchange() as exchange if exchange.scope["method"] in enrolment.policy.methods:
                 return await call.with_key(exchange)
+            case Exchange() | Visit() as request:
+                return await call.without_key(request)
 
     signature = inspect.signature(handler)
     shown = [parameter for parameter in signature.parameters.values() if parameter.name != name]
@@ -134,11 +134,12 @@ class _Call:
         # Inner logs and metrics see the true status; the bytes are the exchange's.
         return _respond(exchange.installation, Answer(exchange.answer.status, (), b""))
 
-    async def without_key(self, visit: Visit) -> Any:
+    async def without_key(self, request: Exchange | Visit) -> Any:
         """Refuse, or run as if we were not there."""
-        if self.enrolment.policy.require_key:
-            return _respond(visit.installation, refuse(Refuse(Code.KEY_MISSING), self.enrolment.policy))
-        return await self._unkeyed(visit, None)
+        policy = self.enrolment.policy
+        if policy.require_key and request.scope["method"] in policy.methods:
+            return _respond(request.installation, refuse(Refuse(Code.KEY_MISSING), policy))
+        return await self._unkeyed(request, None)
 
     async def _run(self, exchange: Exchange) -> Any:
         try:

@@ -1,0 +1,563 @@
+"""`Once(engine)` and `once.session`: business rows, session and key in one transaction, on real PostgreSQL."""
+
+import asyncio
+import logging
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Depends, HTTPException, Request
+from fastapi.responses import JSONResponse
+from sqlalchemy import insert, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from frameworks.shop import KEY, new_key
+from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
+from harness.asgi import cancelled_at
+from harness.dsn import through
+from harness.proxy import Proxy
+from oncekey.core.policy import Policy
+from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.asgi.operation import Operation
+
+DIALECTS = ("asyncpg", "psycopg")
+SAME_TRANSACTION = "SELECT (SELECT xmin FROM orders)::text = (SELECT xmin FROM oncekey.record)::text"
+
+pytestmark = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def ordering(shop: SqlShop) -> None:
+    """The plain case: a handler that adds an order through the session."""
+
+    @shop.post(effects=LOCAL)
+    async def create(order: OrderIn, session: shop.session) -> dict[str, Any]:
+        shop.runs.append(order.item)
+        row = Order(item=order.item)
+        session.add(row)
+        await session.flush()
+        return {"id": row.id}
+
+
+async def test_rows_and_record_are_one_commit(postgres_dsn: str, dialect: str) -> None:
+    # L6, C10: a protected write costs no more commits than an unprotected one
+    async with opened(postgres_dsn, dialect, ordering) as shop:
+        first = await shop.send()
+        assert (first.status, first.json()) == (201, {"id": 1})
+        assert shop.commits == 1
+        assert shop.said == ["WITH", "INSERT", "WITH"]  # claim, the order, settle
+        assert await shop.look(SAME_TRANSACTION) == [True]
+
+        again = await shop.send()
+        assert (again.status, again.body, again.replayed) == (201, first.body, True)
+        assert shop.runs == ["tea"]
+
+
+async def test_what_is_not_flushed_yet_is_flushed_before_the_settlement(postgres_dsn: str, dialect: str) -> None:
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            session.add(Order(item=order.item))
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send()).status == 201
+        assert await shop.look(SAME_TRANSACTION) == [True]
+
+
+async def test_a_commit_of_the_session_is_a_flush(postgres_dsn: str, dialect: str) -> None:
+    # apishape 3, L5: zero extra statements, one COMMIT for everything
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> dict[str, Any]:
+            row = Order(item=order.item)
+            session.add(row)
+            await session.commit()
+            await session.commit()
+            return {"id": row.id}
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send()).json() == {"id": 1}
+        assert shop.commits == 1
+        assert shop.said == ["WITH", "INSERT", "WITH"]
+        assert await shop.look(SAME_TRANSACTION) == [True]
+
+
+async def test_a_success_after_a_rollback_of_the_session_is_refused(
+    postgres_dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # apishape 3, 9, L5: the rows are gone, so there is nothing to tell success of
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            shop.runs.append(order.item)
+            session.add(Order(item=order.item))
+            await session.flush()
+            if len(shop.runs) == 1:
+                await session.rollback()
+                session.add(Order(item="after"))
+                await session.flush()
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        refused = await shop.send()
+        assert (refused.status, refused.code) == (500, "idempotency_execution_failed")
+        assert "session.rollback()" in caplog.text
+        assert await shop.items() == []
+        assert await shop.states() == ["failed_retryable"]
+
+        assert (await shop.send()).status == 201  # provably nothing happened, so the key may run
+        assert await shop.items() == ["tea"]
+
+
+async def test_a_second_transaction_of_the_session_cannot_commit(postgres_dsn: str, dialect: str) -> None:
+    # F16: rows in, no record, and the retry runs again
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            await session.rollback()
+            session.add(Order(item=order.item))
+            await session.commit()
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        with pytest.raises(Exception, match=r"commit\(\) is refused here"):
+            await shop.caller().run(raising=True)
+        assert await shop.items() == []
+        assert await shop.states() == ["failed_retryable"]
+
+
+@pytest.mark.parametrize("how", ["session.rollback", "failed flush", "failed statement"])
+async def test_a_final_no_is_stored_without_the_rows(postgres_dsn: str, dialect: str, how: str) -> None:
+    # L6: a handler that looks after its own failure and returns a 4xx has its answer stored alone
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> Any:
+            shop.runs.append(order.item)
+            session.add(Order(item=order.item))
+            try:
+                await session.flush()
+                if how == "failed flush":
+                    session.add(Order(item=order.item))
+                    await session.flush()
+                if how == "failed statement":
+                    await session.execute(insert(Order).values(item=order.item))
+            except IntegrityError:
+                pass
+            else:
+                await session.rollback()
+            return JSONResponse({"sold": "out"}, 409)
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        first = await shop.send()
+        assert (first.status, first.json()) == (409, {"sold": "out"})
+        again = await shop.send()
+        assert (again.status, again.body, again.replayed) == (409, first.body, True)
+        assert shop.runs == ["tea"]
+        assert await shop.items() == []
+        assert await shop.states() == ["completed"]
+
+
+async def test_a_success_after_a_failed_statement_is_refused(
+    postgres_dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # F20: PostgreSQL would answer the COMMIT with ROLLBACK, and say nothing
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            await session.execute(insert(Order).values(item=order.item))
+            try:
+                await session.execute(insert(Order).values(item=order.item))
+            except IntegrityError:
+                pass
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send()).code == "idempotency_execution_failed"
+        assert "begin_nested" in caplog.text
+        assert await shop.states() == ["failed_retryable"]
+
+
+async def test_a_savepoint_may_fail(postgres_dsn: str, dialect: str) -> None:
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            session.add(Order(item=order.item))
+            await session.flush()
+            try:
+                async with session.begin_nested():
+                    session.add(Order(item=order.item))
+            except IntegrityError:
+                pass
+            session.add(Order(item="milk"))
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send()).status == 201
+        assert shop.commits == 1
+        assert await shop.items() == ["tea", "milk"]
+
+
+async def test_an_integrity_error_reaches_the_application(postgres_dsn: str, dialect: str) -> None:
+    # apishape 3: flushed in the wrapper and not in the settlement; raised rolls back, the final 4xx is stored alone
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            shop.runs.append(order.item)
+            session.add(Order(item="log"))
+            await session.flush()
+            session.add(Order(item=order.item))
+
+        @shop.app.exception_handler(IntegrityError)
+        async def conflict(_: Request, __: IntegrityError) -> JSONResponse:
+            return JSONResponse({"already": "there"}, 409)
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        async with shop.engine.begin() as connection:
+            await connection.execute(insert(Order).values(item="tea"))
+        first = await shop.send()
+        assert (first.status, first.json()) == (409, {"already": "there"})
+        again = await shop.send()
+        assert (again.body, again.replayed) == (first.body, True)
+        assert shop.runs == ["tea"]
+        assert await shop.items() == ["tea"]  # the log was rolled back
+
+
+async def test_a_deferred_constraint_that_fails_at_commit_is_a_rollback(postgres_dsn: str, dialect: str) -> None:
+    # F20, L5: a server error at COMMIT is definite
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            shop.runs.append(order.item)
+            await session.execute(text("SET CONSTRAINTS ALL DEFERRED"))
+            session.add(Order(item=order.item))
+            if len(shop.runs) == 1:
+                session.add(Order(item=order.item))
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send()).status == 503
+        assert await shop.states() == ["failed_retryable"]
+        assert (await shop.send()).status == 201
+        assert await shop.items() == ["tea"]
+
+
+async def test_the_classic_session_dependency_is_warned_of(
+    postgres_dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # apishape 3: its commit comes after the answer was stored and sent; this is the trap that once.session closes
+    def routes(shop: SqlShop) -> None:
+        sessions = async_sessionmaker(shop.engine)
+
+        async def get_session() -> Any:
+            async with sessions() as session:
+                yield session
+                await session.commit()
+
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: Annotated[AsyncSession, Depends(get_session)]) -> None:
+            session.add(Order(item=order.item))
+
+    with caplog.at_level(logging.WARNING, "oncekey"):
+        async with opened(postgres_dsn, dialect, routes) as shop:
+            assert "get_session" in caplog.text
+            assert "once.session" in caplog.text
+            async with shop.engine.begin() as connection:
+                await connection.execute(insert(Order).values(item="tea"))
+            lie = await shop.send()
+            assert lie.status == 201  # although the commit failed a moment later
+            assert await shop.items() == ["tea"]
+            assert (await shop.send()).replayed
+
+
+async def test_validation_may_fail_after_the_session_was_opened(postgres_dsn: str, dialect: str) -> None:
+    # apishape 9: dependency opened a transaction, validation fails, no leak
+    def routes(shop: SqlShop) -> None:
+        async def user(session: shop.session) -> str:
+            shop.runs.append(shop.lent)
+            return str(await session.scalar(text("SELECT 'ann'")))
+
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, name: Annotated[str, Depends(user)], session: shop.session) -> None:
+            raise AssertionError("never entered")
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send({"wrong": 1})).status == 422
+        assert shop.runs == [1]
+        assert shop.lent == 0
+        assert await shop.states() == []
+
+
+async def test_authentication_reads_through_the_session_of_the_business(postgres_dsn: str, dialect: str) -> None:
+    # R186, R198: it comes before the claim, and a refusal of it stores nothing and keeps nothing
+    def routes(shop: SqlShop) -> None:
+        async def user(request: Request, session: shop.session) -> str:
+            name = request.query_params["user"]
+            if await session.scalar(text("SELECT :name = 'ann'"), {"name": name}) is not True:
+                raise HTTPException(401)
+            return name
+
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, name: Annotated[str, Depends(user)], session: shop.session) -> None:
+            session.add(Order(item=f"{name}'s {order.item}"))
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send(target="/orders?user=bob")).status == 401
+        assert shop.lent == 0
+        assert await shop.states() == []
+        shop.forget()
+        assert (await shop.send(target="/orders?user=ann")).status == 201
+        assert shop.commits == 1
+        assert shop.said == ["SELECT", "WITH", "INSERT", "WITH"]
+        assert await shop.items() == ["ann's tea"]
+
+
+async def test_replays_and_refusals_hold_no_connection_when_they_are_sent(postgres_dsn: str, dialect: str) -> None:
+    async with opened(postgres_dsn, dialect, ordering) as shop:
+        held: list[int] = []
+        assert (await shop.send()).status == 201
+        for expected, body in ((201, None), (422, {"item": "milk"})):
+            reply = await shop.caller(body, on_send=lambda _: held.append(shop.lent)).run()
+            assert reply.status == expected
+        assert (await shop.caller(key="no", on_send=lambda _: held.append(shop.lent)).run()).status == 400
+        assert set(held) == {0}
+
+
+async def test_a_connection_goes_back_before_what_follows_the_handler(postgres_dsn: str, dialect: str) -> None:
+    """The dependency's end runs after a replay was decided: nothing is held for it."""
+    held: list[int] = []
+
+    def routes(shop: SqlShop) -> None:
+        async def around(session: shop.session) -> Any:
+            yield
+            held.append(shop.lent)
+
+        @shop.post(effects=LOCAL)
+        async def create(
+            order: OrderIn,
+            around: Annotated[None, Depends(around, scope="function")],
+            session: shop.session,
+        ) -> None:
+            session.add(Order(item=order.item))
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        await shop.send()
+        assert (await shop.send()).replayed
+        assert held == [1, 0]
+
+
+async def test_three_at_once(postgres_dsn: str, dialect: str) -> None:
+    # R61, E4: a duplicate in flight is told so at once
+    entered, go = asyncio.Event(), asyncio.Event()
+
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            session.add(Order(item=order.item))
+            await session.flush()
+            entered.set()
+            await go.wait()
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        first = asyncio.create_task(shop.send())
+        await entered.wait()
+        others = await asyncio.gather(shop.send(), shop.send())
+        assert shop.lent == 1
+        go.set()
+        assert [(await first).status, *(reply.status for reply in others)] == [201, 409, 409]
+        assert await shop.items() == ["tea"]
+
+
+async def test_a_small_pool_serves_many(postgres_dsn: str, dialect: str) -> None:
+    """Every handler holds a connection before its claim needs another: one is kept free for claims."""
+
+    def routes(shop: SqlShop) -> None:
+        async def user(session: shop.session) -> None:
+            await session.scalar(text("SELECT 1"))
+
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, user: Annotated[None, Depends(user)], session: shop.session) -> None:
+            session.add(Order(item=order.item))
+
+    async with opened(postgres_dsn, dialect, routes, engine={"pool_size": 3, "max_overflow": 0}) as shop:
+        wanted = [(new_key(), f"item {number}") for number in range(20)]
+        replies = await asyncio.gather(*(shop.send({"item": item}, key=key) for key, item in wanted))
+        assert {reply.status for reply in replies} == {201}
+        assert sorted(await shop.items()) == sorted(item for _, item in wanted)
+
+
+async def test_a_pool_that_is_used_up_is_an_outage(postgres_dsn: str, dialect: str) -> None:
+    # R110: 503 before anything ran
+    entered, go = asyncio.Event(), asyncio.Event()
+
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            shop.runs.append(order.item)
+            entered.set()
+            await go.wait()
+
+    pool = {"pool_size": 2, "max_overflow": 0, "pool_timeout": 0.05}
+    async with opened(postgres_dsn, dialect, routes, engine=pool) as shop:
+        first = asyncio.create_task(shop.send())
+        await entered.wait()
+        second = await shop.send(key=new_key())
+        assert (second.status, second.code) == (503, "idempotency_store_unavailable")
+        assert second.header("retry-after") == "1"
+        go.set()
+        assert (await first).status == 201
+        assert len(shop.runs) == 1
+
+
+async def test_a_request_may_be_cancelled_at_every_await(postgres_dsn: str, dialect: str) -> None:
+    # apishape 9, R71, R72: in mid-statement too; no connection is lost, and the key runs once
+    async with opened(postgres_dsn, dialect, ordering) as shop:
+        finished, number = False, 0
+        while not finished:
+            number += 1
+            key, item = new_key(), {"item": f"item {number}"}
+            finished = await cancelled_at(number, shop.caller(item, key=key).run()) is not None
+            await shop.drained()
+            await shop.once.asynchronous().close()
+            assert shop.lent == 0
+            assert (await shop.send(item, key=key)).status == 201
+            assert await shop.look(f"SELECT count(*) FROM orders WHERE item = 'item {number}'") == [1]
+        assert number > 5
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_lost_commit_is_found_out(postgres_dsn: str, dialect: str, arrives: bool) -> None:
+    # P7, F8: the answer comes from the record, never from memory
+    with Proxy.before(postgres_dsn) as proxy:
+        async with opened(through(postgres_dsn, proxy.port), dialect, ordering) as shop:
+            lost = proxy.lose_reply(b"COMMIT") if arrives else proxy.lose_request(b"COMMIT")
+            reply = await shop.send()
+            assert lost.is_set()
+            if arrives:
+                assert (reply.status, reply.json(), reply.replayed) == (201, {"id": 1}, True)
+            else:
+                assert (reply.status, reply.code) == (503, "idempotency_store_unavailable")
+                assert await shop.items() == []
+            assert (await shop.send()).status == 201
+            assert await shop.items() == ["tea"]
+            assert len(shop.runs) == (1 if arrives else 2)
+
+
+async def test_a_database_that_is_down_is_told_before_anything_ran(postgres_dsn: str, dialect: str) -> None:
+    # R110, also where a dependency finds it out before the claim
+    with Proxy.before(postgres_dsn) as proxy:
+        async with opened(through(postgres_dsn, proxy.port), dialect, ordering) as shop:
+            proxy.shut()
+            proxy.cut()
+            await shop.engine.dispose()
+            reply = await shop.send()
+            assert (reply.status, reply.code) == (503, "idempotency_store_unavailable")
+            assert shop.runs == []
+            proxy.reopen()
+            assert (await shop.send()).status == 201
+
+
+async def test_other_routes_get_an_ordinary_session(postgres_dsn: str, dialect: str) -> None:
+    """GET, unprotected POST (with a key or without) and INLINE: the application commits, and nothing leaks."""
+
+    def routes(shop: SqlShop) -> None:
+        @shop.app.get("/orders")
+        async def listing(session: shop.session) -> list[str]:
+            shop.runs.append(session)
+            return list(await session.scalars(text("SELECT item FROM orders")))
+
+        @shop.app.post("/plain")
+        async def plain(order: OrderIn, session: shop.session) -> None:
+            session.add(Order(item=order.item))
+            await session.commit()
+
+        @shop.post("/inline", effects=INLINE)
+        async def inline(order: OrderIn, session: shop.session) -> None:
+            session.add(Order(item=order.item))
+            await session.commit()
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        for number, target in enumerate(("/plain", "/plain", "/inline")):
+            reply = await shop.send({"item": str(number)}, target=target, key=KEY if number else None)
+            assert reply.status in (200, 201)
+            assert shop.lent == 0
+        assert (await shop.send(method="GET")).json() == ["0", "1", "2"]
+        assert not shop.runs[0].in_transaction()
+        assert shop.lent == 0
+
+
+async def test_without_a_key_the_rows_still_commit_with_the_handler(postgres_dsn: str, dialect: str) -> None:
+    # L6: what is returned commits, what is raised does not
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL, key="optional")
+        async def create(order: OrderIn, op: Operation, session: shop.session) -> None:
+            session.add(Order(item=order.item))
+            assert (await op.connection.execute(text("SELECT 1"))).scalar() == 1
+            if order.item == "bad":
+                await session.flush()
+                raise HTTPException(409)
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send(key=None)).status == 201
+        assert shop.commits == 1
+        assert (await shop.send({"item": "bad"}, key=None)).status == 409
+        with pytest.raises(IntegrityError):
+            await shop.caller(key=None).run(raising=True)
+        assert await shop.items() == ["tea"]
+        assert await shop.states() == []
+        assert shop.lent == 0
+
+
+async def test_the_tenant_may_be_read_through_the_session(postgres_dsn: str, dialect: str) -> None:
+    shops: list[SqlShop] = []
+
+    async def tenant(request: Request) -> str:
+        session = await shops[0].once.session()
+        return str(await session.scalar(text("SELECT upper(:name)"), {"name": request.query_params["shop"]}))
+
+    def routes(shop: SqlShop) -> None:
+        shops.append(shop)
+        ordering(shop)
+
+    async with opened(postgres_dsn, dialect, routes, tenant=tenant) as shop:
+        assert (await shop.send(target="/orders?shop=north")).status == 201
+        assert shop.commits == 1
+        assert (await shop.send(target="/orders?shop=north")).replayed
+        assert shop.lent == 0
+        status = await shop.send(target=f"/idempotency-keys/{KEY}?shop=north", method="GET", key=None)
+        assert status.json()["state"] == "completed"
+        assert shop.lent == 0
+        assert (await shop.send(target=f"/idempotency-keys/{KEY}?shop=south", method="GET", key=None)).status == 404
+
+
+async def test_waiting_for_the_first_request_holds_no_connection(postgres_dsn: str, dialect: str) -> None:
+    # L8
+    entered, go = asyncio.Event(), asyncio.Event()
+
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL, in_progress="wait")
+        async def create(order: OrderIn, session: shop.session) -> None:
+            shop.runs.append(order.item)
+            session.add(Order(item=order.item))
+            entered.set()
+            await go.wait()
+            if order.item == "bad":
+                raise HTTPException(503)
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        for item, second_status in (("tea", 201), ("bad", 409)):
+            key = new_key()
+            entered.clear()
+            go.clear()
+            first = asyncio.create_task(shop.send({"item": item}, key=key))
+            await entered.wait()
+            asked = len(shop.said)
+            second = asyncio.create_task(shop.send({"item": item}, key=key))
+            async with asyncio.timeout(10):
+                while len(shop.said) < asked + 3 or shop.lent > 1:  # it looked again and again
+                    await asyncio.sleep(0)
+            go.set()
+            await first
+            assert (await second).status == second_status
+        assert shop.runs == ["tea", "bad"]
+        assert await shop.items() == ["tea"]
+
+
+async def test_a_policy_and_the_engine_stay_the_applications(postgres_dsn: str, dialect: str) -> None:
+    async with opened(postgres_dsn, dialect, ordering, policy=Policy(namespace="shop")) as shop:
+        assert (await shop.send()).status == 201
+        await shop.once.stop()
+        assert await shop.items() == ["tea"]  # the engine was not disposed
