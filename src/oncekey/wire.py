@@ -103,6 +103,30 @@ def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Callable[[], Instant
     return AsyncEngine(store, driver)
 
 
+def within(connection: Any, *, clock: Callable[[], Instant] | None = None) -> Engine:  # noqa: ANN401  (any of many)
+    """An engine inside a connection's open transaction, which its owner commits: `sqlite3`, `psycopg`."""
+    packages = _packages(connection)
+    if packages & {"sqlite3", "pysqlite3"}:
+        driver = _driver("within")
+        return Engine(SqliteStore(clock=clock), driver.Within(driver.sqlite_execute(connection)))
+    if "psycopg" in packages and hasattr(connection, "__enter__"):
+        return Engine(PostgresStore(clock=clock), _psycopg().PsycopgWithin(connection))
+    raise ConfigurationError(f"{_kind(connection)} is no blocking connection of sqlite3 or psycopg")
+
+
+def awithin(connection: Any, *, clock: Callable[[], Instant] | None = None) -> AsyncEngine:  # noqa: ANN401
+    """The same for asyncio: `asyncpg`, `psycopg`, `aiosqlite`."""
+    packages = _packages(connection)
+    if "aiosqlite" in packages:
+        driver = _driver("within")
+        return AsyncEngine(SqliteStore(clock=clock), driver.AsyncWithin(driver.aiosqlite_execute(connection)))
+    if "asyncpg" in packages:
+        return AsyncEngine(PostgresStore(clock=clock), _driver("asyncpg").AsyncpgWithin(connection))
+    if "psycopg" in packages and hasattr(connection, "__aenter__"):
+        return AsyncEngine(PostgresStore(clock=clock), _psycopg().AsyncPsycopgWithin(connection))
+    raise ConfigurationError(f"{_kind(connection)} is no asyncio connection of asyncpg, psycopg or aiosqlite")
+
+
 def migrations_for(url: str) -> SqlSchema:
     """The tables of a URL's store, without connecting to it."""
     address = understand(url)
@@ -180,6 +204,15 @@ def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> Modul
         if find_spec(package) is None:
             raise ConfigurationError(f"{package} is not installed: pip install 'oncekey[{extra}]'")
     return import_module(f"oncekey.drivers.{name}")
+
+
+def _packages(connection: object) -> set[str]:
+    """Where a connection comes from, its own class or one that it extends; nothing needs to be imported."""
+    return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+
+
+def _kind(connection: object) -> str:
+    return f"{type(connection).__module__}.{type(connection).__qualname__}"
 
 
 def _safely(url: str) -> str:

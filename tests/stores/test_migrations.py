@@ -1,0 +1,208 @@
+"""The packaged migrations: that they are in order, run once, run together with their line, and survive a crowd."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from oncekey.core.errors import SchemaError, StoreError
+from oncekey.core.migrations import Migration, Phase, Standing
+from oncekey.core.sqltext import Dialect
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite_files import best_module
+from oncekey.engine import migrate
+from oncekey.engine.shell import Engine
+from oncekey.flow import drive
+from oncekey.stores import postgres, sqlite
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.migrations import SqlSchema
+from oncekey.stores.sqlite import SqliteStore
+
+PACKAGE = "oncekey.stores.sqlite"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "keys.db"
+
+
+@pytest.fixture
+def driver(path):
+    driver = SqliteDriver(path)
+    yield driver
+    driver.close()
+
+
+def extended(*texts: tuple[str, str]) -> SqlSchema:
+    """The real migrations, and some of tomorrow."""
+    known = list(sqlite.tables().migrations)
+    for phase, text in texts:
+        known.append(Migration.read(f"{len(known) + 1:04}_{phase}_tomorrow.sql", text))
+    return SqlSchema(PACKAGE, Dialect.SQLITE, migrations=tuple(known))
+
+
+def look(path) -> list[tuple]:
+    """Everything that makes up a schema."""
+    with closing(best_module().connect(path)) as connection:
+        return connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name").fetchall()
+
+
+def change(path, sql) -> None:
+    with closing(best_module().connect(path, isolation_level=None)) as connection:
+        connection.execute(sql)
+
+
+@pytest.mark.parametrize("schema", [sqlite.tables(), postgres.tables()], ids=("sqlite", "postgres"))
+def test_the_wheel_has_numbered_migrations(schema):  # R237
+    assert [one.number for one in schema.migrations] == list(range(1, len(schema.migrations) + 1))
+    assert schema.migrations[0].label == "0001_pre_records"
+
+
+def test_both_databases_have_the_same_migrations():
+    assert [one.label for one in sqlite.tables().migrations] == [one.label for one in postgres.tables().migrations]
+
+
+def test_up_makes_the_tables_and_says_what_it_ran(driver):  # R237
+    schema = sqlite.tables()
+    with pytest.raises(SchemaError, match="no oncekey tables"):
+        drive(migrate.check(schema), driver.run)
+    assert {entry.standing for entry in drive(migrate.status(schema), driver.run)} == {Standing.PENDING}
+
+    assert drive(migrate.up(schema), driver.run) == schema.migrations
+    assert drive(migrate.up(schema), driver.run) == ()
+
+    drive(migrate.check(schema), driver.run)
+    assert {entry.standing for entry in drive(migrate.status(schema), driver.run)} == {Standing.APPLIED}
+
+
+def test_the_engine_checks_and_migrates(driver):
+    engine = Engine(SqliteStore(), driver)
+    with pytest.raises(SchemaError):
+        engine.check()
+    engine.migrate()
+    engine.check()
+
+
+def test_the_printed_script_makes_the_same_store(driver, path, tmp_path):
+    drive(migrate.up(sqlite.tables()), driver.run)
+    by_hand = tmp_path / "by_hand.db"
+    with closing(best_module().connect(by_hand)) as connection:
+        connection.executescript(sqlite.tables().script())
+
+    assert look(by_hand) == look(path)
+    other = SqliteDriver(by_hand)
+    drive(migrate.check(sqlite.tables()), other.run)
+    assert drive(migrate.up(sqlite.tables()), other.run) == ()
+    other.close()
+
+
+def test_step_by_step_and_all_at_once_come_to_the_same(driver, path, tmp_path):
+    tomorrow = extended(("pre", "CREATE TABLE oncekey_more (a INTEGER); CREATE INDEX oncekey_i ON oncekey_more (a);"))
+    drive(migrate.up(sqlite.tables()), driver.run)
+    drive(migrate.up(tomorrow), driver.run)
+    other = SqliteDriver(tmp_path / "fresh.db")
+    drive(migrate.up(tomorrow), other.run)
+
+    assert look(path) == look(tmp_path / "fresh.db")
+    other.close()
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(driver, path):
+    broken = extended(("pre", "CREATE TABLE oncekey_more (a INTEGER); INSERT INTO nowhere VALUES (1);"))
+
+    with pytest.raises(StoreError):
+        drive(migrate.up(broken), driver.run)
+
+    assert not [row for row in look(path) if "more" in row[1]]
+    assert [entry.standing for entry in drive(migrate.status(broken), driver.run)][-1] is Standing.PENDING
+    drive(migrate.check(sqlite.tables()), driver.run)  # the one before it is in
+
+
+def test_a_migration_may_hold_a_trigger(driver):
+    trigger = "CREATE TRIGGER oncekey_t AFTER DELETE ON oncekey_record BEGIN SELECT 1; SELECT ';'; END;"
+    more = extended(("pre", f"{trigger} CREATE TABLE oncekey_more (a INTEGER);"))
+
+    assert len(drive(migrate.up(more), driver.run)) == len(more.migrations)
+
+
+def test_what_older_code_could_not_live_with_waits(driver):
+    tomorrow = extended(("pre", "CREATE TABLE oncekey_a (a INTEGER)"), ("post", "DROP TABLE oncekey_a"))
+
+    ran = drive(migrate.up(tomorrow, only=Phase.PRE), driver.run)
+    assert [one.phase for one in ran] == [Phase.PRE] * (len(tomorrow.migrations) - 1)
+    drive(migrate.check(tomorrow), driver.run)  # new code runs
+    drive(migrate.check(sqlite.tables()), driver.run)  # and old code still does
+
+    drive(migrate.up(tomorrow), driver.run)
+    drive(migrate.check(tomorrow), driver.run)
+    with pytest.raises(SchemaError, match="update oncekey"):
+        drive(migrate.check(sqlite.tables()), driver.run)
+
+
+def test_a_store_that_was_made_otherwise_is_not_used(driver, path):
+    schema = sqlite.tables()
+    drive(migrate.up(schema), driver.run)
+    driver.close()
+    change(path, "UPDATE oncekey_migration SET checksum = 'tampered'")
+    driver = SqliteDriver(path)
+
+    with pytest.raises(SchemaError, match="not the one"):
+        drive(migrate.check(schema), driver.run)
+    with pytest.raises(SchemaError, match="not the one"):
+        drive(migrate.up(schema), driver.run)
+    with pytest.raises(SchemaError, match="not the one"):
+        drive(schema.migrate(schema.migrations[0]), driver.run)
+    driver.close()
+
+
+def test_a_table_without_a_line_is_not_overwritten(driver, path):
+    change(path, "CREATE TABLE oncekey_record (a)")
+
+    with pytest.raises(StoreError):
+        drive(migrate.up(sqlite.tables()), driver.run)
+
+    assert [row[1] for row in look(path)] == ["oncekey_record"]
+
+
+def test_memory_needs_no_tables():
+    engine = Engine(MemoryStore(), SqliteDriver("never-opened.db"))
+    engine.check()
+    engine.migrate()
+    with pytest.raises(SchemaError, match="no tables"):
+        drive(engine.store.schema.migrate(sqlite.tables().migrations[0]), engine.driver.run)
+
+
+UP = """
+import sys
+from oncekey import wire
+
+engine = wire.connect(sys.argv[1])
+input()
+engine.migrate()
+engine.check()
+"""
+
+
+def test_many_processes_may_migrate_at_once(path):
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", UP, f"sqlite:///{path}"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+        )
+        for _ in range(4)
+    ]
+    for process in crowd:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    errors = [process.communicate()[1] for process in crowd]
+
+    assert [(process.returncode, error) for process, error in zip(crowd, errors, strict=True)] == [(0, b"")] * 4
+    driver = SqliteDriver(path)
+    assert {entry.standing for entry in drive(migrate.status(sqlite.tables()), driver.run)} == {Standing.APPLIED}
+    driver.close()

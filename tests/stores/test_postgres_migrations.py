@@ -1,0 +1,151 @@
+"""PostgreSQL's migrations, run by real servers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psycopg
+import pytest
+
+from oncekey import wire
+from oncekey.core.errors import SchemaError, StoreError
+from oncekey.core.migrations import Migration, Standing
+from oncekey.core.sqltext import Dialect
+from oncekey.engine import migrate
+from oncekey.flow import adrive, drive
+from oncekey.stores import postgres
+from oncekey.stores.migrations import SqlSchema
+from oncekey.stores.rows import COLUMNS
+
+CATALOGUE = """
+    SELECT table_schema, table_name, ordinal_position, column_name, data_type, is_nullable
+    FROM information_schema.columns WHERE table_schema = 'oncekey' ORDER BY 1, 2, 3
+"""
+CONSTRAINTS = """
+    SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
+    WHERE connamespace = 'oncekey'::regnamespace ORDER BY 1
+"""
+
+
+def look(dsn: str) -> list[list[tuple]]:
+    with psycopg.connect(dsn) as connection:
+        return [connection.execute(sql).fetchall() for sql in (CATALOGUE, CONSTRAINTS)]
+
+
+@pytest.fixture
+def engine(postgres_dsn):
+    engine = wire.connect(postgres_dsn)
+    yield engine
+    engine.close()
+
+
+def test_up_makes_the_tables(engine, postgres_dsn):  # R237
+    schema = postgres.tables()
+    with pytest.raises(SchemaError, match="no oncekey tables"):
+        engine.check()
+    assert {entry.standing for entry in drive(migrate.status(schema), engine.driver.run)} == {Standing.PENDING}
+
+    assert drive(migrate.up(schema), engine.driver.run) == schema.migrations
+    assert drive(migrate.up(schema), engine.driver.run) == ()
+
+    engine.check()
+    columns = [row[3] for row in look(postgres_dsn)[0] if row[1] == "record"]
+    assert tuple(columns) == COLUMNS  # R56
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_up_under_asyncio_makes_the_same_tables(postgres_dsn, scheme):
+    engine = wire.aconnect(postgres_dsn.replace("postgresql", scheme, 1))
+    with pytest.raises(SchemaError, match="no oncekey tables"):
+        await engine.check()
+
+    await engine.migrate()
+
+    await engine.check()
+    assert await adrive(migrate.up(postgres.tables()), engine.driver.run) == ()
+    await engine.close()
+
+
+def test_the_printed_script_makes_the_same_store(engine, postgres_dsn, postgres_server):
+    engine.migrate()
+    by_hand = postgres_server.create_database("by_hand")
+    try:
+        with psycopg.connect(by_hand, autocommit=True) as connection:
+            connection.execute(postgres.tables().script())
+
+        assert look(by_hand) == look(postgres_dsn)
+        other = wire.connect(by_hand)
+        other.check()
+        other.close()
+    finally:
+        postgres_server.drop_database("by_hand")
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(engine, postgres_dsn):
+    known = postgres.tables().migrations
+    text = "CREATE TABLE oncekey.more (a int); INSERT INTO oncekey.nowhere VALUES (1);"
+    broken = Migration.read(f"{len(known) + 1:04}_pre_broken.sql", text)
+    schema = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=(*known, broken))
+
+    with pytest.raises(StoreError):
+        drive(migrate.up(schema), engine.driver.run)
+
+    assert not [row for row in look(postgres_dsn)[0] if row[1] == "more"]
+    engine.check()  # the one before it is in
+
+
+def test_a_migration_may_hold_a_function(engine):
+    known = postgres.tables().migrations
+    text = """
+        CREATE FUNCTION oncekey.one() RETURNS int LANGUAGE plpgsql AS $$ BEGIN RETURN 1; END; $$;
+        CREATE FUNCTION oncekey.two() RETURNS int BEGIN ATOMIC SELECT 1; SELECT 2; END;
+        COMMENT ON FUNCTION oncekey.two() IS '100% of :it; really'; -- :nothing
+    """
+    more = Migration.read(f"{len(known) + 1:04}_pre_functions.sql", text)
+    schema = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=(*known, more))
+
+    assert drive(migrate.up(schema), engine.driver.run) == schema.migrations
+
+
+def test_a_store_that_was_made_otherwise_is_not_used(engine, postgres_dsn):
+    engine.migrate()
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("UPDATE oncekey.migration SET checksum = 'tampered'")
+
+    with pytest.raises(SchemaError, match="not the one"):
+        engine.check()
+    with pytest.raises(SchemaError, match="not the one"):
+        engine.migrate()
+
+
+UP = """
+import sys
+from oncekey import wire
+
+engine = wire.connect(sys.argv[1])
+input()
+engine.migrate()
+engine.check()
+engine.close()
+"""
+
+
+def test_many_processes_may_migrate_at_once(postgres_dsn, engine):
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", UP, postgres_dsn],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+        )
+        for _ in range(4)
+    ]
+    for process in crowd:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    errors = [process.communicate()[1] for process in crowd]
+
+    assert [(process.returncode, error) for process, error in zip(crowd, errors, strict=True)] == [(0, b"")] * 4
+    engine.check()
