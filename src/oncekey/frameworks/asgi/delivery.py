@@ -17,9 +17,12 @@ async def send_answer(send: Send, answer: Answer) -> None:
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-async def send_captured(send: Send, capture: Capture, marks: Headers) -> None:
-    """Send what the application answered, as it was, in one piece unless it was spooled."""
-    headers = [*capture.headers, *marks]
+async def send_captured(send: Send, capture: Capture, marks: Headers, ours: frozenset[bytes]) -> None:
+    """Send what the application answered, as it was, in one piece unless it was spooled.
+
+    `ours` are the fields that only we may say: an answer that was passed on from elsewhere may bring its own along.
+    """
+    headers = [*[line for line in capture.headers if line[0].lower() not in ours], *marks]
     await send({"type": "http.response.start", "status": capture.status, "headers": headers})
     pieces = iter(capture.pieces())
     piece = next(pieces, b"")

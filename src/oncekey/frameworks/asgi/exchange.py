@@ -18,6 +18,7 @@ from uuid import uuid4
 from oncekey.core.answers import Answer, marks, refuse, replay
 from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecuted, StoreError
+from oncekey.core.headers import field_name
 from oncekey.core.model import Bypass, Code, Discarded, Effects, Lease, Proceed, Refuse, Replay
 from oncekey.core.settle import Business, Decision, Ending, decide
 from oncekey.frameworks.asgi.admission import admit
@@ -336,8 +337,10 @@ class Exchange:
         assert self._capture is not None
         assert self._enrolment is not None
         assert self._settling is not None
-        marked = marks(self._enrolment.policy, echo=self._echo, expires_at=self._settling.expires_at)
-        await send_captured(self._send, self._capture, marked)
+        policy = self._enrolment.policy
+        ours = frozenset(map(field_name, (policy.key_header, policy.expires_header, policy.replayed_header)))
+        marked = marks(policy, echo=self._echo, expires_at=self._settling.expires_at)
+        await send_captured(self._send, self._capture, marked, ours)
 
     def _answered(self, answer: Answer) -> None:
         self._answer = answer
