@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, assert_never
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
@@ -151,7 +151,7 @@ def understand(url: str) -> Address:
     if scheme == "sqlite":
         return _sqlite(rest)
     if scheme in _POSTGRES:
-        return _postgres(url, scheme)
+        return _postgres(scheme, rest)
     raise ConfigurationError(f"there is no store for {scheme}: say {FORMS}")
 
 
@@ -166,13 +166,13 @@ def _sqlite(rest: str) -> Address:
     return Address(Kind.SQLITE, path)
 
 
-def _postgres(url: str, scheme: str) -> Address:
-    parts = urlsplit(url)
-    # What is not ours is passed on letter by letter: PostgreSQL reads a plus sign as a plus sign.
-    options = parts.query.split("&") if parts.query else []
+def _postgres(scheme: str, rest: str) -> Address:
+    # What is not ours is passed on letter by letter: no library for URLs reads them as PostgreSQL does.
+    place, mark, query = rest.partition("?")
+    options = query.split("&") if mark else []
     sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
     kept = "&".join(option for option in options if not option.startswith("pool_size="))
-    dsn = parts._replace(scheme="postgresql", query=kept).geturl()
+    dsn = f"postgresql:{place}?{kept}" if kept else f"postgresql:{place}"
     return Address(Kind.POSTGRES, dsn, _POSTGRES[scheme], _pool_size(sizes))
 
 

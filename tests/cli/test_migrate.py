@@ -1,0 +1,118 @@
+"""`oncekey migrate`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from oncekey import wire
+from oncekey.drivers.sqlite_files import best_module
+
+ONCEKEY = Path(sys.executable).with_name("oncekey")
+LABEL = wire.migrations_for("sqlite:///any.db").migrations[0].label
+
+
+def oncekey(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **variables}
+    return subprocess.run([ONCEKEY, *arguments], capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+
+
+def test_from_nothing_to_up_to_date(tmp_path):
+    before = oncekey("migrate", "status", "--store", "sqlite:///shop.db", cwd=tmp_path)
+    up = oncekey("migrate", "up", "--store", "sqlite:///shop.db", cwd=tmp_path)
+    again = oncekey("migrate", "up", "--store", "sqlite:///shop.db", cwd=tmp_path)
+    after = oncekey("migrate", "status", "--store", "sqlite:///shop.db", cwd=tmp_path)
+
+    assert (before.returncode, before.stdout.splitlines()[1].split()) == (1, ["0001", "pre", "records", "pending"])
+    assert (up.returncode, up.stdout.splitlines()[0]) == (0, f"applied {LABEL}.sql")
+    assert (again.returncode, again.stdout) == (0, "nothing to do\n")
+    assert (after.returncode, after.stdout.splitlines()[1].split()) == (0, ["0001", "pre", "records", "applied"])
+    assert [result.stderr for result in (before, up, again, after)] == [""] * 4
+
+
+def test_status_for_programs(tmp_path):
+    result = oncekey("migrate", "status", "--json", cwd=tmp_path, ONCEKEY_STORE="sqlite:///shop.db")
+
+    assert result.returncode == 1
+    assert json.loads(result.stdout)[0] == {"number": 1, "phase": "pre", "name": "records", "status": "pending"}
+
+
+def test_only_what_older_code_can_live_with(tmp_path):
+    result = oncekey("migrate", "up", "--phase", "pre", "--store", "sqlite:///shop.db", cwd=tmp_path)
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, f"applied {LABEL}.sql")
+
+    result = oncekey("migrate", "up", "--phase", "post", "--store", "sqlite:///shop.db", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--phase pre" in result.stderr
+
+
+def test_a_store_that_was_made_otherwise(tmp_path):
+    oncekey("migrate", "up", "--store", "sqlite:///shop.db", cwd=tmp_path)
+    with closing(best_module().connect(tmp_path / "shop.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE oncekey_migration SET checksum = 'tampered'")
+
+    status = oncekey("migrate", "status", "--store", "sqlite:///shop.db", cwd=tmp_path)
+    up = oncekey("migrate", "up", "--store", "sqlite:///shop.db", cwd=tmp_path)
+
+    assert status.returncode == 1
+    assert "changed" in status.stdout
+    assert up.returncode == 2
+    assert "is not the one" in up.stderr
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_sql_is_printed_without_a_database(tmp_path, dialect):
+    url = {"sqlite": "sqlite:///nowhere/shop.db", "postgres": "postgresql://nobody@127.0.0.1:1/nothing"}[dialect]
+
+    by_dialect = oncekey("migrate", "sql", "--dialect", dialect, cwd=tmp_path)
+    by_url = oncekey("migrate", "sql", "--store", url, cwd=tmp_path)
+
+    assert by_dialect.returncode == 0
+    assert by_dialect.stdout == by_url.stdout == wire.migrations_for(url).script()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_printed_sql_is_all_that_is_needed(tmp_path):
+    script = oncekey("migrate", "sql", "--dialect", "sqlite", cwd=tmp_path).stdout
+    with closing(best_module().connect(tmp_path / "shop.db")) as connection:
+        connection.executescript(script)
+
+    assert oncekey("migrate", "status", "--store", "sqlite:///shop.db", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["up", "--store", "memory:"], "nothing to migrate"),
+        (["status", "--store", "memory:"], "nothing to migrate"),
+        (["up", "--store", "mysql://h/d"], "no store for mysql"),
+        (["sql"], "one of the two"),
+        (["sql", "--dialect", "sqlite", "--store", "sqlite:///a.db"], "one of the two"),
+        (["up", "--store", "sqlite:///nowhere/shop.db"], "cannot be opened"),
+        (["up"], "--store"),
+        (["sql", "--dialect", "oracle"], "oracle"),
+    ],
+)
+def test_mistakes_get_one_clear_line(tmp_path, arguments, sentence):
+    result = oncekey("migrate", *arguments, cwd=tmp_path)
+
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg", "postgresql+psycopg"])
+def test_postgresql_too(tmp_path, postgres_dsn, scheme):
+    url = postgres_dsn.replace("postgresql", scheme, 1)
+
+    assert oncekey("migrate", "status", "--store", url, cwd=tmp_path).returncode == 1
+    up = oncekey("migrate", "up", "--store", url, cwd=tmp_path)
+    assert (up.returncode, up.stdout.splitlines()[0], up.stderr) == (0, f"applied {LABEL}.sql", "")
+    assert oncekey("migrate", "status", "--store", url, cwd=tmp_path).returncode == 0

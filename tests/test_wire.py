@@ -1,0 +1,246 @@
+"""From a URL to an engine, without touching anything."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from contextlib import closing
+
+import pytest
+
+from oncekey import wire
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Proceed
+from oncekey.core.policy import Policy
+from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite_async import AsyncSqliteDriver
+from oncekey.drivers.sqlite_files import best_module
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.claims import a_claim
+from oncekey.testing.clock import ManualClock
+from oncekey.wire import Address, Kind
+
+NOBODY = "postgresql://nobody:secret@127.0.0.1:1/nothing"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("memory:", Address(Kind.MEMORY)),
+        ("memory://", Address(Kind.MEMORY)),
+        ("sqlite:///shop.db", Address(Kind.SQLITE, "shop.db")),
+        ("sqlite:///data/shop%20%3F.db", Address(Kind.SQLITE, "data/shop ?.db")),
+        ("sqlite:////var/lib/shop.db", Address(Kind.SQLITE, "/var/lib/shop.db")),
+        ("postgresql://u:p@h:5/d", Address(Kind.POSTGRES, "postgresql://u:p@h:5/d")),
+        ("postgres://h/d", Address(Kind.POSTGRES, "postgresql://h/d")),
+        ("postgresql+psycopg://h/d", Address(Kind.POSTGRES, "postgresql://h/d", "psycopg")),
+        ("postgresql+asyncpg://h/d", Address(Kind.POSTGRES, "postgresql://h/d", "asyncpg")),
+        ("postgresql://h/d?pool_size=3", Address(Kind.POSTGRES, "postgresql://h/d", pool_size=3)),
+        (
+            "postgresql://h/d?application_name=a+b&pool_size=7&options=-c%20x%3D1",
+            Address(Kind.POSTGRES, "postgresql://h/d?application_name=a+b&options=-c%20x%3D1", pool_size=7),
+        ),
+        ("postgresql://u:p%23#x@h/d", Address(Kind.POSTGRES, "postgresql://u:p%23#x@h/d")),
+        ("postgresql:///d?host=/run/pg", Address(Kind.POSTGRES, "postgresql:///d?host=/run/pg")),
+    ],
+)
+def test_every_form_is_understood(url, address):
+    assert wire.understand(url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("", "is no store"),
+        ("shop.db", "is no store"),
+        ("mysql://h/d", "no store for mysql"),
+        ("memory:x", "no store for memory"),
+        ("sqlite:", "three slashes"),
+        ("sqlite://shop.db", "three slashes"),
+        ("sqlite:///", "three slashes"),
+        ("sqlite:///:memory:", "three slashes"),
+        ("sqlite:///shop.db?mode=ro", "takes no options"),
+        ("postgresql+pg8000://h/d", r"no store for postgresql\+pg8000"),
+        ("postgresql://h/d?pool_size=0", "no number of connections"),
+        ("postgresql://h/d?pool_size=many", "no number of connections"),
+        ("postgresql://h/d?pool_size=", "no number of connections"),
+    ],
+)
+def test_anything_else_is_answered_with_what_there_is(url, sentence):
+    for understood_by in (wire.understand, wire.connect, wire.aconnect, wire.migrations_for):
+        with pytest.raises(ConfigurationError, match=sentence):
+            understood_by(url)
+
+
+def test_what_is_said_lists_the_forms_and_no_secret():
+    with pytest.raises(ConfigurationError) as caught:
+        wire.connect("user:password-of-somebody@h/d")
+    assert "password-of-somebody" not in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        wire.connect("what-was-meant-to-be-a-password")
+    assert "password" not in str(caught.value)
+    for form in ("memory:", "sqlite:///", "sqlite:////", "postgresql://"):
+        assert form in str(caught.value)
+
+
+def test_blocking_engines(tmp_path, monkeypatch):
+    from oncekey.drivers.psycopg import PsycopgDriver
+
+    monkeypatch.chdir(tmp_path)
+    for url, store, driver in (
+        ("memory:", MemoryStore, MemoryDriver),
+        ("sqlite:///shop.db", SqliteStore, SqliteDriver),
+        (NOBODY, PostgresStore, PsycopgDriver),
+    ):
+        engine = wire.connect(url)
+        assert isinstance(engine.store, store)
+        assert isinstance(engine.driver, driver)
+        engine.close()
+    assert list(tmp_path.iterdir()) == []  # nothing was opened
+
+
+async def test_asyncio_engines(tmp_path, monkeypatch):
+    from oncekey.drivers.asyncpg import AsyncpgDriver
+    from oncekey.drivers.psycopg import AsyncPsycopgDriver
+
+    monkeypatch.chdir(tmp_path)
+    for url, store, driver in (
+        ("memory:", MemoryStore, AsyncMemoryDriver),
+        ("sqlite:///shop.db", SqliteStore, AsyncSqliteDriver),
+        (NOBODY, PostgresStore, AsyncpgDriver),
+        (NOBODY.replace("postgresql", "postgresql+asyncpg"), PostgresStore, AsyncpgDriver),
+        (NOBODY.replace("postgresql", "postgresql+psycopg"), PostgresStore, AsyncPsycopgDriver),
+    ):
+        engine = wire.aconnect(url)
+        assert isinstance(engine.store, store)
+        assert isinstance(engine.driver, driver)
+        await engine.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_can_be_made_where_no_event_loop_runs():
+    for url in ("memory:", "sqlite:///shop.db", NOBODY):
+        assert wire.aconnect(url).store is not None
+
+
+@pytest.mark.parametrize(
+    ("connect", "url", "missing", "command"),
+    [
+        (wire.connect, "postgresql://h/d", "psycopg", "oncekey[postgres]"),
+        (wire.connect, "postgresql://h/d", "psycopg_pool", "oncekey[postgres]"),
+        (wire.aconnect, "postgresql+psycopg://h/d", "psycopg", "oncekey[postgres]"),
+        (wire.aconnect, "postgresql+asyncpg://h/d", "asyncpg", "oncekey[asyncpg]"),
+    ],
+)
+def test_a_missing_package_is_answered_with_the_command(monkeypatch, connect, url, missing, command):
+    hide(monkeypatch, missing)
+
+    with pytest.raises(ConfigurationError) as caught:
+        connect(url)
+
+    assert f"{missing} is not installed" in str(caught.value)
+    assert f"pip install '{command}'" in str(caught.value)
+
+
+async def test_psycopg_does_where_asyncpg_is_missing(monkeypatch):
+    hide(monkeypatch, "asyncpg")
+
+    engine = wire.aconnect(NOBODY)
+
+    assert type(engine.driver).__name__ == "AsyncPsycopgDriver"
+    await engine.close()
+
+
+def hide(monkeypatch, package: str) -> None:
+    found = wire.find_spec
+    monkeypatch.setattr(wire, "find_spec", lambda name: None if name == package else found(name))
+
+
+def test_asyncpg_is_not_for_blocking_code():
+    with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg"):
+        wire.connect("postgresql+asyncpg://h/d")
+
+
+def test_the_clock_is_the_stores():
+    clock = ManualClock()
+    verdict = wire.connect("memory:", clock=clock).begin(a_claim(), Policy())
+
+    assert isinstance(verdict, Proceed)
+    assert verdict.record.created_at == clock.now
+
+
+def test_the_migrations_of_a_url_need_no_database():
+    assert "oncekey_record" in wire.migrations_for("sqlite:////nowhere/at/all.db").script()
+    assert "oncekey.record" in wire.migrations_for(NOBODY).script()
+    with pytest.raises(ConfigurationError, match="nothing to migrate"):
+        wire.migrations_for("memory:")
+
+
+# Inside a caller's transaction
+
+
+@pytest.mark.parametrize("module", [sqlite3, best_module()], ids=lambda module: module.__name__)
+def test_a_connection_of_sqlite_is_joined(module, tmp_path):
+    with closing(module.connect(tmp_path / "a.db", isolation_level=None)) as connection:
+        connection.executescript(wire.migrations_for("sqlite:///a.db").script())
+        connection.execute("BEGIN")
+        clock = ManualClock()
+        verdict = wire.within(connection, clock=clock).begin(a_claim(), Policy())
+        assert isinstance(verdict, Proceed)
+        assert verdict.record.created_at == clock.now
+        connection.execute("ROLLBACK")
+        assert connection.execute("SELECT count(*) FROM oncekey_record").fetchone() == (0,)
+
+
+def test_a_connection_of_psycopg_is_joined(postgres_dsn):
+    import psycopg
+
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute(wire.migrations_for(postgres_dsn).script())
+        assert isinstance(wire.within(connection).begin(a_claim(), Policy()), Proceed)
+        connection.rollback()
+        assert connection.execute("SELECT count(*) FROM oncekey.record").fetchone() == (0,)
+
+
+async def test_a_connection_of_asyncpg_is_joined(postgres_dsn):
+    import asyncpg
+
+    connection = await asyncpg.connect(postgres_dsn)
+    await connection.execute(wire.migrations_for(postgres_dsn).script())
+    transaction = connection.transaction()
+    await transaction.start()
+    assert isinstance(await wire.awithin(connection).begin(a_claim(), Policy()), Proceed)
+    await transaction.rollback()
+    assert await connection.fetchval("SELECT count(*) FROM oncekey.record") == 0
+    await connection.close()
+
+
+async def test_an_asyncio_connection_of_psycopg_is_joined(postgres_dsn):
+    import psycopg
+
+    async with await psycopg.AsyncConnection.connect(postgres_dsn) as connection:
+        await connection.execute(wire.migrations_for(postgres_dsn).script())
+        assert isinstance(await wire.awithin(connection).begin(a_claim(), Policy()), Proceed)
+        with pytest.raises(ConfigurationError, match="no blocking connection"):
+            wire.within(connection)
+        await connection.rollback()
+
+
+def test_what_is_no_connection_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"builtins\.str is no blocking connection"):
+        wire.within("sqlite:///a.db")
+    with (
+        closing(sqlite3.connect(tmp_path / "a.db")) as connection,
+        pytest.raises(ConfigurationError, match=r"sqlite3\.Connection is no asyncio connection"),
+    ):
+        wire.awithin(connection)
+
+
+def test_importing_it_imports_no_optional_package():
+    script = "import sys, oncekey.wire; sys.exit(any(name in sys.modules for name in ('psycopg', 'asyncpg', 'typer')))"
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
