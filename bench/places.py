@@ -1,0 +1,58 @@
+"""Stores to measure on: SQLite in a temporary folder, PostgreSQL on a private server (or the one that is named)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STORES = ("sqlite", "asyncpg", "psycopg")
+
+NewStore = Callable[[], str]
+"""Makes an empty store and returns its URL."""
+
+
+@contextmanager
+def places(stores: tuple[str, ...]) -> Iterator[dict[str, NewStore]]:
+    """For each kind of store, a function that makes an empty one; everything is removed afterwards."""
+    with ExitStack() as stack:
+        made: dict[str, NewStore] = {}
+        if "sqlite" in stores:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-bench-")))
+            made["sqlite"] = lambda: f"sqlite:///{folder}/{uuid.uuid4().hex}.db"
+        if {"asyncpg", "psycopg"} & set(stores):
+            new_database = stack.enter_context(_postgres())
+            for driver in ("asyncpg", "psycopg"):
+                made[driver] = lambda driver=driver: new_database().replace("postgresql:", f"postgresql+{driver}:", 1)
+        yield {store: made[store] for store in stores}
+
+
+@contextmanager
+def _postgres() -> Iterator[NewStore]:
+    """The tests know how to run a server of their own."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer  # noqa: PLC0415
+    from harness.postgres import PostgresServer  # noqa: PLC0415
+
+    def databases(server: DatabaseServer) -> Iterator[NewStore]:
+        names: list[str] = []
+
+        def new() -> str:
+            names.append(f"oncekey_bench_{uuid.uuid4().hex}")
+            return server.create_database(names[-1])
+
+        yield new
+        for name in names:
+            server.drop_database(name)
+
+    foreign = os.environ.get(DSN_VARIABLE)
+    if foreign:
+        yield from databases(ForeignServer(foreign))
+    else:
+        with PostgresServer() as server:
+            yield from databases(server)

@@ -1,0 +1,106 @@
+"""`oncekey demo`: the reference service, on this machine."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from typing import Annotated, NoReturn
+from urllib.parse import urlsplit
+
+import typer
+
+from oncekey.core.errors import OncekeyError
+from oncekey.core.policy import Policy
+
+DEFAULT_STORE = "sqlite:///oncekey-demo.db"
+ORDER = '{"customer_id": "cus_1001", "items": [{"product_id": "sku_teapot", "quantity": 2}]}'
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `demo`."""
+    app.command("demo")(demo)
+
+
+def demo(
+    store: Annotated[
+        str, typer.Option(help="Where orders and keys are kept: sqlite:///file.db or postgresql://…")
+    ] = DEFAULT_STORE,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8000,
+    lease: Annotated[
+        float, typer.Option(help="Seconds after which a retry may run a request again whose server died.")
+    ] = 30.0,
+) -> None:
+    """Serve a small shop whose orders may be sent as often as one likes."""
+    try:
+        from oncekey.demo.serving import serve
+    except ImportError as error:
+        fail(f"the demo needs {error.name}: pip install 'oncekey[demo]'")
+    try:
+        serve(store, policy_for(lease), host=host, port=port, announce=lambda url: announce(url, store))
+    except OncekeyError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        print()
+
+
+def policy_for(lease: float) -> Policy:
+    """The defaults with another lease; a handler may run for an hour, or for one lease if that is longer."""
+    longest = max(lease, Policy().deadline.total_seconds())
+    return Policy().override(lease=lease, deadline=longest)
+
+
+def announce(url: str, store: str) -> None:
+    """Say what it is and what to try."""
+    heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {shown(store)}"
+    steps = curl_lines(url, str(uuid.uuid4()))
+    if sys.stdout.isatty():
+        _richly(heading, url, steps)
+    else:
+        print(heading, *(f"\n# {say}\n{command}" for say, command in steps), sep="\n", flush=True)
+
+
+def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
+    """What to type, and what happens then."""
+    who = "-H 'Authorization: Bearer demo-alpha'"
+    send = (
+        f"curl -i {url}/orders {who} \\\n"
+        f"  -H 'Idempotency-Key: \"{key}\"' -H 'Content-Type: application/json' \\\n"
+        f"  -d '{ORDER}'"
+    )
+    return [
+        ("Place an order. Run it twice: one order, the same bytes, Idempotent-Replayed: true", send),
+        ("Another body under the same key: 422", send.replace('"quantity": 2', '"quantity": 3')),
+        (
+            "A slow one, in two terminals at the same moment: the second gets 409 with Retry-After",
+            send.replace(key, str(uuid.uuid4())).replace(who, f"{who} -H 'X-Demo-Delay: 3'"),
+        ),
+        ("The orders; the other tenant is demo-beta", f"curl {url}/orders {who}"),
+    ]
+
+
+def shown(store: str) -> str:
+    """The store without what may be a password in it; the path of a file has none."""
+    parts = urlsplit(store)
+    if not parts.netloc:
+        return store
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+def fail(sentence: str) -> NoReturn:
+    """One line, and the exit code that says so."""
+    print(f"oncekey demo: {sentence}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _richly(heading: str, url: str, steps: list[tuple[str, str]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text(heading, style="bold"), soft_wrap=True)
+    console.print(Text.assemble("In a browser: ", (url, "underline cyan"), ". Ctrl-C ends it."), soft_wrap=True)
+    for say, command in steps:
+        console.print(Text(f"\n# {say}", style="dim"), soft_wrap=True)
+        console.print(Text(command, style="green"), soft_wrap=True)
+    console.print()

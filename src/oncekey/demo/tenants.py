@@ -1,0 +1,43 @@
+"""Who is calling: two tenants, each known by its bearer token."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from oncekey.demo.problems import ProblemError
+
+TENANTS: Final = {"demo-alpha": "alpha", "demo-beta": "beta"}
+"""Tokens, and whose they are. A real service would look them up, and would not print them."""
+
+_REALM: Final = 'Bearer realm="oncekey demo"'
+_bearer = HTTPBearer(auto_error=False, description="`demo-alpha` or `demo-beta`")
+
+
+async def authenticate(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> str:
+    """The caller's tenant; it is left on the request, where `tenant_of` finds it when the key is claimed."""
+    if credentials is None:
+        raise _unauthorized("Send `Authorization: Bearer demo-alpha` or `Bearer demo-beta`.", _REALM)
+    tenant = TENANTS.get(credentials.credentials)
+    if tenant is None:
+        raise _unauthorized("This token is not known.", f'{_REALM}, error="invalid_token"')
+    request.state.tenant = tenant
+    return tenant
+
+
+def tenant_of(request: Request) -> str:
+    """Whose key it is, for `once.install(tenant=...)`."""
+    tenant: str = request.state.tenant
+    return tenant
+
+
+Tenant = Annotated[str, Depends(authenticate)]
+
+
+def _unauthorized(detail: str, challenge: str) -> ProblemError:
+    return ProblemError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, {"www-authenticate": challenge})

@@ -1,0 +1,103 @@
+"""The pages come whole from the package, and ask only for what the demo serves."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+
+from harness.demo import ALPHA, Demo
+from oncekey.core.problems import PROBLEMS
+
+PAGES = ("/", "/idempotency")
+PARTS = ("/demo.css", "/demo.js", "/icon.svg")
+
+
+class _Elements(HTMLParser):
+    """Every element, with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def values(self, attribute: str) -> list[str]:
+        return [attributes[attribute] or "" for _, attributes in self.found if attribute in attributes]
+
+
+def _text(demo: Demo, path: str) -> str:
+    answer = httpx.get(demo.url + path)
+    assert answer.status_code == 200
+    return answer.text
+
+
+@pytest.mark.parametrize("path", [*PAGES, *PARTS])
+def test_nothing_comes_from_elsewhere(demo: Demo, path: str) -> None:
+    text = _text(demo, path).replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert "//" not in re.sub(r"^\s*// .*$", "", text, flags=re.MULTILINE)
+    assert "@import" not in text
+    assert "'self'" in httpx.get(demo.url + path).headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_everything_a_page_loads_or_links_to_is_there(demo: Demo, path: str) -> None:
+    elements = _Elements(_text(demo, path))
+    wanted = {address for address in [*elements.values("src"), *elements.values("href")] if address.startswith("/")}
+    assert wanted >= {"/demo.css", "/icon.svg"}
+    for address in wanted:
+        assert httpx.get(demo.url + address).status_code == 200
+
+
+def test_the_script_asks_for_what_is_served(demo: Demo) -> None:
+    script = _text(demo, "/demo.js")
+    asked = set(re.findall(r"fetch\([\"`](/[a-z]+)", script))
+    assert asked == {"/orders"}
+    paths = httpx.get(f"{demo.url}/openapi.json").json()["paths"]
+    assert {"get", "post"} <= set(paths["/orders"])
+
+
+def test_the_script_finds_its_elements(demo: Demo) -> None:
+    script, elements = _text(demo, "/demo.js"), _Elements(_text(demo, "/"))
+    ids = set(elements.values("id"))
+    assert set(re.findall(r"\bat\(\"([a-z-]+)\"\)", script)) <= ids
+    performed = set(re.findall(r"^  (\w+): (?:async )?\(request\)", script, flags=re.MULTILINE))
+    assert set(elements.values("data-action")) == performed != set()
+
+
+def test_every_field_has_a_label(demo: Demo) -> None:
+    elements = _Elements(_text(demo, "/"))
+    fields = {attributes["id"] for tag, attributes in elements.found if tag in {"input", "select", "textarea"}}
+    labelled = {attributes["for"] for tag, attributes in elements.found if tag == "label"}
+    assert fields == labelled != set()
+
+
+def test_no_handler_is_written_into_the_page(demo: Demo) -> None:
+    # The policy of the page forbids it, so it would silently do nothing.
+    for tag, attributes in _Elements(_text(demo, "/")).found:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], tag
+
+
+def test_the_link_of_every_refusal_leads_to_its_section(demo: Demo) -> None:
+    # R233
+    ids = _Elements(_text(demo, "/idempotency")).values("id")
+    assert {problem.slug for problem in PROBLEMS.values()} <= set(ids)
+    refused = demo.order(None, token=ALPHA)
+    target = re.match(r'<(/idempotency)#([a-z-]+)>; rel="describedby"', refused.headers["link"])
+    assert target is not None
+    assert target[2] in ids
+    assert target[1] in PAGES
+
+
+def test_health_needs_no_token(demo: Demo) -> None:
+    answer = httpx.get(f"{demo.url}/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+def test_a_key_on_a_page_changes_nothing(demo: Demo) -> None:
+    assert httpx.get(demo.url, headers={"Idempotency-Key": str(uuid.uuid4())}).status_code == 200

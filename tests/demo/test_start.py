@@ -1,0 +1,161 @@
+"""Starting the demo: what it says when all is well, and the one line when something is not."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import signal
+import socket
+import sqlite3
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from harness.demo import ALPHA, COMMAND, Demo
+from harness.ports import free_port
+from oncekey.cli.demo import curl_lines, policy_for, shown
+from oncekey.core.errors import ConfigurationError
+
+
+def _run(folder: Path, *options: str) -> tuple[int, str, list[str]]:
+    port = () if "--port" in options else ("--port", str(free_port()))
+    done = subprocess.run([*COMMAND, *port, *options], cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr.splitlines()
+
+
+def test_it_says_what_it_is_and_the_lines_it_prints_work(tmp_path: Path) -> None:
+    with Demo(tmp_path) as demo:
+        assert demo.output.startswith(f"oncekey demo: a small shop at {demo.url}, ")
+        assert "sqlite:///oncekey-demo.db" in demo.output
+        commands = demo.output.replace("\\\n", " ").splitlines()
+        curls = [shlex.split(line) for line in commands if line.startswith("curl ")]
+        assert len(curls) == 4
+        answers = [
+            subprocess.run([*curl, "--silent"], capture_output=True, text=True, check=True).stdout
+            for curl in [curls[0], curls[0], curls[1], curls[3]]
+        ]
+    assert answers[0].startswith("HTTP/1.1 201 ")
+    assert "idempotent-replayed: true" in answers[1]
+    assert answers[2].startswith("HTTP/1.1 422 ")
+    assert answers[3].count('"id":') == 1
+    assert (tmp_path / "oncekey-demo.db").exists()
+
+
+def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "--port", "0"],
+        cwd=tmp_path,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "40"},
+    ) as process:
+        os.close(theirs)
+        said = b""
+        while b"demo-beta" not in said or said.count(b"curl") < 4:
+            said += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert b"-H 'Authorization: Bearer demo-alpha' \\" in said
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--store", "mysql://localhost/shop"], "there is no store for mysql"),
+        (["--store", "nonsense"], "is no store"),
+        (["--store", "sqlite:///no/such/folder/x.db"], "cannot be opened"),
+        (["--store", "memory:"], "needs a store that shares the application's transactions"),
+        (["--lease", "0"], "lease: 0.0 is not allowed"),
+        (["--lease", "-1"], "lease: -1.0 is not allowed"),
+        (["--lease", "nan"], "lease: nan is not allowed"),
+        (["--lease", "1e300"], "lease: 1e+300 is not allowed"),
+        (["--host", "no such host"], "is no address to listen on"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
+    code, said, (line,) = _run(tmp_path, *options)
+    assert (code, said) == (1, "")
+    assert line.startswith("oncekey demo: ")
+    assert sentence in line
+
+
+def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "oncekey-demo.db").write_text("a shopping list, and no database at all " * 100)
+    code, said, (line,) = _run(tmp_path)
+    assert (code, said) == (1, "")
+    assert "no SQLite database" in line
+
+
+def test_a_schema_from_the_future_is_one_line(tmp_path: Path) -> None:
+    with Demo(tmp_path):
+        pass
+    with sqlite3.connect(tmp_path / "oncekey-demo.db") as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(oncekey_migration)")]
+        future = {"number": 999, "name": "later", "phase": "pre", "digest": "00", "applied_at": 0}
+        values = [future.get(column, "x") for column in columns]
+        marks = ", ".join("?" * len(columns))
+        connection.execute(f"INSERT INTO oncekey_migration VALUES ({marks})", values)
+    connection.close()
+    code, said, (line,) = _run(tmp_path)
+    assert (code, said) == (1, "")
+    assert line.startswith("oncekey demo: ")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said, (line,) = _run(tmp_path, "--port", str(port))
+    assert (code, said) == (1, "")
+    assert f"port {port} " in line
+    assert not (tmp_path / "oncekey-demo.db").exists()
+
+
+def test_an_impossible_port_is_a_mistake_in_the_command(tmp_path: Path) -> None:
+    code, _, lines = _run(tmp_path, "--port", "65536")
+    assert code == 2
+    assert any("--port" in line for line in lines)
+
+
+def test_help_names_every_option(tmp_path: Path) -> None:
+    code, said, _ = _run(tmp_path, "--help")
+    assert code == 0
+    assert all(option in said for option in ("--store", "--host", "--port", "--lease"))
+
+
+def test_ctrl_c_is_a_clean_end(tmp_path: Path) -> None:
+    with Demo(tmp_path) as demo:
+        demo.order("f7d7ac0e-3c5e-4fb2-9f5e-5d3dbe11c2d4")
+        assert demo.stop(signal.SIGINT) == 0
+        assert "Traceback" not in demo.output
+
+
+def test_two_processes_may_share_a_file(tmp_path: Path) -> None:
+    key = "f7d7ac0e-3c5e-4fb2-9f5e-5d3dbe11c2d4"
+    with Demo(tmp_path) as one, Demo(tmp_path) as other:
+        assert one.order(key).content == other.order(key).content
+        assert one.orders(ALPHA) == other.orders(ALPHA)
+
+
+def test_a_lease_may_be_short_or_longer_than_the_deadline() -> None:
+    assert policy_for(1).lease == timedelta(seconds=1)
+    assert policy_for(1).deadline == timedelta(hours=1)
+    assert policy_for(7200).deadline == timedelta(hours=2)
+    with pytest.raises(ConfigurationError, match="lease"):
+        policy_for(-1)
+
+
+def test_no_password_is_shown() -> None:
+    assert shown("postgresql://me:s3cret@db.example:5432/shop?password=s3cret") == "postgresql://db.example:5432/shop"
+    assert shown("sqlite:////var/shop.db") == "sqlite:////var/shop.db"
+
+
+def test_each_line_has_its_own_key_where_it_needs_one() -> None:
+    lines = dict(curl_lines("http://localhost:1", "k" * 36))
+    assert sum("k" * 36 in command for command in lines.values()) == 2
+    assert sum("X-Demo-Delay" in command for command in lines.values()) == 1

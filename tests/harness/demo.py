@@ -1,0 +1,119 @@
+"""The demo as a process: started, asked, killed and started again like anybody's server."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+from harness.ports import free_port
+
+COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "demo")
+ALPHA, BETA = "demo-alpha", "demo-beta"
+TEAPOT = {"customer_id": "cus_1", "items": [{"product_id": "sku_teapot", "quantity": 2}]}
+
+_PATIENCE = 30.0
+_POLL = 0.02
+
+
+class DemoFailedError(Exception):
+    """The demo did not start; the message is what it said."""
+
+
+class Demo:
+    """One `oncekey demo`. Use it as a context manager: entering starts it, leaving ends it."""
+
+    def __init__(self, folder: Path, *options: str, store: str | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._options = (*options, *(() if store is None else ("--store", store)))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start it and return when it serves."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*COMMAND, "--port", str(self.port), *self._options], cwd=self._folder, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + _PATIENCE
+        while not self._serves():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise DemoFailedError(self.output)
+            time.sleep(_POLL)
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self, sign: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end, and return its exit code."""
+        assert self._process is not None
+        self._process.send_signal(sign)
+        code = self._process.wait(_PATIENCE)
+        self._process = None
+        return code
+
+    def client(self) -> httpx.Client:
+        """A client that keeps its connections to itself."""
+        return httpx.Client(base_url=self.url, timeout=_PATIENCE)
+
+    def order(
+        self, key: str | None, body: object = TEAPOT, *, token: str = ALPHA, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        """Send `POST /orders`."""
+        sent = {"Authorization": f"Bearer {token}", **(headers or {})}
+        if key is not None:
+            sent["Idempotency-Key"] = key
+        with self.client() as client:
+            return client.post("/orders", json=body, headers=sent)
+
+    def orders(self, token: str = ALPHA, limit: int = 10_000) -> list[dict[str, object]]:
+        """Return the tenant's orders, the newest first."""
+        with self.client() as client:
+            answer = client.get(f"/orders?limit={limit}", headers={"Authorization": f"Bearer {token}"})
+        answer.raise_for_status()
+        found: list[dict[str, object]] = answer.json()
+        return found
+
+    def say(self, *pieces: bytes) -> bytes:
+        """Send bytes as they are, and return everything that comes back until the server is done."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE) as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+            received = []
+            while data := connection.recv(65536):
+                received.append(data)
+        return b"".join(received)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"demo-{self.port}.log"
+
+    def _serves(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=_PATIENCE).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
