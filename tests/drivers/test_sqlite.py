@@ -14,9 +14,11 @@ import pytest
 from drivers.speaking import ALL_ITEMS, insert, items, saying
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailableError
 from oncekey.drivers import sqlite_files
+from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.drivers.sqlite_version import wal_is_safe
 from oncekey.flow import Mode, Statement, Transaction
+from oncekey.ports import Shares
 
 
 @pytest.fixture
@@ -24,6 +26,11 @@ def driver(path, module):
     driver = SqliteDriver(path, busy_timeout=0.05, module=module)
     yield driver
     driver.close()
+
+
+def test_it_shares_the_applications_transactions(driver):
+    assert isinstance(driver, Shares)
+    assert not isinstance(MemoryDriver(), Shares)
 
 
 def test_rows_answer_to_their_names(driver):

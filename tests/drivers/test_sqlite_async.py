@@ -76,6 +76,19 @@ async def test_it_shares_the_applications_transactions(driver):
     await driver.close()
 
 
+async def test_a_closed_driver_says_so(driver):
+    await driver.run(saying(Mode.SINGLE, insert("tea")))
+    await driver.close()
+
+    for transaction in (ALL_ITEMS, saying(Mode.SINGLE, insert("milk")), saying(Mode.ATOMIC, insert("milk"))):
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            await driver.run(transaction)
+    tx = await driver.begin()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await tx.connection.execute(INSERT, ("milk",))
+    await tx.rollback()
+
+
 async def test_two_writers_in_one_loop_take_turns(driver):
     """The second waits without a thread and without the loop, however long the first thinks."""
     first = await driver.begin()

@@ -61,7 +61,11 @@ class BlockingSharing(Blocking, Protocol):
 
 async def to_its_end(executor: Executor, job: Callable[[], T]) -> T:
     """Do a job in a thread. Whoever waits may be cancelled; the job is not."""
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(executor, job))
+    try:
+        future = asyncio.get_running_loop().run_in_executor(executor, job)
+    except RuntimeError as error:  # no thread takes a job after its pool, or the interpreter, was shut down
+        raise StoreUnavailableError("the store's driver was closed") from error
+    return await asyncio.shield(future)
 
 
 class ThreadedTransaction:

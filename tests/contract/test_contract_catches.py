@@ -1,0 +1,184 @@
+"""The contract can fail: stores with one thing wrong do not pass it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+pytest.register_assert_rewrite("oncekey.testing.contract")
+
+from oncekey.drivers.memory import MemoryDriver  # noqa: E402  (asserts are rewritten first)
+from oncekey.stores.keystore import KeyStore  # noqa: E402
+from oncekey.stores.memory import COMMANDS  # noqa: E402
+from oncekey.testing.contract import StoreContract, blocking  # noqa: E402
+from oncekey.testing.contract.racing import Racing  # noqa: E402
+
+OWNERS = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "discard")
+STRANGERS = ("take_over", "supersede", "doubt")
+
+
+def believing(*names: str) -> Callable:
+    """A statement that takes these proofs from the row itself: it compares nothing."""
+
+    def spoil(command):
+        def run(table, **params):
+            line = table.get((params["scope"], params["key"]))
+            own = {} if line is None else {name: line[name.removeprefix("seen_")] for name in names}
+            return command(table, **{**params, **own})
+
+        return run
+
+    return spoil
+
+
+def afterwards(change: Callable[[dict, dict], dict]) -> Callable:
+    """A statement that writes something else besides: `change(line, params)` says what."""
+
+    def spoil(command):
+        def run(table, **params):
+            rows = command(table, **params)
+            line = table.get((params["scope"], params["key"]))
+            if not rows or line is None:
+                return rows
+            line.update(change(line, params))
+            return [{**line, "now": params["now"]}]
+
+        return run
+
+    return spoil
+
+
+def in_any_state(command):
+    """A statement that does not look at the state."""
+
+    def run(table, **params):
+        line = table.get((params["scope"], params["key"]))
+        if line is None:
+            return command(table, **params)
+        before = dict(line)
+        line["state"] = "in_progress"
+        rows = command(table, **params)
+        if not rows:
+            line.update(before)
+        return rows
+
+    return run
+
+
+def overwriting(command):
+    """A claim that does not mind a row."""
+
+    def run(table, **params):
+        table.pop((params["scope"], params["key"]), None)
+        return command(table, **params)
+
+    return run
+
+
+def forgetting(command):
+    """A statement whose result is not stored."""
+
+    def run(table, **params):
+        before = {where: dict(line) for where, line in table.items()}
+        rows = [dict(row) for row in command(table, **params)]
+        table.clear()
+        table.update(before)
+        return rows
+
+    return run
+
+
+MUTANTS = {
+    "an owner proves no fence": (OWNERS, believing("fence")),
+    "an owner proves no incarnation": (OWNERS, believing("incarnation")),
+    "a heartbeat proves no fence": (("renew",), believing("fence")),
+    "a discard proves no incarnation": (("discard",), believing("incarnation")),
+    "a stranger proves no version": (STRANGERS, believing("seen_version")),
+    "a stranger proves no incarnation": (STRANGERS, believing("seen_incarnation")),
+    "doubt proves no version": (("doubt",), believing("seen_version")),
+    "a completed record is completed again": (("settle_completed",), in_any_state),
+    "a completed record is made retryable": (("settle_retryable",), in_any_state),
+    "a completed record is doubted by its owner": (("settle_unknown",), in_any_state),
+    "a completed record is discarded": (("discard",), in_any_state),
+    "a settled record is renewed": (("renew",), in_any_state),
+    "a claim overwrites": (("claim",), overwriting),
+    "a claim is not stored": (("claim",), forgetting),
+    "a settlement is not stored": (("settle_completed",), forgetting),
+    "a failure is not stored": (("settle_retryable",), forgetting),
+    "a doubt is not stored": (("doubt", "settle_unknown"), forgetting),
+    "a renewal is not stored": (("renew",), forgetting),
+    "a discard is not stored": (("discard",), forgetting),
+    "the version stands still": (("settle_completed",), afterwards(lambda line, _: {"version": line["version"] - 1})),
+    "a take-over keeps the fence": (("take_over",), afterwards(lambda line, _: {"fence": line["fence"] - 1})),
+    "a new start keeps the fence": (("supersede",), afterwards(lambda line, _: {"fence": line["fence"] - 1})),
+    "a new start resets the fence": (("supersede",), afterwards(lambda _line, _: {"fence": 1})),
+    "doubt moves the fence": (("doubt",), afterwards(lambda line, _: {"fence": line["fence"] + 1})),
+    "a take-over changes the fingerprint": (
+        ("take_over",),
+        afterwards(lambda _, params: {"fingerprint": params["fingerprint"]}),
+    ),
+    "a take-over changes the effects": (("take_over",), afterwards(lambda _, params: {"effects": params["effects"]})),
+    "a take-over keeps the error": (("take_over",), afterwards(lambda _line, _: {"last_error": "old"})),
+    "a take-over is the same attempt": (("take_over",), afterwards(lambda _line, _: {"attempts": 1})),
+    "a new start keeps the incarnation": (
+        ("supersede",),
+        afterwards(lambda _, params: {"incarnation": params["seen_incarnation"]}),
+    ),
+    "a new start keeps the answer": (("supersede",), afterwards(lambda _line, _: {"finished_at": 1})),
+    "an answer is born expired": (
+        ("settle_completed",),
+        afterwards(lambda line, _: {"expires_at": line["created_at"] + line["ttl"]}),
+    ),
+    "an answer shortens its life": (
+        ("settle_completed",),
+        afterwards(lambda line, params: {"expires_at": params["now"] + line["ttl"]}),
+    ),
+    "a lease is renewed past its deadline": (
+        ("renew",),
+        afterwards(lambda _, params: {"lease_until": params["now"] + params["lease"]}),
+    ),
+    "a body loses what follows a zero": (
+        ("settle_completed",),
+        afterwards(lambda line, _: {"response_body": line["response_body"] and line["response_body"].split(b"\0")[0]}),
+    ),
+    "a tombstone becomes an empty body": (
+        ("settle_completed",),
+        afterwards(lambda line, _: {"response_body": line["response_body"] or b""}),
+    ),
+    "a completed record keeps its owner": (("settle_completed",), afterwards(lambda _line, _: {"owner": "somebody"})),
+    "keys do not mind their case": (
+        tuple(COMMANDS),
+        lambda command: lambda table, **params: command(table, **{**params, "key": params["key"].lower()}),
+    ),
+}
+
+
+def failures(commands) -> list[str]:
+    """The scenarios that a store with these statements does not pass."""
+
+    def make_store(*, clock=None):
+        return KeyStore(commands, clock=clock)
+
+    contract, failed = StoreContract(), []
+    for name, scenario in inspect.getmembers(contract, inspect.ismethod):
+        if not name.startswith("test_") or hasattr(Racing, name):
+            continue
+        with blocking(make_store, MemoryDriver()) as world:
+            try:
+                scenario(world)
+            except Exception:
+                failed.append(name)
+    return failed
+
+
+def test_the_store_itself_passes():
+    assert failures(dict(COMMANDS)) == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_store_with_one_thing_wrong_does_not(mutant):
+    names, spoil = MUTANTS[mutant]
+
+    assert failures({**COMMANDS, **{name: spoil(COMMANDS[name]) for name in names}})
