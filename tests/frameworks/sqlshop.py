@@ -57,7 +57,7 @@ class SqlShop:
         event.listen(engine.sync_engine, "commit", self._count)
 
     def _hear(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        self.said.append(statement.split()[0])
+        self.said.append(statement.split(maxsplit=1)[0])
 
     def _count(self, _connection: Any) -> None:
         self.commits += 1

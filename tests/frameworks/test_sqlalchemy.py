@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Annotated, Any
 
 import pytest
@@ -13,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from frameworks.shop import KEY, new_key
 from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
-from harness.asgi import cancelled_at
+from harness.asgi import cancelled_at, until
 from harness.dsn import through
 from harness.proxy import Proxy
 from oncekey.core.policy import Policy
@@ -21,6 +22,7 @@ from oncekey.effects import INLINE, LOCAL
 from oncekey.frameworks.asgi.operation import Operation
 
 DIALECTS = ("asyncpg", "psycopg")
+COMMIT = {"asyncpg": b"COMMIT;", "psycopg": b"COMMIT\0"}
 SAME_TRANSACTION = "SELECT (SELECT xmin FROM orders)::text = (SELECT xmin FROM oncekey.record)::text"
 
 pytestmark = pytest.mark.parametrize("dialect", DIALECTS)
@@ -112,6 +114,7 @@ async def test_a_second_transaction_of_the_session_cannot_commit(postgres_dsn: s
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
+            await session.scalar(text("SELECT 1"))
             await session.rollback()
             session.add(Order(item=order.item))
             await session.commit()
@@ -121,6 +124,18 @@ async def test_a_second_transaction_of_the_session_cannot_commit(postgres_dsn: s
             await shop.caller().run(raising=True)
         assert await shop.items() == []
         assert await shop.states() == ["failed_retryable"]
+
+
+async def test_a_rollback_of_a_session_that_did_nothing_does_nothing(postgres_dsn: str, dialect: str) -> None:
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            await session.rollback()
+            session.add(Order(item=order.item))
+
+    async with opened(postgres_dsn, dialect, routes) as shop:
+        assert (await shop.send()).status == 201
+        assert await shop.look(SAME_TRANSACTION) == [True]
 
 
 @pytest.mark.parametrize("how", ["session.rollback", "failed flush", "failed statement"])
@@ -162,10 +177,8 @@ async def test_a_success_after_a_failed_statement_is_refused(
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
             await session.execute(insert(Order).values(item=order.item))
-            try:
+            with suppress(IntegrityError):
                 await session.execute(insert(Order).values(item=order.item))
-            except IntegrityError:
-                pass
 
     async with opened(postgres_dsn, dialect, routes) as shop:
         assert (await shop.send()).code == "idempotency_execution_failed"
@@ -423,7 +436,7 @@ async def test_a_lost_commit_is_found_out(postgres_dsn: str, dialect: str, arriv
     # P7, F8: the answer comes from the record, never from memory
     with Proxy.before(postgres_dsn) as proxy:
         async with opened(through(postgres_dsn, proxy.port), dialect, ordering) as shop:
-            lost = proxy.lose_reply(b"COMMIT") if arrives else proxy.lose_request(b"COMMIT")
+            lost = proxy.lose_reply(COMMIT[dialect]) if arrives else proxy.lose_request(COMMIT[dialect])
             reply = await shop.send()
             assert lost.is_set()
             if arrives:
@@ -546,9 +559,7 @@ async def test_waiting_for_the_first_request_holds_no_connection(postgres_dsn: s
             await entered.wait()
             asked = len(shop.said)
             second = asyncio.create_task(shop.send({"item": item}, key=key))
-            async with asyncio.timeout(10):
-                while len(shop.said) < asked + 3 or shop.lent > 1:  # it looked again and again
-                    await asyncio.sleep(0)
+            await until(lambda: len(shop.said) > asked + 3 and shop.lent == 1)  # noqa: B023  (awaited here)
             go.set()
             await first
             assert (await second).status == second_status

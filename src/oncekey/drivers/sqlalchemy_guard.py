@@ -102,6 +102,8 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
 
     def commit(connection: Connection) -> None:
         if _watch_of(connection).guards:
+            # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
+            connection.dialect.do_rollback(connection.connection)
             raise refusal("commit()")
 
     event.listen(ours.sync_engine, "before_cursor_execute", before)

@@ -47,6 +47,9 @@ async def committed(connection: AsyncConnection, what: str) -> None:
 async def closed(connection: AsyncConnection) -> None:
     """Undo what is open, and give the connection back to its pool."""
     try:
+        if connection.get_transaction() is not None:
+            # Closing alone skips the roll-back where SQLAlchemy believes that a failed commit ended the transaction.
+            await AsyncConnection.rollback(connection)
         await AsyncConnection.close(connection)
     except FAILURES:
         # Nothing can be said on it any more, so there is nothing left to undo.
