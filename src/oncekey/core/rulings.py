@@ -159,11 +159,11 @@ def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
     record, now = snapshot.record, snapshot.now
     if record is None:
         return Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+    if record.incarnation != lease.incarnation:
+        return Refuse(Code.OUTCOME_UNKNOWN)  # what another request's record says is not about ours
     match record.state:
         case State.COMPLETED:
-            if record.incarnation == lease.incarnation:
-                return Replay(record, now)
-            return Refuse(Code.OUTCOME_UNKNOWN)  # another incarnation's answer is another request's
+            return Replay(record, now)
         case State.UNKNOWN | State.EXPIRED:
             return doubtful(record, now)
         case State.PENDING | State.IN_PROGRESS | State.FAILED_RETRYABLE:

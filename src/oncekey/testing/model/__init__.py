@@ -1,0 +1,25 @@
+"""An exhaustive model of one key: every actor over the real tables, every interleaving, every crash.
+
+`explore` visits all worlds of a scenario and answers `Proven`, or a `Counterexample` with a shortest trace. The
+tables it runs over are the ones that production runs over (`judge`, `rule`, `answer_from`); only what a store's
+statements do beside them is said again here. `MUTANTS` are laws with one rule left out: that the model finds
+what each of them breaks is what makes its "proven" worth something.
+"""
+
+from oncekey.testing.model.explore import Counterexample, Proven, explore
+from oncekey.testing.model.law import SOUND, Law
+from oncekey.testing.model.mutants import MUTANTS, Mutant
+from oncekey.testing.model.scenarios import SCENARIOS
+from oncekey.testing.model.world import Scenario
+
+__all__ = [
+    "MUTANTS",
+    "SCENARIOS",
+    "SOUND",
+    "Counterexample",
+    "Law",
+    "Mutant",
+    "Proven",
+    "Scenario",
+    "explore",
+]

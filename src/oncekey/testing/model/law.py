@@ -98,6 +98,7 @@ class Trial:
         rec: Rec | None,
         item: Item | None = None,
         said: tuple[str, ...] = (),
+        *,
         phase: str = "",
         route: Effects | None = None,
     ) -> Row | None:

@@ -43,14 +43,17 @@ def _without(guard: Guard, *numbers: int) -> Law:
 
 
 def _instead(old: Guard, new: Guard, *numbers: int) -> Law:
+    """The rows of these numbers, asking for another guard."""
     return Law(rows=_changed(numbers, lambda row: replace(row, when=tuple(new if g is old else g for g in row.when))))
 
 
 def _leading(to: State, *numbers: int) -> Law:
+    """The rows of these numbers, leading to another state."""
     return Law(rows=_changed(numbers, lambda row: replace(row, to=to)))
 
 
 def _not_from(source: State, *numbers: int) -> Law:
+    """The rows of these numbers, not leaving from this state any more."""
     return Law(rows=_changed(numbers, lambda row: None if row.source is source else row))
 
 
@@ -61,6 +64,7 @@ def _also(guard: Guard, beside: Guard) -> Law:
 
 
 def _without_all(number: int) -> Law:
+    """The row of this number, asking for nothing."""
     return Law(rows=_changed((number,), lambda row: replace(row, when=())))
 
 
@@ -108,6 +112,7 @@ _ALL = (
     Mutant(
         "any failed attempt means not executed", "F24", Law(sends_are_counted=False), "phased, repeatable", "double"
     ),
+    Mutant("any failed attempt means not sent", "F24", Law(sends_are_counted=False), "outbox, repeatable", "double"),
     Mutant("a deferred request may run again", "F29", _leading(_FR, 22), "outbox", "double effect"),
     Mutant(
         "abandoned while the item lives", "F30", _without(Guard.ITEM_NEVER_CLAIMED, 28), "outbox, repeatable", "fail"

@@ -105,7 +105,7 @@ def act(trial: Trial, world: World, proc: Proc, *tries: Try) -> Iterator[Move]:
     if rec is not None and owns(trial, proc, rec):
         for wanted in tries:
             actor = Actor.WORKER if wanted.worker else Actor.OWNER
-            row = trial.judged(wanted.trigger, actor, rec, world.item, wanted.said.facts, wanted.said.phase)
+            row = trial.judged(wanted.trigger, actor, rec, world.item, wanted.said.facts, phase=wanted.said.phase)
             if row is None or (row.proof is Proof.OWNER_AND_ITEM and not proc.item):
                 continue
             becomes = None if wanted.then is None else _onward(trial, rec, proc, wanted)
@@ -149,9 +149,14 @@ def _hear(trial: Trial, rec: Rec | None, proc: Proc, wanted: Try) -> None:
     if unheard:
         raise Breach("an owner that nobody replaced made the call, and its result was refused")
     verdict = trial.answered(rec, proc)
-    if isinstance(verdict, Replay) and verdict.record.fingerprint != proc.body:
+    if rec is None or not isinstance(verdict, Replay):
+        return
+    if verdict.record.fingerprint != proc.body:
         raise Breach("a refused owner was handed the answer of another request")
-    if not trial.law.record_answers and rec is not None and rec.answer is not None and proc.at is At.GOT:
+    heard = rec.answer
+    if proc.at is At.GOT and not trial.law.record_answers:
+        heard = Answer(ok=True, value=proc.value, by="owner")
+    if heard != rec.answer:
         raise Breach("two answers: the owner's own, and the one that the record holds")
 
 
@@ -194,7 +199,8 @@ def _start(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
 def _unsent(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     """This attempt provably did not send; it may not have been the first."""
     if proc.worker:
-        first = world.rec is not None and world.rec.sends <= 1
+        counted = trial.law.sends_are_counted
+        first = world.rec is not None and (world.rec.sends <= 1 or not counted)
         yield from act(trial, world, proc, _TRY_UNSENT if first else _TRY_AGAIN, _DEAD_LETTER)
         if first:
             yield from act(trial, world, proc, _DEAD_LETTER)

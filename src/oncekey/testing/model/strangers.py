@@ -198,7 +198,7 @@ def resolver(trial: Trial, world: World) -> Iterator[Move]:
         if row is not None:
             yield written(trial, world, "resolver: executed", row, said)
     elif query is None:
-        asked = Query(rec.incarnation, fresh=True, waited=rec.waited)
+        asked = Query(rec.incarnation, waited=rec.waited)
         yield Move("resolver asks, and sees nothing", canonical(world._replace(query=asked)))
         if trial.scenario.closes:
             closed = tuple(sorted({*world.closed, trial.downstream_key(rec)}))
@@ -209,7 +209,7 @@ def resolver(trial: Trial, world: World) -> Iterator[Move]:
 def _write_down(trial: Trial, world: World, query: Query) -> Iterator[Move]:
     rec = world.rec
     done = world._replace(query=None)
-    if rec is None or not query.fresh or rec.incarnation != query.incarnation:
+    if rec is None or rec.incarnation != query.incarnation:
         yield Move("resolver looked too early", canonical(done))
         return
     waited = query.waited if trial.law.asks_after_waiting else rec.waited

@@ -135,7 +135,6 @@ class Query(NamedTuple):
     """A resolver that asked the provider, saw nothing, and has not written that down yet."""
 
     incarnation: int
-    fresh: bool
     waited: bool
 
 
@@ -195,21 +194,25 @@ class Scenario:
     recovery: Recovery
     dedup: bool = False
     """The provider recognises a key it has seen, for some time; so calls are declared repeatable."""
-    calls: bool = True
-    """The handler makes an outside call."""
     bodies: tuple[str, ...] = ("a", "b")
     routes: tuple[Effects, ...] = ()
     """What today's code declares, if it is not what made the record (a deploy)."""
     procs: int = 2
+    """How many may be in the middle of something at once."""
     incarnations: int = 1
+    """How often the key may be used anew, the first time included."""
     losses: bool = False
     """Replies of commits get lost."""
     max_attempts: int = 2
     one_commit: bool = False
+    """Requests may also run in one commit, under the lock (L1)."""
     closes: bool = False
     """The resolver closes the reference at the provider instead of waiting."""
     residual: bool = False
     """A pause may fall between the last check and the send, which nothing can fence (U1)."""
     busts: bool = False
+    """An operator takes answers back."""
     hangs: bool = False
+    """Handlers hang, while their heartbeat goes on."""
     soft: bool = False
+    """Expired records are kept for a while."""
