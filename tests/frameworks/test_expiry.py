@@ -1,0 +1,103 @@
+"""What a key is after its time: a new one, or gone; and what never expires (P6, F2, F3, C15)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frameworks.shop import KEY, Shop
+from oncekey.core.choices import OnExpired
+from oncekey.core.model import HOUR, MINUTE, SECOND
+from oncekey.core.policy import Policy
+from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.asgi.operation import Operation
+from oncekey.testing.clock import ManualClock
+
+
+def ordering(effects: Any = LOCAL, *, policy: Policy | None = None, **options: Any) -> Shop:
+    shop = Shop(policy=policy, clock=ManualClock())
+
+    @shop.post(effects=effects, status_code=201, **options)
+    async def create(body: dict[str, int], op: Operation) -> dict[str, Any]:
+        shop.runs.append(body["amount"])
+        if body["amount"] < 0:
+            raise RuntimeError
+        return {"run": len(shop.runs), "downstream": op.downstream_key("charge")}
+
+    return shop
+
+
+def advance(shop: Shop, span: int) -> None:
+    assert shop.clock is not None
+    shop.clock.advance(span)
+
+
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+async def test_a_key_is_new_after_its_time(effects: Any) -> None:
+    # R157, R161, R253
+    shop = ordering(effects)
+    first = await shop.send("/orders", {"amount": 1})
+    advance(shop, 24 * HOUR - SECOND)
+    assert (await shop.send("/orders", {"amount": 1})).replayed
+    advance(shop, 2 * SECOND)
+    late = await shop.send("/orders", {"amount": 1})
+    assert (late.status, late.replayed, late.json()["run"]) == (201, False, 2)
+    # D1, F38: the same request sends the provider the same key, also when we have forgotten it.
+    assert late.json()["downstream"] == first.json()["downstream"]
+    assert shop.ledger.record["fence"] == 2
+    assert (await shop.send("/orders", {"amount": 1})).body == late.body
+
+
+async def test_another_request_may_use_an_expired_key_and_gets_another_downstream_key() -> None:
+    # C15, D1
+    shop = ordering()
+    first = await shop.send("/orders", {"amount": 1})
+    advance(shop, 25 * HOUR)
+    other = await shop.send("/orders", {"amount": 2})
+    assert (other.status, other.replayed) == (201, False)
+    assert other.json()["downstream"] != first.json()["downstream"]
+    assert (await shop.send("/orders", {"amount": 1})).status == 422
+
+
+async def test_an_expired_key_may_be_gone_instead() -> None:
+    # C15
+    shop = ordering(policy=Policy(on_expired=OnExpired.GONE))
+    await shop.send("/orders", {"amount": 1})
+    advance(shop, 25 * HOUR)
+    for amount in (1, 2):
+        reply = await shop.send("/orders", {"amount": amount})
+        assert (reply.status, reply.code) == (410, "idempotency_key_expired")
+    assert shop.runs == [1]
+
+
+async def test_a_short_life_is_possible_where_it_is_said_twice() -> None:
+    # C14
+    shop = ordering(ttl=1, allow_short_ttl=True)
+    await shop.send("/orders", {"amount": 1})
+    assert (await shop.send("/orders", {"amount": 1})).replayed
+    advance(shop, SECOND)
+    assert not (await shop.send("/orders", {"amount": 1})).replayed
+
+
+async def test_a_running_operation_never_expires() -> None:
+    # F3, P6
+    shop = ordering(INLINE)
+    await shop.send("/orders", {"amount": -1})
+    advance(shop, 1000 * HOUR)
+    reply = await shop.send("/orders", {"amount": -1})
+    assert (reply.status, reply.code, shop.runs) == (409, "idempotency_outcome_unknown", [-1])
+    assert (await shop.send(f"/idempotency-keys/{KEY}", method="GET", key=None)).json()["state"] == "unknown"
+
+
+async def test_a_life_begins_when_the_answer_is_there() -> None:
+    # F2, P6: however long it took to get one
+    shop = ordering(LOCAL)
+    await shop.send("/orders", {"amount": 1})
+    line = shop.ledger.record
+    assert line["expires_at"] == line["finished_at"] + 24 * HOUR
+    advance(shop, 23 * HOUR)
+    line.update({name: None for name in line if name.startswith("response_")}, outcome=None, state="failed_retryable")
+    await shop.send("/orders", {"amount": 1})
+    advance(shop, 23 * HOUR + 59 * MINUTE)
+    assert (await shop.send("/orders", {"amount": 1})).replayed
