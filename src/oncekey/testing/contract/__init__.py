@@ -26,11 +26,12 @@ conftest before importing this.
 
 from __future__ import annotations
 
-from oncekey.testing.contract.claiming import Claiming, TakingOver
+from oncekey.testing.contract.claiming import Claiming
 from oncekey.testing.contract.expiring import Expiring
 from oncekey.testing.contract.keeping import Keeping
 from oncekey.testing.contract.racing import Racing
 from oncekey.testing.contract.settling import Renewing, Settling
+from oncekey.testing.contract.taking_over import TakingOver
 from oncekey.testing.contract.world import World, blocking, under_asyncio
 
 __all__ = ["StoreContract", "World", "blocking", "under_asyncio"]
