@@ -123,7 +123,7 @@ class Once:
 
     def protect(self, *misused: object, effects: Effects | None = None, **options: Any) -> Callable[[F], F]:
         """Protect a handler: `@once.protect(effects=LOCAL)`, directly above it and below the route decorator."""
-        if misused or effects is None:
+        if misused or effects not in tuple(Effects):
             raise TypeError(f"@once.protect(effects=...): {WHAT_EFFECTS_MEAN}")
         key = required(cast("str", options.pop("key", "required")))
         name = options.pop("operation", None)
@@ -133,6 +133,10 @@ class Once:
         policy = self.policy.override(require_key=key, **options)
 
         def decorate(handler: F) -> F:
+            if not inspect.isroutine(handler):
+                raise ConfigurationError(
+                    "@once.protect(...) goes above a function; in a class-based endpoint, above the method"
+                )
             enrolment = Enrolment(
                 operation=name or handler.__qualname__,
                 effects=Effects(effects),
@@ -228,8 +232,8 @@ class Once:
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:  # noqa: ANN401
         """Check everything before the first request, and let settlements end after the last one."""
-        await self.start(app)
         try:
+            await self.start(app)
             yield
         finally:
             await self.stop()

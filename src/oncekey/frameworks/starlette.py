@@ -119,16 +119,24 @@ def check(app: Starlette, served: Iterable[Routed], protected: Iterable[Callable
             "the middleware of oncekey must be there once and innermost: call once.install(app) and use "
             "app.add_middleware for everything else"
         )
-    endpoints = {id(route.endpoint) for route in served}
+    layers = {id(layer) for route in served for layer in _layers(route.endpoint)}
     for handler in protected:
-        if id(handler) in endpoints:
+        if id(handler) in layers:
             continue
-        if id(inspect.unwrap(handler)) in endpoints:
+        if id(inspect.unwrap(handler)) in layers:
             raise ConfigurationError(
                 f"{handler.__qualname__} is served without its protection: put @once.protect(...) directly above "
                 "the function and below the route decorator"
             )
         log.warning("oncekey: %s is protected, but no route serves it", handler.__qualname__)
+
+
+def _layers(endpoint: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """The endpoint and what its decorators wrapped, from the outside in."""
+    layer: Callable[..., Any] | None = endpoint
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "__wrapped__", None)
 
 
 def _is_ours(middleware: Middleware) -> bool:

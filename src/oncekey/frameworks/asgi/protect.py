@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncekey.core.answers import Answer, refuse
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
+from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Visit, current
 from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.threads import ThreadedTransaction, in_thread
+from oncekey.frameworks.asgi.threads import ThreadedTransaction, in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-MISSING_INSTALL = "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...)"
+MISSING_INSTALL = (
+    "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...), or call "
+    "handler.__wrapped__ if the handler takes no operation"
+)
 STORE_DOWN = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
 
@@ -44,7 +48,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
 
     @functools.wraps(handler)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if name is not None and name in kwargs:
+        if (name is not None and name in kwargs) or any(isinstance(arg, Operation | SyncOperation) for arg in args):
             return await _plainly(handler, args, kwargs)
         call = _Call(handler, enrolment, name, args, kwargs)
         match current.get():
@@ -61,37 +65,6 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
     wrapper.__oncekey__ = enrolment  # type: ignore[attr-defined]
     return cast("F", wrapper)
-
-
-def operation_parameter(handler: Callable[..., Any], *, blocking: bool) -> str | None:
-    """The name of the parameter that is annotated as an operation, if there is one."""
-    wanted, other = (SyncOperation, Operation) if blocking else (Operation, SyncOperation)
-    for parameter in inspect.signature(handler).parameters.values():
-        kind = _kind(parameter.annotation, handler)
-        if kind is other:
-            word = "def" if blocking else "async def"
-            raise ConfigurationError(
-                f"{handler.__qualname__} is a `{word}`, so annotate {parameter.name} as {wanted.__name__}, "
-                f"not {other.__name__}"
-            )
-        if kind is wanted:
-            return parameter.name
-    return None
-
-
-def _kind(annotation: Any, handler: Callable[..., Any]) -> type | None:
-    if isinstance(annotation, str):
-        return _named(annotation, handler)
-    found = get_origin(annotation) or annotation
-    return found if found in (Operation, SyncOperation) else None
-
-
-def _named(text: str, handler: Callable[..., Any]) -> type | None:
-    """What an annotation in quotes means: looked up by its name, never evaluated."""
-    name = text.partition("[")[0].rpartition(".")[2].strip()
-    module = getattr(inspect.unwrap(handler), "__globals__", {})
-    found = module.get(name, {"Operation": Operation, "SyncOperation": SyncOperation}.get(name))
-    return found if found in (Operation, SyncOperation) else None
 
 
 async def _plainly(handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -180,7 +153,7 @@ class _Call:
             op = self._operation(SyncOperation, exchange, connection)
             exchange.entered = True
             try:
-                return self.handler(*self.args, **self._with(op))
+                return not_awaitable(self.handler(*self.args, **self._with(op)), self.enrolment)
             finally:
                 exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from oncekey.flow import Steps
+    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.ports import OpenTransaction
 
 T = TypeVar("T")
@@ -31,6 +33,18 @@ async def in_thread(executor: Executor, run: Callable[[], T]) -> T:
         if not job.cancel():
             await shielded(_ended(job))
         raise
+
+
+def not_awaitable(result: T, enrolment: Enrolment) -> T:
+    """What a blocking handler returned; a coroutine would be thrown away without having run."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"{enrolment.operation} is a plain `def` and returned an awaitable: make it `async def`, and every "
+            "decorator between it and @once.protect too"
+        )
+    return result
 
 
 async def _ended(job: Future[Any]) -> None:

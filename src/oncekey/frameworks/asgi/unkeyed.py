@@ -14,7 +14,7 @@ from oncekey.core.settle import Business, Ending, decide
 from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.shield import shielded
-from oncekey.frameworks.asgi.threads import in_thread
+from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def _blocking(
     invoke: Callable[[object], Any], enrolment: Enrolment, installation: Installation, claim: Claim | None
 ) -> object:
     if enrolment.effects is not Effects.LOCAL:
-        return invoke(_operation(SyncOperation, claim, None))
+        return not_awaitable(invoke(_operation(SyncOperation, claim, None)), enrolment)
     try:
         tx = installation.engines.blocking().open()
     except StoreError as error:
@@ -78,7 +78,7 @@ def _blocking(
     op = _operation(SyncOperation, claim, tx.connection)
     try:
         try:
-            result = invoke(op)
+            result = not_awaitable(invoke(op), enrolment)
         except Exception as error:
             if _rows(enrolment, op, error, raised=True) is Business.COMMIT:
                 tx.commit()

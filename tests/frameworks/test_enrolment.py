@@ -1,0 +1,480 @@
+"""Enrolling a handler: what the framework sees of it, and the sentence that fixes each wrong use."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from starlette.endpoints import HTTPEndpoint
+
+from frameworks import plain_annotations, postponed_annotations
+from frameworks.shop import KEY, LedgerOnce, Shop, new_key
+from harness.ledger import Ledger
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.once import SINGLE_TENANT, Once
+
+
+def a_once() -> Any:
+    """For calls that the type checker would refuse."""
+    return LedgerOnce(Ledger())
+
+
+# ------------------------------------------------------------------------------------------- what is seen of it
+
+
+WAYS = ["typed", "aliased", "named", "dotted", "quoted", "optional", "first", "keyword", "blocking"]
+
+
+@pytest.mark.parametrize("module", [plain_annotations, postponed_annotations])
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_operation_can_be_asked_for_in_many_ways(module: Any, way: str) -> None:
+    # apishape 2, 9: `from __future__ import annotations` included
+    shop = Shop()
+    module.serve(shop.app, shop.once)
+    first = await shop.send(f"/{way}", {"n": 7})
+    assert (first.status, first.json()) == (200, [KEY, 7])
+    assert (await shop.send(f"/{way}", {"n": 7})).replayed
+    about = shop.app.openapi()["paths"][f"/{way}"]["post"]
+    assert [parameter["name"] for parameter in about["parameters"]] == ["Idempotency-Key"]
+    assert "op" not in str(about["requestBody"]).replace("opera", "")
+
+
+async def test_a_handler_without_an_operation_is_protected_too() -> None:
+    shop = Shop()
+
+    @shop.post(effects=INLINE)
+    async def create(n: int) -> int:
+        """What it does."""
+        shop.runs.append(n)
+        return n
+
+    for _ in range(2):
+        assert (await shop.send("/orders?n=7")).json() == 7
+    assert shop.runs == [7]
+
+
+def test_a_protected_handler_keeps_its_name_and_shows_no_operation() -> None:
+    once = a_once()
+
+    @once.protect(effects=INLINE)
+    async def create(n: int, op: Operation) -> int:
+        """What it does."""
+        return n
+
+    assert (create.__name__, create.__doc__, create.__module__) == ("create", "What it does.", __name__)
+    assert list(inspect.signature(create).parameters) == ["n"]
+    assert "op" not in create.__annotations__
+    assert inspect.iscoroutinefunction(create)
+    assert create.__oncekey__.operation.endswith("<locals>.create")
+
+
+# --------------------------------------------------------------------------------------------- in a unit test
+
+
+async def test_a_protected_handler_is_called_plainly_with_an_operation_of_the_tests_own() -> None:
+    once = a_once()
+
+    @once.protect(effects=LOCAL)
+    async def create(n: int, op: Operation[list[int]]) -> int:
+        op.connection.append(n)
+        return n
+
+    @once.protect(effects=LOCAL)
+    def create_too(n: int, op: SyncOperation[list[int]]) -> int:
+        op.connection.append(n)
+        return n
+
+    written: list[int] = []
+    assert await create(7, op=Operation(key="k", scope="s", connection=written)) == 7
+    assert await create(8, Operation(key="k", scope="s", connection=written)) == 8
+    assert await create_too(9, SyncOperation(key="k", scope="s", connection=written)) == 9
+    assert written == [7, 8, 9]
+
+
+async def test_a_call_without_a_request_says_what_is_missing() -> None:
+    once = a_once()
+
+    @once.protect(effects=INLINE)
+    async def create(op: Operation) -> None: ...
+
+    with pytest.raises(RuntimeError, match=re.escape("once.install(app) is missing; in a unit test pass op=")):
+        await create()
+
+
+async def test_one_request_is_one_operation() -> None:
+    # L7
+    shop = Shop()
+
+    @shop.post("/inner", effects=INLINE)
+    async def inner() -> str:
+        return "inner"
+
+    @shop.post("/outer", effects=INLINE)
+    async def outer() -> Any:
+        return await inner()
+
+    with pytest.raises(
+        RuntimeError, match="a protected handler was called by another one: one request is one operation"
+    ):
+        await shop.caller("/outer").run(raising=True)
+    assert shop.state == "unknown"
+
+
+async def test_a_protected_handler_may_call_another_one_as_part_of_its_own_operation() -> None:
+    shop = Shop()
+
+    @shop.post("/inner", effects=LOCAL)
+    async def inner(op: Operation) -> str:
+        op.connection.add("row")
+        return "inner"
+
+    @shop.post("/outer", effects=LOCAL)
+    async def outer(op: Operation) -> str:
+        return await inner(op=op)
+
+    assert (await shop.send("/outer")).json() == "inner"
+    assert (shop.ledger.rows, len(shop.ledger.records)) == (["row"], 1)
+
+
+# ------------------------------------------------------------------------------------------------ wrong use
+
+
+@pytest.mark.parametrize(
+    "misuse", [lambda once: once.protect, lambda once: once.protect(), lambda once: once.protect(LOCAL)]
+)
+def test_effects_have_no_default(misuse: Any) -> None:
+    # the error says what the four mean
+    with pytest.raises(TypeError, match="say what the handler does to the world") as raised:
+
+        @misuse(a_once())
+        async def create() -> None: ...
+
+    for word in ("effects=LOCAL (", "effects=PHASED (", "effects=OUTBOX (", "effects=INLINE ("):
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"effects": LOCAL, "leese": 3}, "leese is not a setting; the closest one is lease"),
+        ({"effects": LOCAL, "key": "maybe"}, "key='maybe' is neither 'required' nor 'optional'"),
+        ({"effects": LOCAL, "on_5xx": "store"}, "on_5xx='store' with effects='local' is refused"),
+        ({"effects": LOCAL, "ttl": 60}, "set allow_short_ttl=True if that is meant"),
+        ({"effects": INLINE, "on_lease_expired": "retry"}, "set naturally_idempotent=True"),
+        ({"effects": INLINE, "on_store_error": "fail_open"}, "set naturally_idempotent=True"),
+        ({"effects": LOCAL, "lease": 10, "deadline": 5}, "make the lease shorter or the deadline longer"),
+        ({"effects": LOCAL, "in_progress": "queue"}, "on_in_progress"),
+        ({"effects": "locale"}, "say what the handler does to the world"),
+        ({"effects": PHASED}, "effects=PHASED is not part of this version yet: use LOCAL or INLINE"),
+        ({"effects": OUTBOX}, "effects=OUTBOX is not part of this version yet: use LOCAL or INLINE"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_fixes_it(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((ConfigurationError, TypeError)) as raised:
+
+        @a_once().protect(**options)
+        async def create() -> None: ...
+
+    assert sentence in str(raised.value)
+
+
+def test_effects_may_be_given_by_their_name() -> None:
+    @a_once().protect(effects="inline")
+    async def create() -> None: ...
+
+    assert create.__oncekey__.effects is Effects.INLINE
+
+
+def test_two_handlers_of_one_name_are_refused() -> None:
+    once = a_once()
+
+    @once.protect(effects=INLINE, operation="create")
+    async def one() -> None: ...
+
+    with pytest.raises(
+        ConfigurationError,
+        match=re.escape("two handlers are called create: name one with @once.protect(operation=...)"),
+    ):
+
+        @once.protect(effects=INLINE, operation="create")
+        async def two() -> None: ...
+
+
+def test_a_generator_is_refused_when_it_is_decorated() -> None:
+    # apishape 2
+    once = a_once()
+    with pytest.raises(ConfigurationError, match="return a StreamingResponse or the whole answer"):
+
+        @once.protect(effects=INLINE)
+        async def stream() -> Any:
+            yield 1
+
+    with pytest.raises(ConfigurationError, match="return a StreamingResponse or the whole answer"):
+
+        @once.protect(effects=INLINE)
+        def stream_too() -> Any:
+            yield 1
+
+    assert once.enrolled == {}
+
+
+def test_the_wrong_kind_of_operation_is_refused_when_it_is_decorated() -> None:
+    # apishape 4
+    with pytest.raises(ConfigurationError, match="is `async def`, so annotate op as Operation, not SyncOperation"):
+
+        @a_once().protect(effects=INLINE)
+        async def create(op: SyncOperation) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="is `def`, so annotate op as SyncOperation, not Operation"):
+
+        @a_once().protect(effects=INLINE)
+        def create_too(op: Operation) -> None: ...
+
+
+@pytest.mark.parametrize("thing", [HTTPEndpoint, "create", 7, None])
+def test_only_a_function_can_be_protected(thing: Any) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("@once.protect(...) goes above a function")):
+        a_once().protect(effects=INLINE)(thing)
+
+
+async def test_a_function_that_only_returns_an_awaitable_is_named() -> None:
+    # a decorator that forgot to be `async def` would run in a thread and never be awaited
+    shop = Shop()
+
+    def sloppy(handler: Any) -> Any:
+        @functools.wraps(handler)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return handler(*args, **kwargs)
+
+        return call
+
+    @shop.post(effects=INLINE)
+    @sloppy
+    async def create() -> str:
+        shop.runs.append(1)
+        return "done"
+
+    with pytest.raises(TypeError, match="returned an awaitable: make it `async def`"):
+        await shop.caller("/orders").run(raising=True)
+    assert shop.runs == []
+
+
+async def test_op_connection_is_for_local_handlers() -> None:
+    shop = Shop()
+
+    @shop.post(effects=INLINE)
+    async def create(op: Operation) -> Any:
+        return op.connection
+
+    with pytest.raises(ConfigurationError, match=r"op\.connection is for effects=LOCAL"):
+        await shop.caller("/orders").run(raising=True)
+
+
+# ------------------------------------------------------------------------------------------------- installing
+
+
+def test_an_installation_needs_to_know_whose_keys_they_are() -> None:
+    # R23
+    with pytest.raises(ConfigurationError, match="pass a function that names the tenant of an authenticated request"):
+        a_once().install(FastAPI())
+
+
+async def test_one_tenant_for_all_is_a_choice_that_is_spelled_out() -> None:
+    shop = Shop(tenant=SINGLE_TENANT)
+
+    @shop.post(effects=INLINE)
+    async def create() -> str:
+        return "done"
+
+    assert (await shop.send("/orders")).status == 200
+    assert (await shop.send("/orders", headers=[("X-Tenant", "globex")])).replayed
+
+
+def test_an_installation_is_for_starlette_and_fastapi() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=re.escape("wrap others in once.asgi")):
+        a_once().install(app, tenant=SINGLE_TENANT)
+
+
+def test_an_application_is_installed_once() -> None:
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match=re.escape("once.install(app) was called twice for one application")):
+        shop.once.install(shop.app, tenant=SINGLE_TENANT)
+
+
+async def test_an_application_is_installed_before_its_first_request() -> None:
+    shop = Shop(install=False)
+    await shop.send("/", key=None)
+    with pytest.raises(
+        ConfigurationError, match=re.escape("once.install(app) must come before the application's first request")
+    ):
+        shop.once.install(shop.app, tenant=SINGLE_TENANT)
+
+
+@pytest.mark.parametrize("pattern", ["/orders", "post /orders", "POST orders", "", "POST"])
+def test_a_pattern_names_a_method_and_a_path(pattern: str) -> None:
+    once = a_once()
+    enrolment = once.by_path(effects=INLINE, operation="x")
+    with pytest.raises(ConfigurationError, match=re.escape("is no enrolment pattern: write it as 'POST /path/{name}'")):
+        once.install(FastAPI(), tenant=SINGLE_TENANT, enrol={pattern: enrolment})
+
+
+def test_a_path_can_only_be_enrolled_as_inline() -> None:
+    # adr 0007
+    with pytest.raises(ConfigurationError, match="so its effects can only be INLINE"):
+        a_once().by_path(effects=LOCAL, operation="x")
+
+
+# ------------------------------------------------------------------------------------------------ at start-up
+
+
+async def test_protection_above_the_route_is_found_at_start_up() -> None:
+    # apishape 2, 9: without `op` nothing else would notice
+    shop = Shop()
+
+    @shop.once.protect(effects=INLINE)
+    @shop.app.post("/orders")
+    async def create() -> str:
+        return "done"
+
+    with pytest.raises(ConfigurationError, match=r"is served without its protection: put @once\.protect"):
+        await shop.once.start(shop.app)
+
+
+def test_protection_above_the_route_is_found_at_import_where_there_is_an_operation() -> None:
+    # apishape 2, 9
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match="below the route decorator"):
+
+        @shop.once.protect(effects=INLINE)
+        @shop.app.post("/orders")
+        async def create(op: Operation) -> str:
+            return "done"
+
+
+async def test_protection_above_an_included_route_is_found_too() -> None:
+    shop = Shop()
+    router = APIRouter(prefix="/v1")
+
+    @shop.once.protect(effects=INLINE)
+    @router.post("/orders")
+    async def create() -> str:
+        return "done"
+
+    shop.app.include_router(router, prefix="/api")
+    with pytest.raises(ConfigurationError, match="is served without its protection"):
+        await shop.once.start(shop.app)
+
+
+async def test_a_decorator_between_protection_and_route_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop()
+
+    def traced(handler: Any) -> Any:
+        @functools.wraps(handler)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await handler(*args, **kwargs)
+
+        return call
+
+    @shop.app.post("/orders")
+    @traced
+    @shop.once.protect(effects=INLINE)
+    async def create() -> str:
+        return "done"
+
+    await shop.once.start(shop.app)
+    assert "no route serves it" not in caplog.text
+    assert not (await shop.send("/orders")).replayed
+    assert (await shop.send("/orders")).replayed
+
+
+async def test_a_protected_handler_that_no_route_serves_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop()
+
+    @shop.once.protect(effects=INLINE)
+    async def forgotten() -> None: ...
+
+    await shop.once.start(shop.app)
+    assert "forgotten is protected, but no route serves it" in caplog.text
+
+
+async def test_middleware_that_was_put_inside_of_ours_is_refused() -> None:
+    # apishape 1: an inner compression's bytes would be stored
+    shop = Shop()
+    shop.app.user_middleware.append(shop.app.user_middleware[0])
+    with pytest.raises(ConfigurationError, match="must be there once and innermost"):
+        await shop.once.start(shop.app)
+    other = Shop()
+    other.app.add_middleware(OncekeyMiddleware, installation=None)
+    with pytest.raises(ConfigurationError, match=r"use app\.add_middleware for everything else"):
+        await other.once.start(other.app)
+
+
+async def test_local_needs_a_store_that_shares_transactions() -> None:
+    # L8, F21
+    once = Once("memory:")
+
+    @once.protect(effects=LOCAL, operation="create_order")
+    async def create(op: Operation) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="create_order: effects=LOCAL needs a store that shares"):
+        await once.start()
+
+
+async def test_a_start_that_fails_leaves_nothing_open() -> None:
+    shop = Shop()
+
+    @shop.once.protect(effects=INLINE)
+    @shop.app.post("/orders")
+    async def create() -> str:
+        return "done"
+
+    closed: list[int] = []
+
+    async def stop() -> None:
+        closed.append(1)
+
+    shop.once.stop = stop  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError):
+        async with shop.once.lifespan(shop.app):
+            pass
+    assert closed == [1]
+
+
+async def test_the_applications_own_lifespan_runs_inside_of_ours() -> None:
+    from contextlib import asynccontextmanager
+
+    shop = Shop()
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def mine(app: Any) -> Any:
+        events.append("mine begins")
+        yield {"database": 1}
+        events.append("mine ends")
+
+    async with shop.once.lifespan_with(mine)(shop.app) as state:
+        events.append("serving")
+    assert (events, state) == (["mine begins", "serving", "mine ends"], {"database": 1})
+
+
+async def test_a_route_that_was_enrolled_after_the_installation_is_served_too() -> None:
+    shop = Shop()
+    await shop.once.start(shop.app)
+
+    @shop.post(effects=INLINE, max_request_bytes=3_000_000)
+    async def late() -> str:
+        return "done"
+
+    assert (await shop.send("/orders", b"x" * 2_000_000)).status == 200
+    assert (await shop.send("/orders", b"x" * 2_000_000)).replayed
+    assert (await shop.send("/orders", b"x", key=new_key())).status == 200
