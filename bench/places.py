@@ -27,9 +27,13 @@ def places(stores: tuple[str, ...]) -> Iterator[dict[str, NewStore]]:
             made["sqlite"] = lambda: f"sqlite:///{folder}/{uuid.uuid4().hex}.db"
         if {"asyncpg", "psycopg"} & set(stores):
             new_database = stack.enter_context(_postgres())
-            for driver in ("asyncpg", "psycopg"):
-                made[driver] = lambda driver=driver: new_database().replace("postgresql:", f"postgresql+{driver}:", 1)
+            made["asyncpg"] = _through("asyncpg", new_database)
+            made["psycopg"] = _through("psycopg", new_database)
         yield {store: made[store] for store in stores}
+
+
+def _through(driver: str, new_database: NewStore) -> NewStore:
+    return lambda: new_database().replace("postgresql:", f"postgresql+{driver}:", 1)
 
 
 @contextmanager

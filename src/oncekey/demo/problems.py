@@ -53,7 +53,7 @@ def problem(
 
 def unavailable() -> Response:
     """The store cannot be asked now; whoever comes back with the same key is safe."""
-    detail = "The store cannot be reached. Retry; a request that changes something with the same key."
+    detail = "The store cannot be reached right now. Retry later, with the same key where there is one."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail, headers={"retry-after": "1"})
 
 
