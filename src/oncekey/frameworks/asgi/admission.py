@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from oncekey.core.choices import InProgress, StoreErrorPolicy
 from oncekey.core.errors import CommitAmbiguousError, StoreError
@@ -87,10 +89,11 @@ def _taken_back(records: Records, claim: Claim) -> Flow[None]:
     """Claim once more and give back what is ours then.
 
     Reading alone could miss a claim that is still being committed; a second one waits for it, or is made and known.
+    It has an incarnation of its own, because two lives never share one (F1).
     """
-    record = (yield from records.claim(claim)).record
+    record = (yield from records.claim(replace(claim, incarnation=uuid4()))).record
     if record is None or record.state is not State.IN_PROGRESS or record.owner != claim.owner:
         return
     # A record that was taken over was there before us, and stays.
-    mine = record.incarnation == claim.incarnation
-    yield from records.settle(Lease.of(record), Discarded() if mine else Retryable(NOT_USED))
+    unused = Discarded() if record.attempts == 1 else Retryable(NOT_USED)
+    yield from records.settle(Lease.of(record), unused)
