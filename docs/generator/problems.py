@@ -43,7 +43,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
     ),
     Code.KEY_REUSED: Advice(
         "Nothing was executed. The key belongs to a request with another method, path, query or body; that one and its "
-        "answer are as they were. This is said whatever state the first one is in.",
+        "answer are as they were. This is said in every state but an expired one.",
         "Never retry. Either the body was changed between tries, or one key was used for two requests: both are "
         "mistakes in the client.",
     ),

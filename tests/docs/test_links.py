@@ -1,0 +1,48 @@
+"""Every link between pages leads somewhere, and every page can be found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from harness.pages import ROOT, Page, pages
+
+EVERY = pages("*.md", "docs/**/*.md")
+ENTRANCES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/adr/0000-template.md")
+
+
+def _targets(page: Page) -> Iterator[tuple[str, Path, str]]:
+    """Return the links that stay in the repository: as written, the file, the fragment."""
+    for link in page.links():
+        parts = urlsplit(link)
+        if not parts.scheme and not parts.netloc:
+            path = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path
+            yield link, path, parts.fragment
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Page) -> None:
+    broken = [
+        link
+        for link, path, fragment in _targets(page)
+        if not path.exists()
+        or not path.is_relative_to(ROOT)
+        or (fragment and path.suffix == ".md" and fragment not in Page(path).anchors())
+    ]
+    assert broken == []
+
+
+def test_every_page_is_linked_from_another_one() -> None:
+    linked = {path for page in EVERY for _, path, _ in _targets(page) if path != page.path}
+    assert [page.name for page in EVERY if page.path not in linked and page.name not in ENTRANCES] == []
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
+def test_a_link_to_a_site_is_encrypted(page: Page) -> None:
+    # The demo's own address is no site.
+    plain = [link for link in page.links() if urlsplit(link).scheme == "http"]
+    assert [link for link in plain if not re.match(r"http://(127\.0\.0\.1|localhost)[:/]", link)] == []

@@ -1,0 +1,210 @@
+"""The reference says what the code says: its pages are generated, and the generator leaves nothing out."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import fields
+from types import ModuleType
+from uuid import UUID
+
+import pytest
+
+from harness.pages import ROOT, Page, pages
+from oncekey.core.answers import Answer, refuse, replay
+from oncekey.core.choices import Flavor
+from oncekey.core.fingerprint import Request, fingerprint
+from oncekey.core.model import (
+    Code,
+    Effects,
+    Outcome,
+    Record,
+    RecordId,
+    Recovery,
+    Refuse,
+    Replay,
+    State,
+    StoredResponse,
+)
+from oncekey.core.policy import Policy
+from oncekey.core.problems import PROBLEMS
+from oncekey.stores.rows import COLUMNS
+
+SOURCES = ROOT / "src" / "oncekey"
+
+
+def _generator() -> ModuleType:
+    """Import docs/generator, which is no part of any installed package."""
+    name = "docs_generator"
+    if name not in sys.modules:
+        folder = ROOT / "docs" / "generator"
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+GENERATOR = _generator()
+
+
+def _page(name: str) -> Page:
+    return Page(ROOT / "docs" / "reference" / name)
+
+
+@pytest.mark.parametrize("name", GENERATOR.PAGES)
+def test_a_generated_page_is_what_the_code_says_today(name: str) -> None:
+    stale = f"{name} is not what the code says: run `python -m docs.generator` and commit it"
+    assert _page(name).text == GENERATOR.PAGES[name](), stale
+
+
+def test_every_page_of_the_reference_is_generated_or_leads_to_those_that_are() -> None:
+    assert {page.path.name for page in pages("docs/reference/*.md")} == {"README.md", *GENERATOR.PAGES}
+
+
+# Settings (R230, R263)
+
+
+def _described() -> dict[str, str]:
+    return {name: group for group, sentences in GENERATOR.settings.GROUPS.items() for name in sentences}
+
+
+def test_every_setting_has_its_sentence_and_no_other_has() -> None:
+    assert sorted(_described()) == sorted(setting.name for setting in fields(Policy))
+    assert sum(len(sentences) for sentences in GENERATOR.settings.GROUPS.values()) == len(fields(Policy))
+
+
+def _read_anywhere(setting: str, *, but: tuple[str, ...]) -> bool:
+    pattern = re.compile(rf"\b(?:self|_?policy)\.{setting}\b")
+    modules = [path for path in SOURCES.rglob("*.py") if not any(path.is_relative_to(SOURCES / name) for name in but)]
+    return any(pattern.search(path.read_text()) for path in modules)
+
+
+@pytest.mark.parametrize("setting", [name for name, group in _described().items() if group == "Later"])
+def test_a_setting_for_later_is_read_by_nothing_yet(setting: str) -> None:
+    assert not _read_anywhere(setting, but=("core/policy.py", "testing")), "move it out of the group Later"
+
+
+@pytest.mark.parametrize("setting", [name for name, group in _described().items() if group != "Later"])
+def test_every_other_setting_is_read_by_something(setting: str) -> None:
+    assert _read_anywhere(setting, but=("testing",)), "it belongs into the group Later"
+
+
+# Problems (R229, R233)
+
+
+def test_every_code_says_what_happened_and_what_a_client_does() -> None:
+    assert set(GENERATOR.problems.ADVICE) == set(Code) == set(PROBLEMS)
+
+
+def test_the_statuses_on_the_page_are_those_of_both_flavors() -> None:
+    text = _page("problems.md").text
+    for code, problem in PROBLEMS.items():
+        ietf, stripe = problem.status_in(Flavor.IETF), problem.status_in(Flavor.STRIPE)
+        assert f"| [`{code.value}`](#{code.value}) | {ietf} | {stripe} |" in text
+
+
+@pytest.mark.parametrize("page", pages("README.md", "CHANGELOG.md", "docs/**/*.md"), ids=lambda page: page.name)
+def test_every_code_that_a_page_names_exists(page: Page) -> None:
+    known = {code.value for code in Code} | {problem.fault_code for problem in PROBLEMS.values()}
+    named = set(re.findall(r"\b(?:idempotency|IDEMPOTENCY)_[a-zA-Z_]+", page.text))
+    # The type of the stripe flavor and the endpoint's name in an example begin alike.
+    assert named - known - {problem.stripe_type for problem in PROBLEMS.values()} == set()
+
+
+# Headers (R229)
+
+
+def _record(body: bytes | None) -> Record:
+    stored = StoredResponse(201, ((b"location", b"/orders/1"),), body)
+    return Record(
+        id=RecordId("acme", "k" * 16),
+        incarnation=UUID(int=1),
+        operation="create",
+        effects=Effects.LOCAL,
+        recovery=Recovery.RETRY,
+        method="POST",
+        path="/orders",
+        fingerprint="jcs1:sha256:00",
+        seed=b"",
+        state=State.COMPLETED,
+        outcome=Outcome.SUCCESS,
+        entered=True,
+        fence=1,
+        version=2,
+        owner=None,
+        lease_until=None,
+        deadline=0,
+        call_timeout=0,
+        ttl=0,
+        attempts=1,
+        recovery_point="started",
+        memo=(),
+        intent=None,
+        response=stored,
+        last_error=None,
+        reconcile_after=None,
+        reconcile_tries=0,
+        created_at=0,
+        last_run_at=0,
+        finished_at=0,
+        expires_at=0,
+    )
+
+
+def _answers() -> list[Answer]:
+    policy, told = Policy(), {"echo": b'"k"', "status_url": "/idempotency-keys/k"}
+    refusals = [refuse(Refuse(code), policy, **told) for code in Code]
+    return [*refusals, *(replay(Replay(_record(body), 0), policy, **told) for body in (b"{}", None))]
+
+
+def test_every_header_on_the_page_is_sent_and_every_header_that_is_sent_is_on_the_page() -> None:
+    sent = {name.decode().lower() for answer in _answers() for name, _ in answer.headers}
+    assert sent == {name.lower() for name in GENERATOR.headers.RESPONSE}
+
+
+@pytest.mark.parametrize("page", pages("README.md", "docs/**/*.md"), ids=lambda page: page.name)
+def test_every_idempotency_header_that_a_page_names_exists(page: Page) -> None:
+    policy = Policy()
+    known = {policy.key_header, policy.replayed_header, policy.expires_header}
+    assert set(re.findall(r"\bIdempoten[a-z]+-[A-Z][A-Za-z]*(?:-[A-Z][A-Za-z]*)*", page.text)) <= known
+
+
+# Tables (R237)
+
+
+@pytest.mark.parametrize("package", [GENERATOR.schema.POSTGRES, GENERATOR.schema.SQLITE])
+def test_every_column_says_why_it_is_there(package: str) -> None:
+    columns = GENERATOR.schema.columns(package)
+    assert tuple(column.name for column in columns) == COLUMNS
+    assert [column.name for column in columns if not (column.why or GENERATOR.schema.WHY.get(column.name))] == []
+
+
+def test_no_reason_is_left_over_and_every_constraint_has_one() -> None:
+    assert set(GENERATOR.schema.WHY) <= set(COLUMNS)
+    assert set(GENERATOR.schema.constraints()) == set(GENERATOR.schema.CHECKS)
+
+
+# The command line
+
+
+def test_every_command_is_on_the_page() -> None:
+    assert [line for line in _page("cli.md").text.splitlines() if line.startswith("## ")] == [
+        f"## {command}" for command in GENERATOR.cli.commands()
+    ]
+
+
+# The fingerprint (R33)
+
+
+def test_the_published_fingerprint_is_the_one_that_is_computed() -> None:
+    page = Page(ROOT / "docs" / "explanation" / "fingerprint.md")
+    (body,) = page.blocks("json")
+    published = [block.text.strip() for block in page.blocks("text") if block.text.startswith("jcs1:")]
+    request = Request("POST", "/payments", b"draft=false", b"application/json", body.text.strip().encode())
+    assert published == [fingerprint(request)]

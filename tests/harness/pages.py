@@ -1,0 +1,82 @@
+"""Pages of the documentation as a test reads them: fenced blocks, links, and the anchors of headings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} (?P<text>.+)$", re.MULTILINE)
+_LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
+_CODE = re.compile(r"`[^`\n]*`")
+_FILE = re.compile(r"# (?P<name>[\w/]+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the line on which the text begins."""
+
+    language: str
+    text: str
+    line: int
+
+    @property
+    def file(self) -> str | None:
+        """The name that a program gives itself in its first line."""
+        found = _FILE.match(self.text)
+        return found["name"] if found else None
+
+
+@dataclass(frozen=True)
+class Page:
+    """A Markdown file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Its path in the repository."""
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.path.read_text(encoding="utf-8")
+
+    def blocks(self, *languages: str) -> list[Block]:
+        """The fenced blocks, of some languages only if they are named."""
+        return [block for block in self._blocks() if not languages or block.language in languages]
+
+    def links(self) -> list[str]:
+        """Where it links to, other sites included."""
+        return [found["target"] for found in _LINK.finditer(_CODE.sub("`", self._prose()))]
+
+    def anchors(self) -> set[str]:
+        """The fragments by which its headings can be linked to, as GitHub makes them."""
+        return {_anchor(found["text"]) for found in _HEADING.finditer(self._prose())}
+
+    def _blocks(self) -> Iterator[Block]:
+        text = self.text
+        for found in _FENCE.finditer(text):
+            indent = len(found["indent"])
+            lines = [line[indent:] for line in found["text"].splitlines(keepends=True)]
+            yield Block(found["language"], "".join(lines), text.count("\n", 0, found.start()) + 2)
+
+    def _prose(self) -> str:
+        return _FENCE.sub("", self.text)
+
+
+def pages(*patterns: str) -> list[Page]:
+    """The pages that match a pattern, in order; a pattern that matches nothing is a mistake of the test."""
+    found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    assert found, f"no page matches {patterns}"
+    return [Page(path) for path in found]
+
+
+def _anchor(heading: str) -> str:
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")

@@ -1,0 +1,226 @@
+"""A page's blocks, done in order as a reader would: files saved, commands typed, servers started, answers compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+import psycopg
+
+from harness.demo import Demo
+from harness.pages import ROOT, Block, Page
+from harness.ports import free_port
+
+DEMO_PORT = "8000"
+PORTS = ("8001", "2525")
+"""The ports that pages use besides the demo's; each walk puts free ones in their places."""
+
+OUTPUT = ("http", "json", "text")
+"""The languages of blocks that show what the commands before them print; `…` stands for anything."""
+
+_PATIENCE = 30.0
+_POLL = 0.02
+_STORE = re.compile(r"postgresql(?P<driver>\+\w+)?://localhost/shop(?P<options>\?[\w=&]+)?")
+
+
+class MissingToolError(Exception):
+    """A program that readers need is not on this machine."""
+
+
+class Walkthrough:
+    """One page in a folder of its own. Leaving it ends every process that it started."""
+
+    def __init__(self, page: Page, folder: Path, dsn: Callable[[], str]) -> None:
+        self._page, self._folder, self._dsn = page, folder, dsn
+        self._ports = {port: str(free_port()) for port in PORTS}
+        self._demo: Demo | None = None
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+        self._printed: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for port in list(self._servers):
+            self._end(port)
+        if self._demo is not None:
+            self._demo.kill()
+
+    def walk(self) -> None:
+        """Do what the page says."""
+        for block in self._page.blocks():
+            where = f"{self._page.name}, line {block.line}"
+            match block.language:
+                case "python" if block.file is not None:
+                    (self._folder / block.file).write_text(self._here(block.text))
+                case "sh":
+                    self._printed = "".join(self._type(block, where))
+                case "sql":
+                    self._query(block)
+                case language if language in OUTPUT and self._printed is not None:
+                    self._compare(block, self._printed, where)
+                    self._printed = None
+
+    def _type(self, block: Block, where: str) -> list[str]:
+        """Type the commands of a block; those of the table below have their own way."""
+        printed, plain = [], ""
+        for line in block.text.splitlines(keepends=True):
+            special = next((act for pattern, act in SPECIAL if pattern.fullmatch(line.strip())), None)
+            if special is None:
+                plain += line
+                continue
+            printed.append(self._run(plain, where))
+            plain = ""
+            special(self, line.strip())
+        return [*printed, self._run(plain, where)]
+
+    def _run(self, script: str, where: str) -> str:
+        if not script.strip():
+            return ""
+        bash = _tool("bash")
+        _tool("curl")
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        done = subprocess.run(
+            [bash, "-euo", "pipefail", "-c", self._here(script)],
+            cwd=self._folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE * 2,
+        )
+        assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{script}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _query(self, block: Block) -> None:
+        with psycopg.connect(self._dsn(), autocommit=True) as connection:
+            connection.execute(block.text.encode())
+
+    def _compare(self, block: Block, printed: str, where: str) -> None:
+        """Each line that is shown was printed, in this order; there may be more between and around them.
+
+        A body has no line end of its own, so what one command prints may begin where another one's line ends.
+        """
+        end = 0
+        for shown in filter(None, map(str.strip, self._here(block.text).splitlines())):
+            pattern = re.compile("[^\n]*?".join(re.escape(part) for part in shown.split("…")))
+            met = pattern.search(printed, end)
+            assert met, f"{where}: {shown!r} was not printed (in this order):\n{printed}"
+            end = met.end()
+
+    def _here(self, text: str) -> str:
+        """Put the addresses of this walk in the places of those that the page has."""
+        for port, ours in self._ports.items():
+            text = re.sub(rf"\b{port}\b", ours, text)
+        if self._demo is not None:
+            text = re.sub(rf"\b127\.0\.0\.1:{DEMO_PORT}\b", f"127.0.0.1:{self._demo.port}", text)
+        return _STORE.sub(self._store, text)
+
+    def _store(self, found: re.Match[str]) -> str:
+        return at(self._dsn(), found)
+
+    # The special lines.
+
+    def serve_demo(self, line: str) -> None:
+        """`make run`: the demo as the Makefile starts it; a second time is a crash and a restart."""
+        self.check_target(line)
+        assert re.search(r"^run:.*\n\t\$\(VENV\)/bin/oncekey demo \$\(ARGS\)$", _makefile(), re.MULTILINE)
+        if self._demo is None:
+            self._demo = Demo(self._folder)
+        self._demo.kill()
+        self._demo.start()
+
+    def check_target(self, line: str) -> None:
+        """`make something`: there is such a target."""
+        target = line.split()[1]
+        assert re.search(rf"^{re.escape(target)}:", _makefile(), re.MULTILINE), f"the Makefile has no {target}"
+
+    def check_extras(self, line: str) -> None:
+        """`pip install 'oncekey[extras]'`: there are such extras, and what they bring is here."""
+        named = re.search(r"oncekey\[([\w,]+)\]", line)
+        assert named is not None
+        missing = set(named[1].split(",")) - set(_extras())
+        assert not missing, f"pyproject.toml has no extra {missing}"
+
+    def use_environment(self, line: str) -> None:
+        """`. .venv/bin/activate`: every command of a walk finds the environment of the tests first."""
+        assert line == ". .venv/bin/activate"
+
+    def serve(self, line: str) -> None:
+        """A server in a terminal of its own; one that has the same port was stopped by the reader."""
+        words = self._here(line).split()
+        port = words[-1] if words[-1].isdigit() else self._ports["2525"]
+        self._end(port)
+        command = [sys.executable, "-m", *words] if words[0] == "uvicorn" else [sys.executable, *words[1:]]
+        log = self._folder / f"server-{port}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output)
+        self._servers[port] = process
+        deadline = time.monotonic() + _PATIENCE
+        while not _listens(int(port)):
+            assert process.poll() is None, f"{line} ended:\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"{line} does not listen:\n{log.read_text()}"
+            time.sleep(_POLL)
+
+    def _end(self, port: str) -> None:
+        process = self._servers.pop(port, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] = (
+    (re.compile(r"make run"), Walkthrough.serve_demo),
+    (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
+    (re.compile(r"pip install 'oncekey\[[\w,]+\]'"), Walkthrough.check_extras),
+    (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
+    (re.compile(r"uvicorn \w+:app --port 8001"), Walkthrough.serve),
+    (re.compile(r"python postman\.py"), Walkthrough.serve),
+)
+"""Lines that are not typed as they are, and what is done instead. Every other line is."""
+
+
+def at(dsn: str, found: re.Match[str]) -> str:
+    """The test's database in the place of the one that a page names, with the page's driver and options."""
+    parts = urlsplit(dsn)
+    options = "&".join(filter(None, [parts.query, (found["options"] or "").removeprefix("?")]))
+    return parts._replace(scheme=f"postgresql{found['driver'] or ''}", query=options).geturl()
+
+
+def with_store(text: str, dsn: Callable[[], str]) -> str:
+    """A program with the test's database in the place of the one that it names, if it names one."""
+    return _STORE.sub(lambda found: at(dsn(), found), text)
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise MissingToolError(
+            f"the commands of the documentation need {name}: install it (Debian: apt install {name})"
+        )
+    return found
+
+
+def _makefile() -> str:
+    return (ROOT / "Makefile").read_text()
+
+
+def _extras() -> dict[str, object]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras: dict[str, object] = project["optional-dependencies"]
+    return extras
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
