@@ -122,7 +122,7 @@ async def opened(
     engine: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[SqlShop]:
-    """A shop with tables that has started; at the end nothing may be left of it."""
+    """A shop with empty tables that has started; at the end nothing may be left of it."""
     made = engine_for(dsn, dialect, **(engine or {}))
     try:
         async with made.begin() as connection:
@@ -130,6 +130,8 @@ async def opened(
         shop = SqlShop(made, **options)
         routes(shop)
         await shop.once.start(shop.app)
+        async with made.begin() as connection:
+            await connection.execute(text("TRUNCATE orders, oncekey.record RESTART IDENTITY"))
         shop.forget()
         yield shop
         await shop.once.stop()

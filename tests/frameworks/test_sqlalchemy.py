@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import uuid
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from frameworks.shop import KEY, new_key
 from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
 from harness.asgi import cancelled_at, until
+from harness.databases import DatabaseServer
 from harness.dsn import through
 from harness.proxy import Proxy
 from oncekey.core.policy import Policy
@@ -26,6 +29,14 @@ COMMIT = {"asyncpg": b"COMMIT;", "psycopg": b"COMMIT\0"}
 SAME_TRANSACTION = "SELECT (SELECT xmin FROM orders)::text = (SELECT xmin FROM oncekey.record)::text"
 
 pytestmark = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+@pytest.fixture(scope="module")
+def dsn(postgres_server: DatabaseServer) -> Iterator[str]:
+    """One database for all tests of this module, which each find its tables empty."""
+    name = f"sqlshop_{uuid.uuid4().hex}"
+    yield postgres_server.create_database(name)
+    postgres_server.drop_database(name)
 
 
 def ordering(shop: SqlShop) -> None:
@@ -40,9 +51,9 @@ def ordering(shop: SqlShop) -> None:
         return {"id": row.id}
 
 
-async def test_rows_and_record_are_one_commit(postgres_dsn: str, dialect: str) -> None:
+async def test_rows_and_record_are_one_commit(dsn: str, dialect: str) -> None:
     # L6, C10: a protected write costs no more commits than an unprotected one
-    async with opened(postgres_dsn, dialect, ordering) as shop:
+    async with opened(dsn, dialect, ordering) as shop:
         first = await shop.send()
         assert (first.status, first.json()) == (201, {"id": 1})
         assert shop.commits == 1
@@ -54,18 +65,18 @@ async def test_rows_and_record_are_one_commit(postgres_dsn: str, dialect: str) -
         assert shop.runs == ["tea"]
 
 
-async def test_what_is_not_flushed_yet_is_flushed_before_the_settlement(postgres_dsn: str, dialect: str) -> None:
+async def test_what_is_not_flushed_yet_is_flushed_before_the_settlement(dsn: str, dialect: str) -> None:
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
             session.add(Order(item=order.item))
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send()).status == 201
         assert await shop.look(SAME_TRANSACTION) == [True]
 
 
-async def test_a_commit_of_the_session_is_a_flush(postgres_dsn: str, dialect: str) -> None:
+async def test_a_commit_of_the_session_is_a_flush(dsn: str, dialect: str) -> None:
     # apishape 3, L5: zero extra statements, one COMMIT for everything
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -76,7 +87,7 @@ async def test_a_commit_of_the_session_is_a_flush(postgres_dsn: str, dialect: st
             await session.commit()
             return {"id": row.id}
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send()).json() == {"id": 1}
         assert shop.commits == 1
         assert shop.said == ["WITH", "INSERT", "WITH"]
@@ -84,7 +95,7 @@ async def test_a_commit_of_the_session_is_a_flush(postgres_dsn: str, dialect: st
 
 
 async def test_a_success_after_a_rollback_of_the_session_is_refused(
-    postgres_dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
+    dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # apishape 3, 9, L5: the rows are gone, so there is nothing to tell success of
     def routes(shop: SqlShop) -> None:
@@ -98,7 +109,7 @@ async def test_a_success_after_a_rollback_of_the_session_is_refused(
                 session.add(Order(item="after"))
                 await session.flush()
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         refused = await shop.send()
         assert (refused.status, refused.code) == (500, "idempotency_execution_failed")
         assert "session.rollback()" in caplog.text
@@ -109,7 +120,7 @@ async def test_a_success_after_a_rollback_of_the_session_is_refused(
         assert await shop.items() == ["tea"]
 
 
-async def test_a_second_transaction_of_the_session_cannot_commit(postgres_dsn: str, dialect: str) -> None:
+async def test_a_second_transaction_of_the_session_cannot_commit(dsn: str, dialect: str) -> None:
     # F16: rows in, no record, and the retry runs again
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -119,27 +130,27 @@ async def test_a_second_transaction_of_the_session_cannot_commit(postgres_dsn: s
             session.add(Order(item=order.item))
             await session.commit()
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         with pytest.raises(Exception, match=r"commit\(\) is refused here"):
             await shop.caller().run(raising=True)
         assert await shop.items() == []
         assert await shop.states() == ["failed_retryable"]
 
 
-async def test_a_rollback_of_a_session_that_did_nothing_does_nothing(postgres_dsn: str, dialect: str) -> None:
+async def test_a_rollback_of_a_session_that_did_nothing_does_nothing(dsn: str, dialect: str) -> None:
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
             await session.rollback()
             session.add(Order(item=order.item))
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send()).status == 201
         assert await shop.look(SAME_TRANSACTION) == [True]
 
 
 @pytest.mark.parametrize("how", ["session.rollback", "failed flush", "failed statement"])
-async def test_a_final_no_is_stored_without_the_rows(postgres_dsn: str, dialect: str, how: str) -> None:
+async def test_a_final_no_is_stored_without_the_rows(dsn: str, dialect: str, how: str) -> None:
     # L6: a handler that looks after its own failure and returns a 4xx has its answer stored alone
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -159,7 +170,7 @@ async def test_a_final_no_is_stored_without_the_rows(postgres_dsn: str, dialect:
                 await session.rollback()
             return JSONResponse({"sold": "out"}, 409)
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         first = await shop.send()
         assert (first.status, first.json()) == (409, {"sold": "out"})
         again = await shop.send()
@@ -170,7 +181,7 @@ async def test_a_final_no_is_stored_without_the_rows(postgres_dsn: str, dialect:
 
 
 async def test_a_success_after_a_failed_statement_is_refused(
-    postgres_dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
+    dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # F20: PostgreSQL would answer the COMMIT with ROLLBACK, and say nothing
     def routes(shop: SqlShop) -> None:
@@ -180,13 +191,13 @@ async def test_a_success_after_a_failed_statement_is_refused(
             with suppress(IntegrityError):
                 await session.execute(insert(Order).values(item=order.item))
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send()).code == "idempotency_execution_failed"
         assert "begin_nested" in caplog.text
         assert await shop.states() == ["failed_retryable"]
 
 
-async def test_a_savepoint_may_fail(postgres_dsn: str, dialect: str) -> None:
+async def test_a_savepoint_may_fail(dsn: str, dialect: str) -> None:
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
@@ -199,13 +210,13 @@ async def test_a_savepoint_may_fail(postgres_dsn: str, dialect: str) -> None:
                 pass
             session.add(Order(item="milk"))
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send()).status == 201
         assert shop.commits == 1
         assert await shop.items() == ["tea", "milk"]
 
 
-async def test_an_integrity_error_reaches_the_application(postgres_dsn: str, dialect: str) -> None:
+async def test_an_integrity_error_reaches_the_application(dsn: str, dialect: str) -> None:
     # apishape 3: flushed in the wrapper and not in the settlement; raised rolls back, the final 4xx is stored alone
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -219,7 +230,7 @@ async def test_an_integrity_error_reaches_the_application(postgres_dsn: str, dia
         async def conflict(_: Request, __: IntegrityError) -> JSONResponse:
             return JSONResponse({"already": "there"}, 409)
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         async with shop.engine.begin() as connection:
             await connection.execute(insert(Order).values(item="tea"))
         first = await shop.send()
@@ -230,7 +241,7 @@ async def test_an_integrity_error_reaches_the_application(postgres_dsn: str, dia
         assert await shop.items() == ["tea"]  # the log was rolled back
 
 
-async def test_a_deferred_constraint_that_fails_at_commit_is_a_rollback(postgres_dsn: str, dialect: str) -> None:
+async def test_a_deferred_constraint_that_fails_at_commit_is_a_rollback(dsn: str, dialect: str) -> None:
     # F20, L5: a server error at COMMIT is definite
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -241,7 +252,7 @@ async def test_a_deferred_constraint_that_fails_at_commit_is_a_rollback(postgres
             if len(shop.runs) == 1:
                 session.add(Order(item=order.item))
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send()).status == 503
         assert await shop.states() == ["failed_retryable"]
         assert (await shop.send()).status == 201
@@ -249,7 +260,7 @@ async def test_a_deferred_constraint_that_fails_at_commit_is_a_rollback(postgres
 
 
 async def test_the_classic_session_dependency_is_warned_of(
-    postgres_dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
+    dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # apishape 3: its commit comes after the answer was stored and sent; this is the trap that once.session closes
     def routes(shop: SqlShop) -> None:
@@ -265,7 +276,7 @@ async def test_the_classic_session_dependency_is_warned_of(
             session.add(Order(item=order.item))
 
     with caplog.at_level(logging.WARNING, "oncekey"):
-        async with opened(postgres_dsn, dialect, routes) as shop:
+        async with opened(dsn, dialect, routes) as shop:
             assert "get_session" in caplog.text
             assert "once.session" in caplog.text
             async with shop.engine.begin() as connection:
@@ -276,7 +287,7 @@ async def test_the_classic_session_dependency_is_warned_of(
             assert (await shop.send()).replayed
 
 
-async def test_validation_may_fail_after_the_session_was_opened(postgres_dsn: str, dialect: str) -> None:
+async def test_validation_may_fail_after_the_session_was_opened(dsn: str, dialect: str) -> None:
     # apishape 9: dependency opened a transaction, validation fails, no leak
     def routes(shop: SqlShop) -> None:
         async def user(session: shop.session) -> str:
@@ -287,14 +298,14 @@ async def test_validation_may_fail_after_the_session_was_opened(postgres_dsn: st
         async def create(order: OrderIn, name: Annotated[str, Depends(user)], session: shop.session) -> None:
             raise AssertionError("never entered")
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send({"wrong": 1})).status == 422
         assert shop.runs == [1]
         assert shop.lent == 0
         assert await shop.states() == []
 
 
-async def test_authentication_reads_through_the_session_of_the_business(postgres_dsn: str, dialect: str) -> None:
+async def test_authentication_reads_through_the_session_of_the_business(dsn: str, dialect: str) -> None:
     # R186, R198: it comes before the claim, and a refusal of it stores nothing and keeps nothing
     def routes(shop: SqlShop) -> None:
         async def user(request: Request, session: shop.session) -> str:
@@ -307,7 +318,7 @@ async def test_authentication_reads_through_the_session_of_the_business(postgres
         async def create(order: OrderIn, name: Annotated[str, Depends(user)], session: shop.session) -> None:
             session.add(Order(item=f"{name}'s {order.item}"))
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send(target="/orders?user=bob")).status == 401
         assert shop.lent == 0
         assert await shop.states() == []
@@ -318,8 +329,8 @@ async def test_authentication_reads_through_the_session_of_the_business(postgres
         assert await shop.items() == ["ann's tea"]
 
 
-async def test_replays_and_refusals_hold_no_connection_when_they_are_sent(postgres_dsn: str, dialect: str) -> None:
-    async with opened(postgres_dsn, dialect, ordering) as shop:
+async def test_replays_and_refusals_hold_no_connection_when_they_are_sent(dsn: str, dialect: str) -> None:
+    async with opened(dsn, dialect, ordering) as shop:
         held: list[int] = []
         assert (await shop.send()).status == 201
         for expected, body in ((201, None), (422, {"item": "milk"})):
@@ -329,7 +340,7 @@ async def test_replays_and_refusals_hold_no_connection_when_they_are_sent(postgr
         assert set(held) == {0}
 
 
-async def test_a_connection_goes_back_before_what_follows_the_handler(postgres_dsn: str, dialect: str) -> None:
+async def test_a_connection_goes_back_before_what_follows_the_handler(dsn: str, dialect: str) -> None:
     """The dependency's end runs after a replay was decided: nothing is held for it."""
     held: list[int] = []
 
@@ -346,13 +357,13 @@ async def test_a_connection_goes_back_before_what_follows_the_handler(postgres_d
         ) -> None:
             session.add(Order(item=order.item))
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         await shop.send()
         assert (await shop.send()).replayed
         assert held == [1, 0]
 
 
-async def test_three_at_once(postgres_dsn: str, dialect: str) -> None:
+async def test_three_at_once(dsn: str, dialect: str) -> None:
     # R61, E4: a duplicate in flight is told so at once
     entered, go = asyncio.Event(), asyncio.Event()
 
@@ -364,7 +375,7 @@ async def test_three_at_once(postgres_dsn: str, dialect: str) -> None:
             entered.set()
             await go.wait()
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         first = asyncio.create_task(shop.send())
         await entered.wait()
         others = await asyncio.gather(shop.send(), shop.send())
@@ -374,7 +385,7 @@ async def test_three_at_once(postgres_dsn: str, dialect: str) -> None:
         assert await shop.items() == ["tea"]
 
 
-async def test_a_small_pool_serves_many(postgres_dsn: str, dialect: str) -> None:
+async def test_a_small_pool_serves_many(dsn: str, dialect: str) -> None:
     """Every handler holds a connection before its claim needs another: one is kept free for claims."""
 
     def routes(shop: SqlShop) -> None:
@@ -385,14 +396,14 @@ async def test_a_small_pool_serves_many(postgres_dsn: str, dialect: str) -> None
         async def create(order: OrderIn, user: Annotated[None, Depends(user)], session: shop.session) -> None:
             session.add(Order(item=order.item))
 
-    async with opened(postgres_dsn, dialect, routes, engine={"pool_size": 3, "max_overflow": 0}) as shop:
+    async with opened(dsn, dialect, routes, engine={"pool_size": 3, "max_overflow": 0}) as shop:
         wanted = [(new_key(), f"item {number}") for number in range(20)]
         replies = await asyncio.gather(*(shop.send({"item": item}, key=key) for key, item in wanted))
         assert {reply.status for reply in replies} == {201}
         assert sorted(await shop.items()) == sorted(item for _, item in wanted)
 
 
-async def test_a_pool_that_is_used_up_is_an_outage(postgres_dsn: str, dialect: str) -> None:
+async def test_a_pool_that_is_used_up_is_an_outage(dsn: str, dialect: str) -> None:
     # R110: 503 before anything ran
     entered, go = asyncio.Event(), asyncio.Event()
 
@@ -404,7 +415,7 @@ async def test_a_pool_that_is_used_up_is_an_outage(postgres_dsn: str, dialect: s
             await go.wait()
 
     pool = {"pool_size": 2, "max_overflow": 0, "pool_timeout": 0.05}
-    async with opened(postgres_dsn, dialect, routes, engine=pool) as shop:
+    async with opened(dsn, dialect, routes, engine=pool) as shop:
         first = asyncio.create_task(shop.send())
         await entered.wait()
         second = await shop.send(key=new_key())
@@ -415,9 +426,9 @@ async def test_a_pool_that_is_used_up_is_an_outage(postgres_dsn: str, dialect: s
         assert len(shop.runs) == 1
 
 
-async def test_a_request_may_be_cancelled_at_every_await(postgres_dsn: str, dialect: str) -> None:
+async def test_a_request_may_be_cancelled_at_every_await(dsn: str, dialect: str) -> None:
     # apishape 9, R71, R72: in mid-statement too; no connection is lost, and the key runs once
-    async with opened(postgres_dsn, dialect, ordering) as shop:
+    async with opened(dsn, dialect, ordering) as shop:
         finished, number = False, 0
         while not finished:
             number += 1
@@ -432,10 +443,10 @@ async def test_a_request_may_be_cancelled_at_every_await(postgres_dsn: str, dial
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_a_lost_commit_is_found_out(postgres_dsn: str, dialect: str, arrives: bool) -> None:
+async def test_a_lost_commit_is_found_out(dsn: str, dialect: str, arrives: bool) -> None:
     # P7, F8: the answer comes from the record, never from memory
-    with Proxy.before(postgres_dsn) as proxy:
-        async with opened(through(postgres_dsn, proxy.port), dialect, ordering) as shop:
+    with Proxy.before(dsn) as proxy:
+        async with opened(through(dsn, proxy.port), dialect, ordering) as shop:
             lost = proxy.lose_reply(COMMIT[dialect]) if arrives else proxy.lose_request(COMMIT[dialect])
             reply = await shop.send()
             assert lost.is_set()
@@ -449,10 +460,10 @@ async def test_a_lost_commit_is_found_out(postgres_dsn: str, dialect: str, arriv
             assert len(shop.runs) == (1 if arrives else 2)
 
 
-async def test_a_database_that_is_down_is_told_before_anything_ran(postgres_dsn: str, dialect: str) -> None:
+async def test_a_database_that_is_down_is_told_before_anything_ran(dsn: str, dialect: str) -> None:
     # R110, also where a dependency finds it out before the claim
-    with Proxy.before(postgres_dsn) as proxy:
-        async with opened(through(postgres_dsn, proxy.port), dialect, ordering) as shop:
+    with Proxy.before(dsn) as proxy:
+        async with opened(through(dsn, proxy.port), dialect, ordering) as shop:
             proxy.shut()
             proxy.cut()
             await shop.engine.dispose()
@@ -463,7 +474,7 @@ async def test_a_database_that_is_down_is_told_before_anything_ran(postgres_dsn:
             assert (await shop.send()).status == 201
 
 
-async def test_other_routes_get_an_ordinary_session(postgres_dsn: str, dialect: str) -> None:
+async def test_other_routes_get_an_ordinary_session(dsn: str, dialect: str) -> None:
     """GET, unprotected POST (with a key or without) and INLINE: the application commits, and nothing leaks."""
 
     def routes(shop: SqlShop) -> None:
@@ -482,7 +493,7 @@ async def test_other_routes_get_an_ordinary_session(postgres_dsn: str, dialect: 
             session.add(Order(item=order.item))
             await session.commit()
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         for number, target in enumerate(("/plain", "/plain", "/inline")):
             reply = await shop.send({"item": str(number)}, target=target, key=KEY if number else None)
             assert reply.status in (200, 201)
@@ -492,7 +503,7 @@ async def test_other_routes_get_an_ordinary_session(postgres_dsn: str, dialect: 
         assert shop.lent == 0
 
 
-async def test_without_a_key_the_rows_still_commit_with_the_handler(postgres_dsn: str, dialect: str) -> None:
+async def test_without_a_key_the_rows_still_commit_with_the_handler(dsn: str, dialect: str) -> None:
     # L6: what is returned commits, what is raised does not
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL, key="optional")
@@ -503,7 +514,7 @@ async def test_without_a_key_the_rows_still_commit_with_the_handler(postgres_dsn
                 await session.flush()
                 raise HTTPException(409)
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         assert (await shop.send(key=None)).status == 201
         assert shop.commits == 1
         assert (await shop.send({"item": "bad"}, key=None)).status == 409
@@ -514,7 +525,7 @@ async def test_without_a_key_the_rows_still_commit_with_the_handler(postgres_dsn
         assert shop.lent == 0
 
 
-async def test_the_tenant_may_be_read_through_the_session(postgres_dsn: str, dialect: str) -> None:
+async def test_the_tenant_may_be_read_through_the_session(dsn: str, dialect: str) -> None:
     shops: list[SqlShop] = []
 
     async def tenant(request: Request) -> str:
@@ -525,7 +536,7 @@ async def test_the_tenant_may_be_read_through_the_session(postgres_dsn: str, dia
         shops.append(shop)
         ordering(shop)
 
-    async with opened(postgres_dsn, dialect, routes, tenant=tenant) as shop:
+    async with opened(dsn, dialect, routes, tenant=tenant) as shop:
         assert (await shop.send(target="/orders?shop=north")).status == 201
         assert shop.commits == 1
         assert (await shop.send(target="/orders?shop=north")).replayed
@@ -536,7 +547,7 @@ async def test_the_tenant_may_be_read_through_the_session(postgres_dsn: str, dia
         assert (await shop.send(target=f"/idempotency-keys/{KEY}?shop=south", method="GET", key=None)).status == 404
 
 
-async def test_waiting_for_the_first_request_holds_no_connection(postgres_dsn: str, dialect: str) -> None:
+async def test_waiting_for_the_first_request_holds_no_connection(dsn: str, dialect: str) -> None:
     # L8
     entered, go = asyncio.Event(), asyncio.Event()
 
@@ -550,7 +561,7 @@ async def test_waiting_for_the_first_request_holds_no_connection(postgres_dsn: s
             if order.item == "bad":
                 raise HTTPException(503)
 
-    async with opened(postgres_dsn, dialect, routes) as shop:
+    async with opened(dsn, dialect, routes) as shop:
         for item, second_status in (("tea", 201), ("bad", 409)):
             key = new_key()
             entered.clear()
@@ -567,8 +578,8 @@ async def test_waiting_for_the_first_request_holds_no_connection(postgres_dsn: s
         assert await shop.items() == ["tea"]
 
 
-async def test_a_policy_and_the_engine_stay_the_applications(postgres_dsn: str, dialect: str) -> None:
-    async with opened(postgres_dsn, dialect, ordering, policy=Policy(namespace="shop")) as shop:
+async def test_a_policy_and_the_engine_stay_the_applications(dsn: str, dialect: str) -> None:
+    async with opened(dsn, dialect, ordering, policy=Policy(namespace="shop")) as shop:
         assert (await shop.send()).status == 201
         await shop.once.stop()
         assert await shop.items() == ["tea"]  # the engine was not disposed

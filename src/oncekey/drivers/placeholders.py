@@ -63,6 +63,12 @@ def numbered(text: str) -> Numbered:
     return Numbered(_rewritten(text, number, lambda rest: rest), tuple(numbers))
 
 
+@lru_cache(maxsize=_CACHED)
+def escaped(text: str) -> str:
+    """The statement as SQLAlchemy's `text()` reads it: `:name`, and every other colon escaped."""
+    return _rewritten(text, lambda name: f":{name}", lambda rest: rest.replace(":", r"\:"))
+
+
 def _rewritten(text: str, placeholder: Callable[[str], str], rest: Callable[[str], str]) -> str:
     parts: list[str] = []
     done = at = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from oncekey.drivers.placeholders import escaped
 from oncekey.drivers.sqlalchemy_errors import FAILURES, commit_failed
 
 if TYPE_CHECKING:
@@ -16,24 +16,17 @@ if TYPE_CHECKING:
 
     from oncekey.flow import Rows, Statement
 
-_COLONS: Final = re.compile(r"(:+)(\w*)")
-
 
 async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
     """Execute one statement."""
     assert isinstance(statement.command, str)
-    result = await connection.execute(_spoken(statement.command, tuple(statement.params)), statement.params)
+    result = await connection.execute(_spoken(statement.command), statement.params)
     return cast("Rows", result.mappings().all()) if result.returns_rows else ()
 
 
 @lru_cache(maxsize=512)
-def _spoken(command: str, names: tuple[str, ...]) -> TextClause:
-    """The statement for SQLAlchemy, which sees no placeholder in `:name::type` unless the cast is escaped."""
-
-    def colons(found: re.Match[str]) -> str:
-        return found[0] if found[1] == ":" and found[2] in names else r"\:" * len(found[1]) + found[2]
-
-    return text(_COLONS.sub(colons, command))
+def _spoken(command: str) -> TextClause:
+    return text(escaped(command))
 
 
 async def committed(connection: AsyncConnection, what: str) -> None:
