@@ -311,7 +311,9 @@ class Once:
         if hasattr(app, "openapi"):
             from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
-            starlette.check(app, fastapi.served(app), self.enrolled.values())
+            served = list(fastapi.served(app))
             fastapi.warn_of_late_commits(app)
         else:
-            starlette.check(app, starlette.routed(app.routes), self.enrolled.values())
+            served = list(starlette.routed(app.routes))
+        starlette.check(app, served, self.enrolled.values())
+        starlette.check_patterns(served, self._installed[app])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import routing
 
+from oncekey.core.choices import InProgress
+from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
 from oncekey.core.problems import PROBLEMS
 from oncekey.frameworks.starlette import Routed, routed, status_endpoint
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 PROBLEM = "application/problem+json"
+EXAMPLE = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 DOCUMENTED = (
     Code.KEY_MISSING,
     Code.IN_PROGRESS,
@@ -70,7 +73,9 @@ def describe(app: FastAPI) -> None:
             enrolment: Enrolment | None = getattr(route.endpoint, "__oncekey__", None)
             for method in route.methods:
                 about = schema.get("paths", {}).get(route.path, {}).get(method.lower())
-                if enrolment is not None and about is not None and "x-oncekey" not in about:
+                if enrolment is None or about is None or "x-oncekey" in about:
+                    continue
+                if method in enrolment.policy.methods:
                     _describe(about, enrolment)
         return schema
 
@@ -129,6 +134,14 @@ def _describe(about: dict[str, Any], enrolment: Enrolment) -> None:
             response.setdefault("headers", {})["Retry-After"] = _header(
                 "Seconds to wait before the same request again."
             )
+    if policy.on_in_progress is InProgress.ACCEPTED:
+        running = responses.setdefault("202", {"description": PROBLEMS[Code.IN_PROGRESS].title})
+        running.setdefault("headers", {}).update(
+            {
+                "Retry-After": _header("Seconds to wait before the same request again."),
+                "Location": _header("Where the state of the first request can be read."),
+            }
+        )
     for status, response in responses.items():
         if status.startswith("2"):
             headers = response.setdefault("headers", {})
@@ -138,8 +151,13 @@ def _describe(about: dict[str, Any], enrolment: Enrolment) -> None:
 
 
 def _parameter(policy: Policy) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string", "minLength": policy.min_key_length, "maxLength": policy.max_key_length}
-    if policy.key_format.value == "uuid":
+    quoted = policy.header_syntax is HeaderSyntax.STRICT
+    schema: dict[str, Any] = {"type": "string"}
+    if quoted:
+        schema["minLength"] = policy.min_key_length + 2
+    else:
+        schema |= {"minLength": policy.min_key_length, "maxLength": policy.max_key_length}
+    if policy.key_format is KeyFormat.UUID and not quoted:
         schema["format"] = "uuid"
     hours = policy.ttl.total_seconds() / 3600
     return {
@@ -151,7 +169,7 @@ def _parameter(policy: Policy) -> dict[str, Any]:
             f"repeat within {hours:g} hours gets the original response. Use a new random UUID for each new request."
         ),
         "schema": schema,
-        "example": '"8e03978e-40d5-43e8-bc93-6894a57f9324"',
+        "example": f'"{EXAMPLE}"' if quoted else EXAMPLE,
     }
 
 

@@ -131,6 +131,19 @@ def check(app: Starlette, served: Iterable[Routed], protected: Iterable[Callable
         log.warning("oncekey: %s is protected, but no route serves it", handler.__qualname__)
 
 
+def check_patterns(served: Iterable[Routed], installation: Installation) -> None:
+    """Refuse a handler that would meet its own claim."""
+    for route in served:
+        enrolment = getattr(route.endpoint, "__oncekey__", None)
+        if enrolment is None:
+            continue
+        for method in route.methods:
+            if installation.patterns.find(method, route.path) is not None:
+                raise ConfigurationError(
+                    f"{method} {route.path} is enrolled twice, by its path and by @once.protect: leave one of them out"
+                )
+
+
 def _layers(endpoint: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """The endpoint and what its decorators wrapped, from the outside in."""
     layer: Callable[..., Any] | None = endpoint
