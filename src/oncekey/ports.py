@@ -26,7 +26,7 @@ class Records(Protocol):
     """The request path. Every write is a compare-and-swap; which one to make is the core's decision."""
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Insert the claim if there is no row (N); the snapshot is ours if it has our incarnation."""
+        """Insert the claim if there is no row (N); the record is ours if it names our owner."""
 
     def take_over(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
         """Go on with `seen` as its next owner (V): fence and attempts up, fingerprint kept. None: lost."""

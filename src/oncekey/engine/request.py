@@ -1,13 +1,15 @@
 """The request path as flows: begin, renew, settle, release.
 
-Nothing here waits, reads a clock or talks to anything: each flow yields transactions and is sent their results.
+Nothing here waits, reads a clock or talks to anything: a flow yields transactions and is sent their results.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
+from uuid import uuid5
 
-from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import Code, Discarded, Proceed, Refuse, Replay, Retryable
 from oncekey.core.rulings import ClaimAgain, Doubt, Supersede, TakeOver, rule
 
@@ -24,25 +26,40 @@ COMMIT_LOST = "commit_reply_lost"
 
 
 def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
-    """Ask for the right to execute. Each round is one look and at most one compare-and-swap."""
+    """Ask for the right to execute. Each round is one look and at most one compare-and-swap.
+
+    A write whose reply was lost may have been made, or be made yet. So the next round looks again: what names
+    our owner is ours (P7). And it speaks under another incarnation, because two lives never share one (F1).
+    """
     snapshot: Snapshot | None = None
-    for _ in range(ROUNDS):
-        if snapshot is None:
-            snapshot = yield from records.claim(claim)
-        ruled = rule(snapshot, claim, policy)
-        match ruled:
-            case Proceed() | Replay() | Refuse():
-                return ruled
-            case TakeOver(seen):
-                snapshot = yield from _tried(records.take_over(claim, seen))
-            case Supersede(seen):
-                snapshot = yield from _tried(records.supersede(claim, seen))
-            case Doubt(seen, last_error):
-                snapshot = yield from _tried(records.doubt(seen, last_error))
-            case ClaimAgain():
-                snapshot = None
-            case _:
-                assert_never(ruled)
+    lost: CommitAmbiguousError | None = None
+    for attempt in range(ROUNDS):
+        try:
+            if snapshot is None:
+                snapshot = yield from records.claim(claim)
+            ruled = rule(snapshot, claim, policy)
+            match ruled:
+                case Proceed() | Replay() | Refuse():
+                    return ruled
+                case TakeOver(seen):
+                    snapshot = yield from records.take_over(claim, seen)
+                case Supersede(seen):
+                    snapshot = yield from records.supersede(claim, seen)
+                case Doubt(seen, last_error):
+                    snapshot = yield from records.doubt(seen, last_error)
+                case ClaimAgain():
+                    snapshot = None
+                case _:
+                    assert_never(ruled)
+        except CommitAmbiguousError as error:
+            lost, snapshot = error, None
+            claim = replace(claim, incarnation=uuid5(claim.incarnation, str(attempt)))
+        except StoreError as error:
+            if lost is None:
+                raise
+            raise lost from error
+    if lost is not None:
+        raise lost
     return Refuse(Code.IN_PROGRESS, retry_after=1)
 
 
@@ -64,16 +81,8 @@ def release(records: Records, lease: Lease) -> Flow[Settled]:
 def settle_lost_commit(records: Records, lease: Lease) -> Flow[Settled]:
     """Find out what became of a business transaction whose COMMIT got no reply (P7).
 
-    That transaction updated the record's row before its COMMIT was sent, so this settlement waits for it to end:
-    it finds either the committed answer, or the untouched claim, which it hands back. Reading alone could not
-    tell a roll-back from a commit that is still under way.
+    That transaction updated the record's row before its COMMIT was sent, so this settlement waits for it to
+    end: it finds either the committed answer, or the untouched claim, which it hands back. Reading alone could
+    not tell a roll-back from a commit that is still under way.
     """
     return (yield from records.settle(lease, Retryable(COMMIT_LOST)))
-
-
-def _tried(swap: Flow[Snapshot | None]) -> Flow[Snapshot | None]:
-    """A swap whose reply was lost counts as lost: looking again tells whether the record names us."""
-    try:
-        return (yield from swap)
-    except CommitAmbiguousError:
-        return None

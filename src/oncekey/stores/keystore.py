@@ -74,9 +74,8 @@ class KeyStore:
         return (yield from said(Transaction("find", Mode.READ, lambda: self._find(record_id))))
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Insert the claim if there is no row; the snapshot is ours if it has our incarnation."""
-        transaction = Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))
-        return (yield from repeated(transaction))
+        """Insert the claim if there is no row; who lost the reply looks again, and is known by its owner."""
+        return (yield from said(Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))))
 
     def take_over(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
         """Become the next owner of `seen`."""

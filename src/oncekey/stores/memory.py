@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from oncekey.stores.keystore import KeyStore
@@ -10,36 +11,13 @@ from oncekey.stores.rows import COLUMNS
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
-    from oncekey.flow import Rows
+    from oncekey.flow import Command, Rows
 
 Line: TypeAlias = dict[str, Any]
 Table: TypeAlias = dict[tuple[str, str], Line]
 
-SCHEMA_VERSION = 1
 _BLANK: Line = dict.fromkeys(COLUMNS)
 _FREE: Line = {"owner": None, "lease_until": None}
-
-
-class MemoryStore(KeyStore):
-    """Records in a dictionary that the driver holds."""
-
-    def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(
-            {
-                "find": find,
-                "claim": claim,
-                "take_over": take_over,
-                "supersede": supersede,
-                "doubt": doubt,
-                "renew": renew,
-                "settle_completed": settle_completed,
-                "settle_retryable": settle_retryable,
-                "settle_unknown": settle_unknown,
-                "discard": discard,
-                "schema_version": lambda _table, **_: [{"version": SCHEMA_VERSION}],
-            },
-            clock=clock,
-        )
 
 
 def find(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
@@ -189,3 +167,27 @@ def _seen(table: Table, proof: Line) -> Line | None:
 def _written(line: Line, now: Instant) -> Rows:
     line["version"] += 1
     return [{**line, "now": now}]
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "find": find,
+        "claim": claim,
+        "take_over": take_over,
+        "supersede": supersede,
+        "doubt": doubt,
+        "renew": renew,
+        "settle_completed": settle_completed,
+        "settle_retryable": settle_retryable,
+        "settle_unknown": settle_unknown,
+        "discard": discard,
+    }
+)
+"""What memory says for each name; the simulator runs the same, and breaks one at a time."""
+
+
+class MemoryStore(KeyStore):
+    """Records in a dictionary that the driver holds."""
+
+    def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
+        super().__init__(COMMANDS, clock=clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.errors import CommitAmbiguousError, StoreError
 
 if TYPE_CHECKING:
     from oncekey.flow import Flow, Transaction
@@ -23,9 +23,15 @@ def said(transaction: Transaction[T]) -> Flow[T]:
 
 def repeated(transaction: Transaction[T]) -> Flow[T]:
     """Say it again when the reply was lost: what may be said twice is its own way of reading again (P7)."""
-    for _ in range(REPEATS):
+    lost: CommitAmbiguousError | None = None
+    for _ in range(1 + REPEATS):
         try:
             return (yield from said(transaction))
-        except CommitAmbiguousError:
-            continue
-    return (yield from said(transaction))
+        except CommitAmbiguousError as error:
+            lost = error
+        except StoreError as error:
+            if lost is None:
+                raise
+            raise lost from error  # nothing of this one happened, and nobody knows of the one before
+    assert lost is not None
+    raise lost
