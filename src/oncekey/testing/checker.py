@@ -1,0 +1,241 @@
+"""The checker: reads a history afterwards and says where a promise was broken.
+
+Each rule is a function over one key's story. It knows nothing of how the history came about, so a simulated
+run and a killed server are judged by the same sentences.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.model import Code, State
+from oncekey.testing.edges import illegal, premature, unproven
+from oncekey.testing.history import Kind
+from oncekey.testing.story import stories
+
+if TYPE_CHECKING:
+    from oncekey.testing.history import Effect, History, Operation
+    from oncekey.testing.story import Story
+
+
+class Rule(StrEnum):
+    """What must hold, per life of a key."""
+
+    ONE_EFFECT = "S1 at most one effect"
+    NO_LOST_ACK = "S2 no lost acknowledgement"
+    ONE_ANSWER = "S3 one answer"
+    NO_PHANTOM = "S4 no phantom"
+    REAL_TIME = "S5 real time"
+    MISMATCH = "S6 mismatch refused"
+    LEGAL = "S7 legal moves only"
+    FENCED = "S8 fenced writes"
+    KEPT = "S11 kept until expiry"
+    PROGRESS = "L1 progress after heal"
+    TRUTH = "L3 the record tells the truth"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule, in a sentence, with the whole story of its key."""
+
+    rule: Rule
+    scope: str
+    key: str
+    sentence: str
+    story: tuple[str, ...]
+
+    def __str__(self) -> str:
+        told = "\n".join(f"    {line}" for line in self.story)
+        return f"{self.rule}: key {self.key!r} of {self.scope!r}: {self.sentence}\n{told}"
+
+
+OUTAGES: Final = frozenset({Code.STORE_UNAVAILABLE})
+"""What a server may say to any request at any time: it could not even look."""
+
+_UNFINISHED: Final = frozenset({State.PENDING, State.IN_PROGRESS})
+_ANSWERED: Final = frozenset({State.COMPLETED, State.EXPIRED})
+
+
+def check(history: History, rules: frozenset[Rule] = frozenset(Rule)) -> tuple[Violation, ...]:
+    """Every broken promise of the history; none is the answer hoped for."""
+    return tuple(
+        Violation(rule, story.scope, story.key, sentence, story.lines())
+        for story in stories(history)
+        for rule, look in LOOKS.items()
+        if rule in rules
+        for sentence in look(story)
+    )
+
+
+def _one_effect(story: Story) -> Iterator[str]:
+    for life, effects in _by_life(story).items():
+        if len(effects) > 1:
+            yield f"life {life[:8]} was executed {len(effects)} times: {_names(effects)}"
+
+
+def _no_lost_ack(story: Story) -> Iterator[str]:
+    effects = _by_life(story)
+    for op in _ok(story):
+        life = story.life_of(op)
+        if _success(op) and not effects.get(life):
+            yield f"{op.id} was told {op.status}, and nothing was done for it"
+        if life in story.lives and story.lives[life].ended is None:
+            record = next((one for one in story.records if one.incarnation == life), None)
+            if record is None or record.state not in _ANSWERED:
+                yield f"{op.id} was told {op.status}, and its record now says {record and record.state}"
+            elif (record.status, record.body) != (op.status, op.body):
+                yield f"{op.id} was told {op.status} {op.body!r}, its record says {record.status} {record.body!r}"
+
+
+def _one_answer(story: Story) -> Iterator[str]:
+    answers: dict[str, list[Operation]] = defaultdict(list)
+    for op in _ok(story):
+        answers[story.life_of(op)].append(op)
+    for life, ops in answers.items():
+        if len({(op.status, op.body) for op in ops}) > 1:
+            yield f"life {life[:8]} answered differently: {', '.join(f'{op.id} {op.body!r}' for op in ops)}"
+        first_hand = [op for op in ops if not op.replayed]
+        if len(first_hand) > 1:
+            yield f"life {life[:8]} ran for more than one: {', '.join(op.id for op in first_hand)}"
+
+
+def _no_phantom(story: Story) -> Iterator[str]:
+    by_id = {op.id: op for op in story.operations}
+    for effect in story.effects:
+        asked = (op.invoked for op in story.operations if op.fingerprint == effect.fingerprint)
+        if min(asked, default=effect.at) >= effect.at:
+            yield f"{effect.id} was done for {effect.fingerprint}, which nobody had asked for"
+        doer = by_id.get(effect.operation or "")
+        if doer is not None and doer.kind is Kind.FAIL:
+            yield f"{doer.id} was told that nothing happened ({doer.code}), and it did {effect.id}"
+    for effect in story.effects:
+        life = story.lives.get(story.life_of(effect))
+        if life is not None and life.fingerprint not in {None, effect.fingerprint}:
+            yield f"{effect.id} was done for {effect.fingerprint} in a life of {life.fingerprint}"
+    prints = {story.life_of(effect): effect.fingerprint for effect in story.effects}
+    prints |= {life.incarnation: life.fingerprint for life in story.lives.values() if life.fingerprint}
+    for op in _ok(story):
+        mine = prints.get(story.life_of(op), op.fingerprint)
+        if mine != op.fingerprint:
+            yield f"{op.id} sent {op.fingerprint} and was given the answer to {mine}"
+    last = {write.operation: write for write in story.writes if write.operation in by_id}
+    for op in story.operations:
+        write = last.get(op.id)
+        if op.code == Code.IN_PROGRESS and write is not None and write.state == State.IN_PROGRESS:
+            yield f"{op.id} was told to wait for a claim that is its own: nobody runs it"
+
+
+def _real_time(story: Story) -> Iterator[str]:
+    for op in story.operations:
+        if op.ended is None or op.kind is Kind.INFO or op.code in OUTAGES | {Code.KEY_EXPIRED}:
+            continue
+        for known in _ok(story):
+            life = story.life_of(known)
+            lasted = life not in story.lives or story.lives[life].lasts(op.ended)
+            told_before = known.ended is not None and known.ended < op.invoked
+            if not (told_before and lasted and known.fingerprint == op.fingerprint):
+                continue
+            if not (op.kind is Kind.OK and op.replayed and story.life_of(op) == life):
+                yield f"{op.id} came after {known.id} had its answer, and heard {op.code or op.status} instead"
+                break
+
+
+def _mismatch(story: Story) -> Iterator[str]:
+    for op in story.operations:
+        if op.ended is None or op.kind is Kind.INFO or op.code in OUTAGES:
+            continue
+        for life in story.lives.values():
+            other = life.fingerprint not in {None, op.fingerprint}
+            if other and life.spans(op.invoked, op.ended) and op.code != Code.KEY_REUSED:
+                yield f"{op.id} sent {op.fingerprint} for a key of {life.fingerprint}, and heard {op.code or op.status}"
+
+
+def _legal(story: Story) -> Iterator[str]:
+    begun: set[str] = set()
+    for before, after in story.changes():
+        anew = after.state is not None and (before is None or before.incarnation != after.incarnation)
+        if anew and after.incarnation in begun:
+            yield f"{after.name}: incarnation {after.incarnation[:8]} began a second time"
+        begun.add(after.incarnation)
+        yield from illegal(before, after)
+        yield from premature(before, after)
+
+
+def _fenced(story: Story) -> Iterator[str]:
+    for before, after in story.changes():
+        yield from unproven(before, after)
+
+
+def _kept(story: Story) -> Iterator[str]:
+    """By a clock that nobody can set: a store's clock that jumps must not make the reaper forget answers."""
+    done: dict[str, tuple[int, int]] = {}
+    for write in story.writes:
+        if write.elapsed is None or write.ttl is None:
+            continue
+        if write.state == State.COMPLETED:
+            done.setdefault(write.incarnation, (write.elapsed, write.ttl))
+        elif write.state is None and write.incarnation in done:
+            finished, ttl = done[write.incarnation]
+            if write.elapsed < finished + ttl:
+                yield f"{write.name} removed an answer {finished + ttl - write.elapsed} microseconds too early"
+
+
+def _progress(story: Story) -> Iterator[str]:
+    if not story.healed:
+        return
+    for record in story.records:
+        if record.state in _UNFINISHED:
+            yield f"all is well again, and the record still says {record.state}"
+        if record.state == State.UNKNOWN and not record.ticket:
+            yield "the record is unknown, and nobody is due to look at it"
+
+
+def _truth(story: Story) -> Iterator[str]:
+    """A record at rest says what the world says."""
+    effects = _by_life(story)
+    for record in story.records:
+        done = effects.get(record.incarnation, [])
+        if record.state == State.FAILED_RETRYABLE and done:
+            yield f"the record says that nothing was executed, and {_names(done)} was done"
+
+
+LOOKS: Mapping[Rule, Callable[[Story], Iterator[str]]] = MappingProxyType(
+    {
+        Rule.ONE_EFFECT: _one_effect,
+        Rule.NO_LOST_ACK: _no_lost_ack,
+        Rule.ONE_ANSWER: _one_answer,
+        Rule.NO_PHANTOM: _no_phantom,
+        Rule.REAL_TIME: _real_time,
+        Rule.MISMATCH: _mismatch,
+        Rule.LEGAL: _legal,
+        Rule.FENCED: _fenced,
+        Rule.KEPT: _kept,
+        Rule.PROGRESS: _progress,
+        Rule.TRUTH: _truth,
+    }
+)
+"""Rule -> how it is looked for, total."""
+
+
+def _ok(story: Story) -> list[Operation]:
+    return [op for op in story.operations if op.kind is Kind.OK]
+
+
+def _success(op: Operation) -> bool:
+    return op.status is not None and op.status // 100 == 2  # noqa: PLR2004  (the class of the status)
+
+
+def _by_life(story: Story) -> dict[str, list[Effect]]:
+    lives: dict[str, list[Effect]] = defaultdict(list)
+    for effect in story.effects:
+        lives[story.life_of(effect)].append(effect)
+    return lives
+
+
+def _names(effects: list[Effect]) -> str:
+    return ", ".join(effect.id for effect in effects)

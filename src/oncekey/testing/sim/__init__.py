@@ -1,0 +1,1 @@
+"""The parts of the simulator, one idea each; `oncekey.testing.simulator` is the door."""

@@ -1,0 +1,118 @@
+"""Statements with one thing missing: wrappers that falsify what the real statement compares or writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from oncekey.stores.memory import COMMANDS
+from oncekey.testing.sim.upkeep import UPKEEP
+
+if TYPE_CHECKING:
+    from oncekey.flow import Command, Rows
+
+Line: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Line]
+Function: TypeAlias = "Callable[..., Rows]"
+Flaw: TypeAlias = Callable[[Function], Function]
+
+OWNERS: Final = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "discard")
+STRANGERS: Final = ("take_over", "supersede", "doubt", *UPKEEP)
+
+
+def with_flaw(flaw: Flaw, names: Iterable[str]) -> dict[str, Command]:
+    """All statements, the named ones with the flaw."""
+    commands: dict[str, Command] = {**COMMANDS, **UPKEEP}
+    for name in names:
+        command = commands[name]
+        assert callable(command)
+        commands[name] = flaw(command)
+    return commands
+
+
+def line_of(table: Table, params: Line) -> Line | None:
+    """The row that a statement is about."""
+    return table.get((params["scope"], params["key"]))
+
+
+def assuming(**columns: str) -> Flaw:
+    """Compare a column of the row with itself: `assuming(fence="fence")` compares no fence."""
+
+    def flaw(command: Function) -> Function:
+        def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+            line = line_of(table, params)
+            own = {} if line is None else {name: line[column] for name, column in columns.items()}
+            return command(table, **{**params, **own})
+
+        return run
+
+    return flaw
+
+
+def whatever_the_state(command: Function) -> Function:
+    """No state predicate: every row looks as if it were in progress."""
+
+    def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+        line = line_of(table, params)
+        if line is None:
+            return command(table, **params)
+        state, line["state"] = line["state"], "in_progress"
+        rows = command(table, **params)
+        if not rows:
+            line["state"] = state
+        return rows
+
+    return run
+
+
+def keeping(*columns: str) -> Flaw:
+    """Leave columns as they were, whatever the statement writes to them."""
+
+    def flaw(command: Function) -> Function:
+        def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+            before = dict(line_of(table, params) or {})
+            rows = command(table, **params)
+            line = line_of(table, params)
+            if before and line is not None:
+                line.update({column: before[column] for column in columns})
+                return [{**row, **{column: before[column] for column in columns}} for row in rows]
+            return rows
+
+        return run
+
+    return flaw
+
+
+def setting(change: Callable[[Line, Line], Line]) -> Flaw:
+    """After a write, set further columns from the row before and the parameters."""
+
+    def flaw(command: Function) -> Function:
+        def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+            before = dict(line_of(table, params) or {})
+            rows = command(table, **params)
+            line = line_of(table, params)
+            if rows and line is not None and line != before:
+                line.update(change(before, params))
+            return [{**row, **(line or {})} for row in rows]
+
+        return run
+
+    return flaw
+
+
+def showing(change: Callable[[Line], Line]) -> Flaw:
+    """Report a row other than it is."""
+
+    def flaw(command: Function) -> Function:
+        def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+            return [{**row, **change({**params, **row, "asked": params})} for row in command(table, **params)]
+
+        return run
+
+    return flaw
+
+
+def anyhow(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+    """Delete the row, whoever owns it and whatever it says."""
+    line = table.pop((params["scope"], params["key"]), None)
+    return [] if line is None else [{**line, "now": params["now"]}]

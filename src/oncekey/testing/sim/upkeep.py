@@ -1,0 +1,101 @@
+"""What workers say to the memory store. Each statement proves the version that was read, as the table demands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant
+    from oncekey.flow import Command, Rows
+
+Line: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Line]
+
+
+def sweep(table: Table, *, now: Instant, to: str, last_error: str, **proof: Any) -> Rows:  # noqa: ANN401
+    """Rows 14 and 15: a lease that ran out."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    doubt = {"reconcile_after": now} if to == "unknown" else {}
+    line.update(state=to, owner=None, lease_until=None, last_error=last_error, **doubt)
+    return _written(line, now)
+
+
+def resolve_executed(table: Table, *, now: Instant, outcome: str, **columns: Any) -> Rows:  # noqa: ANN401
+    """Row 19: the provider has it in its books."""
+    line = _seen(table, columns)
+    if line is None:
+        return []
+    line.update(
+        state="completed",
+        outcome=outcome,
+        last_error=None,
+        reconcile_after=None,
+        finished_at=now,
+        expires_at=max(line["expires_at"], now + line["ttl"]),
+        **{name: value for name, value in columns.items() if name.startswith("response_")},
+    )
+    return _written(line, now)
+
+
+def resolve_not_executed(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ANN401
+    """Row 21: the provider knows nothing of it, and was asked late enough."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(state="failed_retryable", reconcile_after=None)
+    return _written(line, now)
+
+
+def still_unknown(table: Table, *, now: Instant, wait: int, **proof: Any) -> Rows:  # noqa: ANN401
+    """Row 23: asked, and no wiser; somebody asks again."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(reconcile_after=now + wait, reconcile_tries=line["reconcile_tries"] + 1)
+    return _written(line, now)
+
+
+def expire(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ANN401
+    """Row 29: kept, and marked."""
+    line = _seen(table, proof)
+    if line is None or line["expires_at"] > now:
+        return []
+    line.update(state="expired")
+    return _written(line, now)
+
+
+def purge(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ANN401
+    """Row 30: deleted; state and expiry are looked at once more in the statement itself."""
+    line = _seen(table, proof)
+    if line is None or line["expires_at"] > now or line["state"] in {"pending", "in_progress", "unknown"}:
+        return []
+    del table[proof["scope"], proof["key"]]
+    return [{**line, "now": now}]
+
+
+UPKEEP: Mapping[str, Command] = MappingProxyType(
+    {
+        "sweep": sweep,
+        "resolve_executed": resolve_executed,
+        "resolve_not_executed": resolve_not_executed,
+        "still_unknown": still_unknown,
+        "expire": expire,
+        "purge": purge,
+    }
+)
+
+
+def _seen(table: Table, proof: Line) -> Line | None:
+    line = table.get((proof["scope"], proof["key"]))
+    if line and (line["incarnation"], line["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
+        return line
+    return None
+
+
+def _written(line: Line, now: Instant) -> Rows:
+    line["version"] += 1
+    return [{**line, "now": now}]

@@ -1,0 +1,179 @@
+"""The workers: sweeper, resolver, reaper and operator. What each may do is asked of TRANSITIONS itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from oncekey.core.errors import StoreError
+from oncekey.core.guards import Facts
+from oncekey.core.model import State, StoredResponse
+from oncekey.core.rulings import LOCK_EXPIRED
+from oncekey.core.seed import downstream_key
+from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.rows import response_params, version_proof
+from oncekey.testing.sim.steps import Point, talk
+from oncekey.testing.sim.timing import CLOCK_TOLERANCE, DOUBT_WAIT, REAP_GRACE, SWEEP_GRACE, TTL
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant, Record, RecordId
+    from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.testing.sim.clock import Clock
+    from oncekey.testing.sim.scheduler import Host
+    from oncekey.testing.sim.steps import Process
+    from oncekey.testing.sim.world import World
+
+
+@dataclass(slots=True)
+class Watch:
+    """Compares the store's clock with a worker's own (A3), and remembers when it was last wrong."""
+
+    clock: Clock
+    wrong_at: Instant | None = None
+
+    def look(self, store: Instant) -> bool:
+        """Whether they agree, by the instant that came with a snapshot.
+
+        It is that instant which decides what is due, so it is that one which must be right: a worker that
+        compared the clocks first and then stood still would go on with another.
+        """
+        if abs(store - self.clock.boot) > CLOCK_TOLERANCE:
+            self.wrong_at = self.clock.boot
+            return False
+        return True
+
+    def settled(self, store: Instant) -> bool:
+        """They have agreed for so long that what was stamped wrongly has had its full time all the same."""
+        agree = self.look(store)
+        return agree and (self.wrong_at is None or self.clock.boot >= self.wrong_at + TTL)
+
+
+@dataclass(slots=True)
+class Worker:
+    """Looks at every record in its rounds."""
+
+    world: World
+    host: Host
+    first_seen: dict[str, Instant] = field(default_factory=dict)
+
+    name: ClassVar[str] = "worker"
+
+    def round(self) -> Process[None]:
+        """One look at everything; an outage is no reason to stop."""
+        yield Point("looks around")
+        for record_id in self.world.keys:
+            try:
+                yield from self.tend(record_id)
+            except StoreError:
+                continue
+
+    def trusts(self, now: Instant) -> bool:
+        """Whether it dares to go by the store's clock."""
+        return self.world.watch.look(now)
+
+    def tend(self, record_id: RecordId) -> Process[None]:
+        """Look at one record and do what is due."""
+        snapshot = yield from talk(self.world.store_of(self.host).find(record_id))
+        if not self.trusts(snapshot.now):
+            self.world.scheduler.note(self.host.name, "does not trust the clock")
+        elif snapshot.record is not None:
+            yield from self.act(snapshot.record, snapshot.now)
+
+    def act(self, record: Record, now: Instant) -> Process[None]:
+        """What is due, if anything."""
+        raise NotImplementedError
+
+    def say(self, name: str, seen: Record, params: dict[str, Value] | None = None) -> Process[Rows]:
+        """One statement that proves the version that was seen."""
+        world, now = self.world, self.world.now_of(self.host)
+        said: dict[str, Value] = {**(params or {}), **version_proof(seen), "now": now}
+        statement = Statement(name, world.parts.commands[name], said)
+
+        def body() -> Steps[Rows]:
+            return (yield statement)
+
+        return (yield from talk(_flow(Transaction(name, Mode.SINGLE, body))))
+
+
+class Sweeper(Worker):
+    """A lease that ran out means what the record's own effects say."""
+
+    name = "sweeper"
+
+    def act(self, record: Record, now: Instant) -> Process[None]:
+        """Rows 14 and 15."""
+        yield from self.swept(record, now - SWEEP_GRACE)
+
+    def swept(self, record: Record, now: Instant) -> Process[None]:
+        """Move a stale record where TRANSITIONS says."""
+        row = judge(Trigger.SWEEP, Actor.SWEEPER, Facts(record, now))
+        if isinstance(row, Row) and row.to is not None:
+            yield from self.say("sweep", record, {"to": row.to.value, "last_error": LOCK_EXPIRED})
+
+
+class Resolver(Worker):
+    """Settles what nobody knows, by what the provider has in its books."""
+
+    name = "resolver"
+
+    def act(self, record: Record, now: Instant) -> Process[None]:
+        """Rows 19, 21 and 23."""
+        if record.state is not State.UNKNOWN:
+            return
+        clock = self.world.clock
+        # Waiting is measured by the resolver's own clock: the store's may be put right in the meantime.
+        since = self.first_seen.setdefault(str(record.incarnation), clock.boot)
+        waited = self.waited(since, clock.boot)
+        yield Point("asks the provider")
+        key = downstream_key(record.seed, "charge")
+        charge = self.world.provider.charge_of(str(record.incarnation), key)
+        if charge is not None:
+            yield from self.executed(record, now, charge)
+        elif isinstance(judge(Trigger.NOT_EXECUTED, Actor.RESOLVER, Facts(record, now, waited=waited)), Row):
+            yield from self.say("resolve_not_executed", record)
+        elif record.reconcile_tries == 0:
+            yield from self.say("still_unknown", record, {"wait": DOUBT_WAIT})
+
+    def waited(self, since: Instant, now: Instant) -> bool:
+        """Whether "the provider knows nothing of it" is a fact by now (U1)."""
+        return now - since >= DOUBT_WAIT
+
+    def executed(self, record: Record, now: Instant, charge: str) -> Process[None]:
+        """The provider's word is the answer."""
+        if isinstance(judge(Trigger.EXECUTED, Actor.RESOLVER, Facts(record, now)), Row):
+            response = StoredResponse(201, (), b"resolved: " + charge.encode())
+            yield from self.say("resolve_executed", record, {"outcome": "success", **response_params(response)})
+
+
+class Reaper(Worker):
+    """Deletes what has expired, or marks it first."""
+
+    name = "reaper"
+
+    def trusts(self, now: Instant) -> bool:
+        """Deleting cannot be undone, so it waits longer than the others after a clock was wrong."""
+        return self.world.watch.settled(now)
+
+    def act(self, record: Record, now: Instant) -> Process[None]:
+        """Rows 29 and 30."""
+        facts = Facts(record, now - REAP_GRACE, soft=self.world.soft)
+        if isinstance(judge(Trigger.EXPIRE, Actor.REAPER, facts), Row):
+            yield from self.say("expire", record)
+        elif isinstance(judge(Trigger.PURGE, Actor.REAPER, facts), Row):
+            yield from self.say("purge", record)
+
+
+class Operator(Sweeper):
+    """Releases by hand what looks stuck, and may do no more than the sweeper and the resolver (A1)."""
+
+    name = "operator"
+
+    def act(self, record: Record, now: Instant) -> Process[None]:
+        """Rows 14, 15 and 21; never on a live lease."""
+        yield from self.swept(record, now)
+
+
+def _flow(transaction: Transaction[Rows]) -> Flow[Rows]:
+    rows: Rows = yield transaction
+    return rows

@@ -1,0 +1,249 @@
+"""A world: one seed's keys, clients, hosts, workers, weather and clocks, run to the end and told as a history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.model import MINUTE, SECOND, Effects, RecordId, State
+from oncekey.stores.keystore import KeyStore
+from oncekey.testing import history
+from oncekey.testing.history import History, Kind, Operation
+from oncekey.testing.sim.clients import Errand, Key, client
+from oncekey.testing.sim.clock import EPOCH, Clock
+from oncekey.testing.sim.database import Database
+from oncekey.testing.sim.dice import Dice
+from oncekey.testing.sim.plan import Plan, draw_plan
+from oncekey.testing.sim.provider import Provider
+from oncekey.testing.sim.scheduler import Doom, Fate, Host, Scheduler
+from oncekey.testing.sim.serving import Asked
+from oncekey.testing.sim.steps import Point, Wait
+from oncekey.testing.sim.timing import (
+    BEATS,
+    BIG_JUMP,
+    CHAOS,
+    DEADLINE,
+    DOUBT_WAIT,
+    LEASE,
+    SEND_SLACK,
+    SKEW,
+    SMALL_JUMP,
+)
+from oncekey.testing.sim.weather import FAIR, forecast
+from oncekey.testing.sim.workers import Watch
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Duration, Instant
+    from oncekey.testing.sim.database import Line
+    from oncekey.testing.sim.parts import Parts
+    from oncekey.testing.sim.serving import Answer
+    from oncekey.testing.sim.steps import Mailbox, Process
+    from oncekey.testing.sim.workers import Worker
+
+SCOPE: Final = "tenant-1"
+BODIES: Final = ("body-a", "body-b")
+PATIENCE: Final = DEADLINE + LEASE + BIG_JUMP + 2 * DOUBT_WAIT
+"""How long healthy workers may take to bring everything to rest."""
+_AT_REST: Final = frozenset({State.COMPLETED, State.FAILED_RETRYABLE, State.EXPIRED})
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What kind of world it is; by default, one in which every promise must hold."""
+
+    effects: tuple[Effects, ...] = (Effects.LOCAL, Effects.INLINE)
+    send_slack: Duration = SEND_SLACK
+    provider_remembers: bool = False
+    loses_records: bool = False
+    """Records vanish, as in a restore from an old backup; only the provider's memory can help then."""
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, seed: int, parts: Parts, scenario: Scenario) -> None:
+        self.parts = parts
+        self.scenario = scenario
+        self.dice = Dice(seed)
+        self.clock = Clock()
+        self.database = Database(self.clock, idle_limit=DEADLINE)
+        self.scheduler = Scheduler(self.clock, self.dice, self.database, forecast(self.dice), self._nap)
+        self.provider = Provider(self.scheduler, self.dice, remembers=scenario.provider_remembers)
+        self.watch = Watch(self.clock)
+        self.soft = self.dice.chance(0.3)
+        self.notebook: dict[str, Instant] = {}
+        self._keys = [
+            Key(RecordId(SCOPE, f"key-{number}"), self.dice.pick(scenario.effects))
+            for number in range(1, self.dice.pick((2, 2, 3)))
+        ]
+        self.keys = tuple(key.id for key in self._keys)
+        self._operations: dict[str, Operation] = {}
+        self._serving: list[Host] = []
+
+    def run(self) -> History:
+        """Chaos, then heal, then a last look by healthy clients."""
+        self._populate()
+        self.scheduler.run(EPOCH + CHAOS)
+        self._heal()
+        self._rest()
+        for key in self._keys:
+            for body in BODIES:
+                self._client(f"auditor-{body[-1]}-{key.id.key}", Errand(key, body, 0, tries=2))
+        self.scheduler.run(self.clock.boot + 10 * SECOND)
+        self._rest()
+        return self._told()
+
+    def store_of(self, host: Host) -> KeyStore:
+        """The store as this host speaks to it."""
+        return KeyStore(self.parts.commands, clock=self._clock_of(host))
+
+    def now_of(self, host: Host) -> Instant | None:
+        """What this host says the time is; None leaves that to the store."""
+        clock = self._clock_of(host)
+        return None if clock is None else clock()
+
+    def send(self, name: str, key: Key, fingerprint: str, caller: Mailbox) -> None:
+        """A request arrives at a host of its own."""
+        self._operations[name] = Operation(
+            name, key.id.scope, key.id.key, fingerprint, self.scheduler.turn, None, Kind.INFO
+        )
+        weather = self.scheduler.weather
+        plan = Plan() if weather is FAIR else draw_plan(self.dice, weather)
+        host = Host(name, self._fate(steps=8), self.dice.between(-SKEW, SKEW), callers=(caller,))
+        self.scheduler.note(name, f"sends {fingerprint} for {key.id.key}; the handler {plan.course}")
+        asked = Asked(name, key.id, key.effects, fingerprint)
+        self.scheduler.spawn(name, self.parts.serving(self, host, asked, plan, caller).run(), host)
+        if not plan.hangs:
+            self._serving.append(host)
+
+    def heard(self, name: str, answer: Answer | None) -> None:
+        """What its client heard, or that it heard nothing."""
+        sent = replace(self._operations[name], ended=self.scheduler.turn)
+        self._operations[name] = (
+            sent
+            if answer is None
+            else replace(
+                sent,
+                kind=answer.kind,
+                status=answer.status,
+                body=answer.body,
+                replayed=answer.replayed,
+                code=answer.code,
+                incarnation=answer.incarnation,
+            )
+        )
+
+    def _populate(self) -> None:
+        for key in self._keys:
+            for number, beat in enumerate(BEATS):
+                crowd = self.dice.between(1, 3) if number == 0 else self.dice.pick((0, 0, 1, 2))
+                for who in range(crowd):
+                    body = self.dice.pick(BODIES if number else BODIES[:1] * 4 + BODIES)
+                    start = beat + self.dice.between(0, self.dice.pick((1, 20)) * SECOND)
+                    name = f"client-{number + 1}{'abc'[who]}-{key.id.key}"
+                    self._client(name, Errand(key, body, start, tries=self.dice.between(1, 3)))
+        for beat in BEATS:
+            for _ in range(self.dice.between(1, 2)):
+                self._send_workers(beat, within=40 * SECOND)
+        if self.dice.chance(self.scheduler.weather.jumps):
+            for _ in range(self.dice.between(1, 3)):
+                around = self.dice.pick(BEATS) + self.dice.between(-MINUTE, 20 * SECOND)
+                self.scheduler.spawn("nemesis", self._jump(max(0, around)))
+        if self.scenario.loses_records:
+            self.scheduler.spawn("nemesis", self._lose_records(self.dice.between(0, CHAOS)))
+
+    def _client(self, name: str, errand: Errand) -> None:
+        self.scheduler.spawn(name, client(self, name, errand))
+
+    def _send_workers(self, start: Duration, within: Duration) -> None:
+        for kind in self.parts.workers:
+            host = Host(kind.name, self._fate(steps=6))
+            worker = kind(self, host, self.notebook)
+            late = start + self.dice.between(0, within)
+            self.scheduler.spawn(kind.name, self._round(worker, late), host)
+
+    def _round(self, worker: Worker, start: Duration) -> Process[None]:
+        yield Wait(start)
+        yield from worker.round()
+
+    def _jump(self, start: Duration) -> Process[None]:
+        yield Wait(start)
+        far = self.dice.pick((SMALL_JUMP, BIG_JUMP))
+        offset = self.dice.between(-far, far)
+        yield Point(f"sets the store's clock to {offset / SECOND:+.1f} s")
+        if self.scheduler.weather is not FAIR:
+            self.clock.offset = offset
+            self.watch.look(self.clock.store)
+
+    def _lose_records(self, start: Duration) -> Process[None]:
+        yield Wait(start)
+        yield Point("restores an old backup")
+        for where in [where for where in self.database.table if where not in self.database.locks]:
+            del self.database.table[where]
+
+    def _heal(self) -> None:
+        self.scheduler.note("nemesis", "is gone: all is well from here")
+        self.watch.look(self.clock.store)
+        self.clock.offset = 0
+        self.scheduler.weather = FAIR
+        self.scheduler.wake()
+
+    def _rest(self) -> None:
+        end = self.clock.boot + PATIENCE
+        while self.clock.boot < end and not self._at_rest():
+            self._send_workers(0, within=10 * SECOND)
+            self.scheduler.run(self.clock.boot + MINUTE)
+
+    def _at_rest(self) -> bool:
+        if any(host.alive and not host.done for host in self._serving):
+            return False
+        return all(line["state"] in _AT_REST for line in self.database.table.values())
+
+    def _fate(self, steps: int) -> Fate | None:
+        weather, dice = self.scheduler.weather, self.dice
+        if dice.chance(weather.crash):
+            return Fate(Doom.CRASH, dice.between(2, steps))
+        if dice.chance(weather.pause):
+            return Fate(Doom.PAUSE, dice.between(2, steps))
+        return None
+
+    def _nap(self) -> Instant:
+        """When a host that stands still goes on: soon, or just when something else is about to change."""
+        now = self.clock.boot
+        later = [EPOCH + beat for beat in BEATS if EPOCH + beat > now]
+        around = self.dice.pick((now, *later[:2], *later[-2:]))
+        return around + self.dice.between(1, 30) * SECOND
+
+    def _clock_of(self, host: Host) -> Callable[[], Instant] | None:
+        return (lambda: self.clock.boot + host.skew) if self.parts.hosts_clock else None
+
+    def _told(self) -> History:
+        operations, ledger = tuple(self._operations.values()), tuple(self.provider.ledger)
+        if self.scenario.loses_records:
+            # Lives ended without a trace: what is left to ask is what was done for each request.
+            return History(
+                operations=tuple(replace(one, incarnation=one.fingerprint) for one in operations),
+                ledger=tuple(replace(one, incarnation=one.fingerprint) for one in ledger),
+            )
+        return History(
+            operations=operations,
+            ledger=ledger,
+            business=tuple(self.database.business),
+            writes=tuple(self.database.log),
+            records=tuple(_final(line) for line in self.database.table.values()),
+            healed=True,
+        )
+
+
+def _final(line: Line) -> history.Final:
+    return history.Final(
+        scope=str(line["scope"]),
+        key=str(line["key"]),
+        incarnation=str(line["incarnation"]),
+        state=str(line["state"]),
+        fingerprint=str(line["fingerprint"]),
+        status=line["response_status"],
+        body=line["response_body"],
+        ticket=line["reconcile_after"] is not None,
+    )
