@@ -13,7 +13,7 @@ import sys
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ HEAD = (
     b"content-type: application/json\r\ncontent-length: %d\r\nidempotency-key: " % len(BODY)
 )
 REPLAYED = b"\r\nidempotent-replayed: true"
-REPLAY_KEYS = 64
+REPLAY_KEYS = 16
 
 
 class BenchError(Exception):
@@ -60,18 +60,27 @@ class Server:
 
 
 @contextmanager
-def serving(variant: str, store: str, plan: Plan) -> Iterator[Server]:
-    """A server process, as long as it is needed."""
-    command = [sys.executable, "-m", "bench.service", variant, store, *(["0"] if plan.pin else [])]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+def serving(stores: dict[str, str], plan: Plan) -> Iterator[list[Server]]:
+    """A server process for each variant and its store, started together, as long as they are needed."""
+    with ExitStack() as stack:
+        processes = []
+        for variant, store in stores.items():
+            command = [sys.executable, "-m", "bench.service", variant, store, *(["0"] if plan.pin else [])]
+            process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+            processes.append(process)
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.strip():
-                raise BenchError(f"the {variant} server did not start on {store.partition(':')[0]}")
-            yield Server(int(line))
+            yield [Server(_port(process)) for process in processes]
         finally:
-            process.terminate()
+            for process in processes:
+                process.terminate()
+
+
+def _port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line.strip():
+        raise BenchError("a server did not start; its own words are above")
+    return int(line)
 
 
 def request_with(key: bytes) -> bytes:
@@ -91,7 +100,7 @@ async def measure(store: str, new_store: NewStore, plan: Plan) -> Result:
     """All rounds on one store. Both servers are up all the time, and the kinds of requests take turns."""
     result = Result(store)
     done = dict.fromkeys(KINDS, 0)
-    with serving("unprotected", new_store(), plan) as plain, serving("protected", new_store(), plan) as once:
+    with serving({"unprotected": new_store(), "protected": new_store()}, plan) as (plain, once):
         replays = known_keys()
         ports = {BASE: plain.port, "new key": once.port, "replay": once.port}
         loads = {
@@ -145,7 +154,7 @@ def main(words: list[str] | None = None) -> int:
     said = parser.parse_args(words)
     plan = Plan(
         rounds=said.rounds or (2 if said.quick else 5),
-        seconds=said.seconds or (0.4 if said.quick else 1.2),
+        seconds=said.seconds or (0.3 if said.quick else 1.2),
         connections=said.connections,
         at_most=said.requests,
         pin=said.pin and hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1,

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from harness.demo import ALPHA, Demo
+from oncekey.core.policy import Policy
 from oncekey.core.problems import PROBLEMS
+from oncekey.demo.pages import page_routes
 
 PAGES = ("/", "/idempotency")
 PARTS = ("/demo.css", "/demo.js", "/icon.svg")
@@ -92,6 +94,11 @@ def test_the_link_of_every_refusal_leads_to_its_section(demo: Demo) -> None:
     assert target is not None
     assert target[2] in ids
     assert target[1] in PAGES
+
+
+def test_problems_that_are_explained_elsewhere_are_not_explained_here() -> None:
+    here, elsewhere = page_routes(Policy()), page_routes(Policy(docs_url="https://docs.example/keys"))
+    assert len(here.routes) == len(elsewhere.routes) + 1
 
 
 def test_health_needs_no_token(demo: Demo) -> None:

@@ -55,7 +55,7 @@ async def _storm(urls: list[str], keys: list[str]) -> dict[str, list[httpx.Respo
                     return answer
                 assert answer.status_code == 409, answer.text
                 assert int(answer.headers["retry-after"]) >= 1
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.25)
 
         async def one_key(key: str) -> list[httpx.Response]:
             async with room:

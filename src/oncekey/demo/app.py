@@ -41,7 +41,7 @@ def create_app(store_url: str, policy: Policy) -> FastAPI:
     )
     app.include_router(order_routes(once, orders))
     app.include_router(health_routes(orders))
-    app.include_router(page_routes(policy.docs_url))
+    app.include_router(page_routes(policy))
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)
     once.install(app, tenant=tenant_of, status_dependencies=[Depends(authenticate)])

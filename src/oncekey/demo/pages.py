@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from html import escape
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from oncekey.core.choices import Flavor
 from oncekey.core.problems import PROBLEMS
+
+if TYPE_CHECKING:
+    from oncekey.core.choices import Flavor
+    from oncekey.core.policy import Policy
 
 _MEDIA_TYPES: Final = {
     "index.html": "text/html",
@@ -28,13 +31,15 @@ _HEADERS: Final = {
 _LIST: Final = "<!-- problems -->"
 
 
-def page_routes(docs_path: str) -> APIRouter:
+def page_routes(policy: Policy) -> APIRouter:
     """The pages and what they load; everything comes from the package and nothing from elsewhere."""
     router = APIRouter(include_in_schema=False)
     _serve(router, "/", "index.html", _text("index.html"))
     for name in ("demo.css", "demo.js", "icon.svg"):
         _serve(router, f"/{name}", name, _text(name))
-    _serve(router, docs_path, "problems.html", _text("problems.html").replace(_LIST, _problems()))
+    if policy.docs_url.startswith("/"):
+        text = _text("problems.html").replace(_LIST, _problems(policy.flavor))
+        _serve(router, policy.docs_url, "problems.html", text)
     return router
 
 
@@ -51,11 +56,11 @@ def _text(name: str) -> str:
     return files(__package__).joinpath("page", name).read_text("utf-8")
 
 
-def _problems() -> str:
+def _problems(flavor: Flavor) -> str:
     """A card for each problem; the ids are what the `Link` of a refusal points to."""
     return "\n".join(
         f'<article class="card problem" id="{escape(problem.slug)}">'
-        f"<h2>{problem.status_in(Flavor.IETF)} {escape(problem.title)}</h2>"
+        f"<h2>{problem.status_in(flavor)} {escape(problem.title)}</h2>"
         f"<p><code>{escape(code.value)}</code></p><p>{escape(problem.detail)}</p></article>"
         for code, problem in PROBLEMS.items()
     )

@@ -90,7 +90,7 @@ async def _http(_: Request, error: Exception) -> Response:
 
 
 async def _store(_: Request, error: Exception) -> Response:
-    log.error("the store failed: %s", error)
+    log.error("oncekey demo: the store failed: %s", error)
     return unavailable()
 
 
