@@ -30,6 +30,8 @@ _SICK: Final = {
     "57014": "the statement was cancelled",
     "58030": "the server could not read or write its files",
     "0A000": "the schema changed while the statement was prepared",
+    "26000": "a prepared statement is gone: behind a pooler the address needs ?pgbouncer=1",
+    "42P05": "a prepared statement is somebody else's: behind a pooler the address needs ?pgbouncer=1",
 }
 _SICK_CLASSES: Final = {
     "28": "the server did not let us in",

@@ -33,19 +33,24 @@ class StoreConnection(psycopg.Connection[Any]):
 
     limit: float | None = None
     unsure = False
+    silent = False
     born = 0.0
     threshold: int | None = None
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
         """Wait for the answer, but not for ever."""
         if self.limit is not None:
-            gen = _patiently(gen, self.limit, self._ask_to_stop, self.pgconn.finish)
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return super().wait(gen, *args, **kwargs)
 
     def as_made(self) -> None:
         """Forget what the last borrower changed."""
         self.limit, self.prepare_threshold = None, self.threshold
         self.row_factory, self.cursor_factory = tuple_row, psycopg.Cursor
+
+    def _hang_up(self) -> None:
+        self.silent = True
+        self.pgconn.finish()
 
     def _ask_to_stop(self) -> None:
         with suppress(psycopg.Error):
@@ -57,6 +62,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
 
     limit: float | None = None
     unsure = False
+    silent = False
     born = 0.0
     threshold: int | None = None
     _stopping: asyncio.Task[None] | None = None
@@ -64,13 +70,17 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
         """Wait for the answer, but not for ever."""
         if self.limit is not None:
-            gen = _patiently(gen, self.limit, self._ask_to_stop, self.pgconn.finish)
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return await super().wait(gen, *args, **kwargs)
 
     def as_made(self) -> None:
         """Forget what the last borrower changed."""
         self.limit, self.prepare_threshold = None, self.threshold
         self.row_factory, self.cursor_factory = tuple_row, psycopg.AsyncCursor
+
+    def _hang_up(self) -> None:
+        self.silent = True
+        self.pgconn.finish()
 
     def _ask_to_stop(self) -> None:
         # Kept, because the loop itself holds tasks only weakly.
@@ -112,7 +122,7 @@ def _ready(connection: C, threshold: int | None) -> C:
 
 
 def _patiently(
-    gen: PQGen[T], limit: float, ask_to_stop: Callable[[], None], give_up: Callable[[], None]
+    gen: PQGen[T], limit: float, ask_to_stop: Callable[[], None], hang_up: Callable[[], None]
 ) -> Generator[Any, Any, T]:
     """Pass on what psycopg waits for until the time is up; then ask the server to stop, and then hang up.
 
@@ -127,7 +137,7 @@ def _patiently(
             if time.monotonic() < deadline:
                 continue
             if asked:
-                give_up()
+                hang_up()
                 raise psycopg.OperationalError("the server gave no answer in time")
             ask_to_stop()
             deadline, asked = time.monotonic() + GRACE, True

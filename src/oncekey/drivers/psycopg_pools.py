@@ -8,7 +8,6 @@ first. Before a connection is lent its socket is looked at, which costs no round
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import threading
@@ -20,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from oncekey.drivers.postgres_errors import exhausted, unreachable
+from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.psycopg_connections import (
     AsyncStoreConnection,
     StoreConnection,
@@ -28,6 +27,7 @@ from oncekey.drivers.psycopg_connections import (
     bounded,
     connect,
 )
+from oncekey.drivers.slots import AsyncSlots, Slots, business_share
 
 C = TypeVar("C", StoreConnection, AsyncStoreConnection)
 
@@ -35,11 +35,6 @@ MAX_AGE: Final = 1800.0
 """Seconds after which a connection is replaced, so that load finds its way to a server that was added or moved."""
 
 _parents: Final[list[Any]] = []
-
-
-def business_share(size: int) -> int:
-    """How many connections handlers may hold at once: the rest is left to claims and heartbeats."""
-    return max(1, size - max(1, size // 5))
 
 
 class Shelf(Generic[C]):
@@ -65,7 +60,10 @@ class Shelf(Generic[C]):
     def put(self, connection: C) -> None:
         """Take a connection back; one that is in the middle of something is closed."""
         with self._lock:
-            if self._closed or not _is_clean(connection):
+            if connection.silent:
+                # Where one server does not answer, the others' silence is no good sign either.
+                self._empty()
+            elif self._closed or not _is_clean(connection):
                 connection.pgconn.finish()
             else:
                 connection.as_made()
@@ -76,8 +74,11 @@ class Shelf(Generic[C]):
         with self._lock:
             self._closed = True
             self._forget_parents()
-            while self._idle:
-                self._idle.pop().pgconn.finish()
+            self._empty()
+
+    def _empty(self) -> None:
+        while self._idle:
+            self._idle.pop().pgconn.finish()
 
     def _forget_parents(self) -> None:
         """After a fork the sockets are the parent's: to close one here would say goodbye in its name."""
@@ -92,9 +93,9 @@ class Pool:
 
     def __init__(self, dsn: str, size: int, timeout: float, threshold: int | None) -> None:
         self._address = bounded(dsn, timeout)
-        self._size, self._timeout, self._threshold = size, timeout, threshold
-        self._slots = threading.BoundedSemaphore(size)
-        self._business = threading.BoundedSemaphore(business_share(size))
+        self._timeout, self._threshold = timeout, threshold
+        self._slots = Slots(size, timeout)
+        self._business = Slots(business_share(size), timeout)
         self._shelf: Shelf[StoreConnection] = Shelf()
 
     @contextmanager
@@ -110,7 +111,7 @@ class Pool:
     def take(self) -> StoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
-        self._wait(self._business, business_share(self._size), deadline)
+        self._business.acquire(deadline)
         try:
             return self._take(deadline)
         except BaseException:
@@ -127,7 +128,7 @@ class Pool:
         self._shelf.close()
 
     def _take(self, deadline: float) -> StoreConnection:
-        self._wait(self._slots, self._size, deadline)
+        self._slots.acquire(deadline)
         try:
             return self._shelf.pop() or connect(self._address, self._threshold)
         except psycopg.Error as error:
@@ -141,19 +142,15 @@ class Pool:
         self._shelf.put(connection)
         self._slots.release()
 
-    def _wait(self, slots: threading.Semaphore, count: int, deadline: float) -> None:
-        if not slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise exhausted(count, self._timeout)
-
 
 class AsyncPool:
     """Connections for asyncio."""
 
     def __init__(self, dsn: str, size: int, timeout: float, threshold: int | None) -> None:
         self._address = bounded(dsn, timeout)
-        self._size, self._timeout, self._threshold = size, timeout, threshold
-        self._slots = asyncio.BoundedSemaphore(size)
-        self._business = asyncio.BoundedSemaphore(business_share(size))
+        self._timeout, self._threshold = timeout, threshold
+        self._slots = AsyncSlots(size, timeout)
+        self._business = AsyncSlots(business_share(size), timeout)
         self._shelf: Shelf[AsyncStoreConnection] = Shelf()
 
     @asynccontextmanager
@@ -169,7 +166,7 @@ class AsyncPool:
     async def take(self) -> AsyncStoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
-        await self._wait(self._business, business_share(self._size), deadline)
+        await self._business.acquire(deadline)
         try:
             return await self._take(deadline)
         except BaseException:
@@ -186,7 +183,7 @@ class AsyncPool:
         self._shelf.close()
 
     async def _take(self, deadline: float) -> AsyncStoreConnection:
-        await self._wait(self._slots, self._size, deadline)
+        await self._slots.acquire(deadline)
         try:
             return self._shelf.pop() or await aconnect(self._address, self._threshold)
         except psycopg.Error as error:
@@ -199,16 +196,6 @@ class AsyncPool:
     def _give(self, connection: AsyncStoreConnection) -> None:
         self._shelf.put(connection)
         self._slots.release()
-
-    async def _wait(self, slots: asyncio.Semaphore, count: int, deadline: float) -> None:
-        if not slots.locked():
-            await slots.acquire()  # which does not wait then, so no timer is needed
-            return
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await slots.acquire()
-        except TimeoutError:
-            raise exhausted(count, self._timeout) from None
 
 
 def _is_quiet(fileno: int) -> bool:

@@ -1,0 +1,135 @@
+"""The driver for PostgreSQL through asyncpg, and asyncpg inside the caller's transaction.
+
+Statements are prepared once per connection and kept, which halves their round trips. Behind a pooler that lends
+server connections per transaction say so in the address (`?pgbouncer=1`): then none is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.asyncpg_pool import AsyncpgPool
+from oncekey.drivers.asyncpg_saying import begin, commit, execute, execute_alone, undo
+from oncekey.drivers.asyncpg_transactions import WHAT, AsyncpgTransaction
+from oncekey.drivers.postgres_address import PostgresAddress
+from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
+from oncekey.flow import Mode, astep
+
+if TYPE_CHECKING:
+    from oncekey.flow import Rows, Statement, Transaction
+
+T = TypeVar("T")
+
+POOL_SIZE: Final = 10
+TIMEOUT: Final = 2.0
+"""Seconds that a connection may take to be had."""
+
+STATEMENT_TIMEOUT: Final = 10.0
+"""Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
+
+IDLE_TIMEOUT: Final = 300.0
+"""Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
+
+STATEMENT_CACHE: Final = 100
+"""Prepared statements that a connection keeps; ours are a dozen, the rest is for handlers."""
+
+
+class AsyncpgDriver:
+    """Runs transactions on PostgreSQL under asyncio. One for each event loop."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        timeout: float = TIMEOUT,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        idle_timeout: float = IDLE_TIMEOUT,
+        statement_cache_size: int = STATEMENT_CACHE,
+    ) -> None:
+        address = PostgresAddress.parse(dsn)
+        self._pool = AsyncpgPool(address.dsn, pool_size, timeout, 0 if address.pooler else statement_cache_size)
+        self._limit = statement_timeout
+        self._settings = f" SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        conflicts = losses = 0
+        while True:
+            try:
+                return await self._once(transaction)
+            except ConflictError:
+                conflicts += 1
+                if conflicts == CONFLICT_TRIES:
+                    raise
+            except LostError:
+                losses += 1
+                if losses == LOSS_TRIES:
+                    raise
+
+    async def begin(self) -> AsyncpgTransaction:
+        """Open a business transaction."""
+        for _ in range(LOSS_TRIES - 1):
+            try:
+                return await self._opened()
+            except LostError:
+                continue
+        return await self._opened()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pool.close()
+
+    async def _once(self, transaction: Transaction[T]) -> T:
+        mode = transaction.mode
+        async with self._pool.lent() as connection:
+            match mode:
+                case Mode.READ:
+                    return await astep(transaction.body(), partial(execute, connection, self._limit, mode))
+                case Mode.SINGLE:
+                    connection.attend()
+                    return await astep(transaction.body(), partial(execute_alone, connection, self._limit, mode))
+                case Mode.ATOMIC:
+                    return await self._atomically(connection, transaction)
+                case _:
+                    assert_never(mode)
+
+    async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
+        # A migration may take its time, so there is no limit.
+        begun = await begin(connection, "", None, transaction.name)
+        try:
+            result = await astep(transaction.body(), partial(execute, connection, None, Mode.ATOMIC))
+        except BaseException:
+            await undo(connection, begun, self._limit)
+            raise
+        await commit(connection, begun, None, transaction.name)
+        return result
+
+    async def _opened(self) -> AsyncpgTransaction:
+        connection = await self._pool.take()
+        try:
+            begun = await begin(connection, self._settings, self._limit, WHAT)
+        except BaseException:
+            await self._pool.give(connection)
+            raise
+        return AsyncpgTransaction(self._pool, connection, begun, self._limit)
+
+
+class AsyncpgWithin(AsyncWithin):
+    """Runs everything in the open transaction of the caller's `asyncpg.Connection`."""
+
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection, or one that a pool lent)
+        if not connection.is_in_transaction():
+            raise ConfigurationError(NOT_BEGUN)
+        # asyncpg refuses a second statement while the first is under way.
+        turn = asyncio.Lock()
+
+        async def say(statement: Statement) -> Rows:
+            async with turn:
+                return await execute(connection, None, Mode.ATOMIC, statement)
+
+        super().__init__(say)

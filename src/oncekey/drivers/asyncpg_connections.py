@@ -1,0 +1,121 @@
+"""asyncpg's connections as the store wants them, and what their errors mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from oncekey.core.errors import StoreError
+from oncekey.drivers.postgres_errors import (
+    SYNC_WAIT_CANCELLED,
+    is_the_end,
+    lost,
+    lost_commit,
+    not_committed,
+    refused,
+    unsure_commit,
+)
+
+if TYPE_CHECKING:
+    from oncekey.flow import Mode
+
+FAILURES: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    ValueError,
+    OverflowError,
+)
+"""What executing can raise. A time-out is an `OSError`, and so is whatever the network does."""
+
+_VALUES: Final = ("22", "23")
+
+
+class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
+    """A connection that remembers how its last command was answered, and what a commit was warned of."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (asyncpg's, version by version)
+        super().__init__(*args, **kwargs)
+        self.tag = ""
+        self.unsure = False
+        self._settings = ""
+
+    def get_reset_query(self) -> str:
+        """Nothing to reset: it would be a second round trip, and nothing of ours outlives its transaction."""
+        return ""
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ANN401, ASYNC109  (asyncpg's)
+        """Execute, and remember the answer: a COMMIT may be answered with ROLLBACK (F20)."""
+        query, self._settings = query + self._settings, ""
+        tag: str = await super().execute(query, *args, timeout=timeout)
+        self.tag = tag
+        return tag
+
+    async def open(self, settings: str) -> asyncpg.transaction.Transaction:
+        """Begin a transaction that asyncpg knows of; its settings go along in the same message."""
+        transaction = self.transaction(isolation="read_committed")
+        self._settings = settings
+        await transaction.start()
+        return transaction
+
+    def attend(self) -> None:
+        """Listen for the warning of a commit that is not safe yet."""
+        self.unsure = False
+        self.add_log_listener(self._hear)
+
+    def disregard(self) -> None:
+        """Listen no more: asyncpg takes a listener that is left behind for a mistake."""
+        self.remove_log_listener(self._hear)
+
+    def _hear(self, _: object, said: asyncpg.PostgresLogMessage) -> None:
+        if said.sqlstate == SYNC_WAIT_CANCELLED:
+            self.unsure = True
+
+
+def is_gone(connection: Any) -> bool:  # noqa: ANN401  (a connection, or one that a pool lent)
+    """Whether the connection is closed; one that its pool has taken away does not even say so any more."""
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:
+        return True
+
+
+def statement_error(error: Exception, connection: Any, mode: Mode, what: str) -> StoreError:  # noqa: ANN401  (as above)
+    """The store's error for a statement."""
+    return lost(mode, what) if _was_lost(error, connection) else _refused(error, what)
+
+
+def commit_error(error: Exception, connection: Any, what: str) -> StoreError:  # noqa: ANN401  (as above)
+    """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
+    return lost_commit(what) if _was_lost(error, connection) else _refused(error, what)
+
+
+def check_commit(connection: Any, what: str) -> None:  # noqa: ANN401  (as above)
+    """A COMMIT has to be answered with COMMIT, and without a warning that it is not safe yet."""
+    if connection.tag != "COMMIT":
+        raise not_committed(connection.tag, what)
+    if connection.unsure:
+        raise unsure_commit(what)
+
+
+def cause(error: Exception) -> Exception | None:
+    """What may be shown below our own error: not what repeats a value or a whole row."""
+    told = isinstance(error, ValueError | OverflowError) or _sqlstate(error).startswith(_VALUES)
+    return None if told else error
+
+
+def _was_lost(error: Exception, connection: Any) -> bool:  # noqa: ANN401  (as above)
+    if isinstance(error, OSError):
+        return True
+    ended = is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))
+    return ended or is_gone(connection)
+
+
+def _refused(error: Exception, what: str) -> StoreError:
+    return refused(_sqlstate(error) or None, what, type(error).__name__)
+
+
+def _sqlstate(error: Exception) -> str:
+    return str(getattr(error, "sqlstate", None) or "")

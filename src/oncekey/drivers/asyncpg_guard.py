@@ -1,0 +1,87 @@
+"""The asyncpg connection that a handler is handed: all of it but the end of the transaction (L5)."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NoReturn
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.drivers.guard import refusal, refuse_transaction_control
+
+OVER: Final = "the transaction of this operation is over: write before answering"
+
+
+class GuardedConnection:
+    """What `op.connection` is for asyncpg. When the operation is over nothing more is passed through."""
+
+    __slots__ = ("_over", "_raw")
+
+    def __init__(self, raw: Any) -> None:  # noqa: ANN401  (a connection of asyncpg's pool)
+        self._raw = raw
+        self._over = False
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
+        return getattr(self._open(), name)
+
+    def __repr__(self) -> str:
+        return f"<guarded {self._raw!r}>"
+
+    def end(self) -> None:
+        """Pass nothing more through."""
+        self._over = True
+
+    async def execute(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Execute statements."""
+        return await self._checked(query).execute(query, *args, **kwargs)
+
+    async def executemany(self, command: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Execute a statement for each of many arguments."""
+        return await self._checked(command).executemany(command, *args, **kwargs)
+
+    async def fetch(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The rows of a statement."""
+        return await self._checked(query).fetch(query, *args, **kwargs)
+
+    async def fetchmany(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The rows of a statement for each of many arguments."""
+        return await self._checked(query).fetchmany(query, *args, **kwargs)
+
+    async def fetchrow(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The first row."""
+        return await self._checked(query).fetchrow(query, *args, **kwargs)
+
+    async def fetchval(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A value of the first row."""
+        return await self._checked(query).fetchval(query, *args, **kwargs)
+
+    async def prepare(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A prepared statement."""
+        return await self._checked(query).prepare(query, *args, **kwargs)
+
+    async def copy_from_query(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Copy the rows of a statement out."""
+        return await self._checked(query).copy_from_query(query, *args, **kwargs)
+
+    def cursor(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A cursor."""
+        return self._checked(query).cursor(query, *args, **kwargs)
+
+    def close(self, *_: object, **__: object) -> NoReturn:
+        """Refused."""
+        raise refusal("close()")
+
+    def terminate(self) -> NoReturn:
+        """Refused."""
+        raise refusal("terminate()")
+
+    def reset(self, *_: object, **__: object) -> NoReturn:
+        """Refused: it rolls back."""
+        raise refusal("reset()")
+
+    def _checked(self, query: str) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
+        refuse_transaction_control(query)
+        return self._open()
+
+    def _open(self) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
+        if self._over:
+            raise TransactionControlError(OVER)
+        return self._raw

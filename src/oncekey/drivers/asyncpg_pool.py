@@ -1,0 +1,102 @@
+"""Who holds which of asyncpg's connections, and for how long one waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection, is_gone
+from oncekey.drivers.postgres_errors import unreachable
+from oncekey.drivers.slots import AsyncSlots, business_share
+
+GRACE: Final = 1.0
+"""Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
+
+
+class AsyncpgPool:
+    """asyncpg's pool, made when it is first needed; business transactions leave a part of it to others."""
+
+    def __init__(self, dsn: str, size: int, timeout: float, statement_cache_size: int) -> None:
+        self._dsn, self._size, self._timeout = dsn, size, timeout
+        self._cache = statement_cache_size
+        self._slots = AsyncSlots(size, timeout)
+        self._business = AsyncSlots(business_share(size), timeout)
+        self._pool: asyncpg.Pool | None = None
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Any]:
+        """A connection for a moment."""
+        connection = await self._take(time.monotonic() + self._timeout)
+        try:
+            yield connection
+        finally:
+            await self._give(connection)
+
+    async def take(self) -> Any:  # noqa: ANN401  (a `StoreConnection` as asyncpg's pool lends it)
+        """A connection for a business transaction."""
+        deadline = time.monotonic() + self._timeout
+        await self._business.acquire(deadline)
+        try:
+            return await self._take(deadline)
+        except BaseException:
+            self._business.release()
+            raise
+
+    async def give(self, connection: Any) -> None:  # noqa: ANN401  (as above)
+        """The end of a business transaction."""
+        try:
+            await self._give(connection)
+        finally:
+            self._business.release()
+
+    async def close(self) -> None:
+        """Close all of them; who still holds one has a moment to give it back."""
+        if self._pool is None:
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+    async def _take(self, deadline: float) -> Any:  # noqa: ANN401  (as above)
+        await self._slots.acquire(deadline)
+        try:
+            return await (await self._opened()).acquire()
+        except FAILURES as error:
+            self._slots.release()
+            raise unreachable(str(error) or "no answer in time") from error
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def _give(self, connection: Any) -> None:  # noqa: ANN401  (as above)
+        assert self._pool is not None
+        try:
+            if not is_gone(connection):
+                connection.disregard()
+            await self._pool.release(connection, timeout=GRACE)
+        except FAILURES:
+            # asyncpg has closed it. Where one server does not answer, the others' silence is no good sign either.
+            await self._pool.expire_connections()
+        finally:
+            self._slots.release()
+
+    async def _opened(self) -> asyncpg.Pool:
+        if self._pool is None:
+            self._pool = asyncpg.create_pool(
+                self._dsn,
+                min_size=0,
+                max_size=self._size,
+                connection_class=StoreConnection,
+                timeout=self._timeout,
+                statement_cache_size=self._cache,
+            )
+        # Without a minimum there is nothing to connect, so this does not wait and cannot be overtaken.
+        await self._pool
+        return self._pool

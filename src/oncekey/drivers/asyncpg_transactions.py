@@ -1,0 +1,90 @@
+"""Business transactions on asyncpg: a handler writes through them, and we end them (L4, L5)."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.drivers.asyncpg_connections import FAILURES, cause, is_gone, statement_error
+from oncekey.drivers.asyncpg_guard import OVER, GuardedConnection
+from oncekey.drivers.asyncpg_saying import commit, execute, undo
+from oncekey.flow import Mode, astep
+
+if TYPE_CHECKING:
+    from oncekey.drivers.asyncpg_pool import AsyncpgPool
+    from oncekey.flow import Steps
+
+T = TypeVar("T")
+
+WHAT: Final = "the business transaction"
+ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
+NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
+
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_log = logging.getLogger("oncekey")
+
+
+class AsyncpgTransaction:
+    """A business transaction that a handler writes through."""
+
+    def __init__(self, pool: AsyncpgPool, connection: Any, transaction: Any, limit: float) -> None:  # noqa: ANN401
+        self._pool = pool
+        self._raw = connection
+        self._transaction = transaction
+        self._limit = limit
+        self._over = self._committed = False
+        self._guarded = GuardedConnection(connection)
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """What the handler gets."""
+        return self._guarded
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        if self._over:
+            raise TransactionControlError(OVER)
+        if self._was_ended:
+            # The business rows are in already, so the record has to follow them.
+            _log.error(ENDED_EARLY)
+            await self._begin_again()
+        return await astep(steps, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+
+    async def commit(self) -> None:
+        """Commit, and give the connection back."""
+        if self._over:
+            return
+        try:
+            if self._was_ended:
+                _log.error(NOTHING_LEFT)
+            else:
+                self._committed = True
+                await commit(self._raw, self._transaction, self._limit, WHAT)
+        finally:
+            await self.rollback()
+
+    async def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        if self._over:
+            return
+        self._over = True
+        self._guarded.end()
+        try:
+            if not self._committed:
+                await undo(self._raw, self._transaction, self._limit)
+        finally:
+            await self._pool.give(self._raw)
+
+    @property
+    def _was_ended(self) -> bool:
+        """Whether somebody else ended the transaction (F16)."""
+        return not is_gone(self._raw) and not self._raw.is_in_transaction()
+
+    async def _begin_again(self) -> None:
+        try:
+            # asyncpg still believes in its own transaction, and will commit this one in its stead.
+            await self._raw.execute(_BEGIN, timeout=self._limit)
+        except FAILURES as error:
+            raise statement_error(error, self._raw, Mode.ATOMIC, WHAT) from cause(error)
