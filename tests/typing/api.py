@@ -1,0 +1,128 @@
+"""What a type checker sees of the API. A line that ends in `# error: code` is one that it must refuse with that code.
+
+The test beside it compares; nobody imports this module.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import timedelta
+from typing import Any, assert_type
+
+from fastapi import FastAPI
+
+from oncekey.core.policy import Policy
+from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.once import SINGLE_TENANT, Once
+from oncekey.testing import operation, sync_operation
+
+app = FastAPI()
+once = Once("sqlite:///shop.db", policy=Policy(lease=timedelta(seconds=30)), migrate=True)
+once.install(app, tenant=SINGLE_TENANT)
+
+
+# The handler keeps its type.
+
+
+@app.post("/orders", status_code=201)
+@once.protect(effects=LOCAL)
+async def create_order(amount: int, op: Operation[sqlite3.Connection]) -> str:
+    assert_type(op.connection, sqlite3.Connection)
+    assert_type(op.key, str | None)
+    assert_type(op.scope, str)
+    assert_type(op.attempt, int)
+    assert_type(op.downstream_key("charge"), str)
+    op.connection.no_such_method()  # error: attr-defined
+    return "done"
+
+
+@once.protect(effects=INLINE)
+def charge(amount: int, op: SyncOperation) -> int:
+    assert_type(op.connection, Any)
+    return amount
+
+
+async def unit_test(connection: sqlite3.Connection) -> None:
+    assert_type(await create_order(7, op=operation(connection=connection)), str)
+    await create_order(7, operation(connection=connection))
+    await create_order("seven", operation(connection=connection))  # error: arg-type
+    await create_order(7)  # error: call-arg
+    await create_order(7, op=operation(connection="not a connection"))  # error: arg-type
+    await create_order(7, op=sync_operation(connection=connection))  # error: arg-type
+    assert_type(charge(7, op=sync_operation()), int)
+
+
+# Every option has its type, and belongs to its effects.
+
+
+@once.protect(
+    effects=LOCAL,
+    operation="everything",
+    key="optional",
+    in_progress="wait",
+    wait_max=3,
+    lease=timedelta(seconds=30),
+    deadline=600,
+    ttl=86400,
+    max_request_bytes=10,
+    replay_headers=["etag"],
+    fingerprint=lambda request: {"size": len(request.body)},
+    header_syntax="strict",
+    key_format="uuid",
+    on_unknown=503,
+)
+async def everything() -> None: ...
+
+
+@once.protect(
+    effects=INLINE,
+    on_5xx="store",
+    naturally_idempotent=True,
+    on_store_error="fail_open",
+    is_definitely_not_executed=lambda error: isinstance(error, ConnectionRefusedError),
+)
+async def everything_inline() -> None: ...
+
+
+@once.protect  # error: call-overload
+async def bare() -> None: ...
+
+
+@once.protect()  # error: call-overload
+async def without_effects() -> None: ...
+
+
+@once.protect(LOCAL)  # error: call-overload
+async def positional() -> None: ...
+
+
+@once.protect(effects="local")  # error: call-overload
+async def by_name() -> None: ...
+
+
+@once.protect(effects=LOCAL, leese=3)  # error: call-overload
+async def misspelt() -> None: ...
+
+
+@once.protect(effects=LOCAL, on_5xx="store")  # error: call-overload
+async def stored_local() -> None: ...
+
+
+@once.protect(effects=LOCAL, on_store_error="fail_open")  # error: call-overload
+async def open_local() -> None: ...
+
+
+@once.protect(effects=INLINE, key="maybe")  # error: call-overload
+async def maybe() -> None: ...
+
+
+@once.protect(effects=PHASED, on_5xx="store")  # error: call-overload
+async def stored_phased() -> None: ...
+
+
+@once.protect(effects=OUTBOX, is_definitely_not_executed=lambda error: True)  # error: call-overload
+async def hooked_outbox() -> None: ...
+
+
+once.install(app, tennant=SINGLE_TENANT)  # error: call-arg
