@@ -40,7 +40,7 @@ UNSEEN = (
 class Lending:
     """What one request was lent."""
 
-    __slots__ = ("_engine", "_reading", "_scope", "_session", "_taken", "_tx")
+    __slots__ = ("_engine", "_handed_over", "_reading", "_scope", "_session", "_taken", "_tx")
 
     def __init__(self, engine: AsyncEngine, scope: Scope) -> None:
         self._engine = engine
@@ -49,6 +49,7 @@ class Lending:
         self._reading: AsyncOpenTransaction | None = None
         self._session: Any = None
         self._taken = False
+        self._handed_over = False
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
         """The session of the business transaction; an ordinary one where there is no such transaction."""
@@ -77,22 +78,26 @@ class Lending:
             self._tx = await self._engine.open()
         return self._tx
 
-    def refuse_unseen(self, operation: str) -> None:
-        """A session that was lent as an ordinary one cannot become a LOCAL handler's."""
+    async def hand_over(self, operation: str) -> AsyncOpenTransaction:
+        """The business transaction, for the handler's settlement to end."""
         if self._session is not None or self._reading is not None:
             raise ConfigurationError(UNSEEN.format(operation=operation))
+        tx = await self.business()
+        self._handed_over = True
+        return tx
 
     @property
     def spent(self) -> bool:
-        """Whether a business transaction was lent and is over: the handler cannot write through it any more."""
+        """Whether a business transaction was lent and taken back: no handler can write through it any more."""
         return self._taken and self._tx is not None
 
     async def take_back(self) -> None:
         """Undo what is not committed; no connection stays with the request."""
         self._taken = True
-        for tx in (self._tx, self._reading):
-            if tx is not None:
-                await tx.rollback()
+        if self._tx is not None and not self._handed_over:
+            await self._tx.rollback()
+        if self._reading is not None:
+            await self._reading.rollback()
         if self._session is not None:
             await self._session.close()
 
@@ -122,10 +127,7 @@ def lend(request: Borrower) -> Lending:
 
 async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransaction:
     """The business transaction of a LOCAL handler: the one that a dependency opened, or a new one."""
-    if request.lent is None:
-        return await request.installation.engines.asynchronous().open()
-    request.lent.refuse_unseen(enrolment.operation)
-    return await request.lent.business()
+    return await lend(request).hand_over(enrolment.operation)
 
 
 async def flush(tx: AsyncOpenTransaction) -> None:

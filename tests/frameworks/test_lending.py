@@ -1,0 +1,311 @@
+"""`once.session` and `once.connection` as dependencies: what is lent where, and that all of it comes back."""
+
+import asyncio
+from contextlib import suppress
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Depends, HTTPException
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from frameworks.shop import LedgerOnce, Shop, tenant_of
+from harness.asgi import Caller, cancelled_at, until
+from harness.ledger import Ledger, down
+from oncekey.core.errors import ConfigurationError
+from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.asgi.exchange import current
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+
+
+class Drawer:
+    """An ordinary session."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class WithSessions(Ledger):
+    """A driver with sessions, as far as lending can tell."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.drawers: list[Drawer] = []
+
+    def session(self) -> Drawer:
+        self.drawers.append(Drawer())
+        return self.drawers[-1]
+
+
+def borrowed(shop: Shop) -> Any:
+    """The annotation of a handler's connection."""
+    return Annotated[Any, Depends(shop.once.connection)]
+
+
+async def test_the_connection_of_a_dependency_is_the_handlers() -> None:
+    shop = Shop()
+
+    async def audit(connection: borrowed(shop)) -> None:
+        connection.add("audit")
+
+    @shop.post(effects=LOCAL)
+    async def create(op: Operation, audit: Annotated[None, Depends(audit)], connection: borrowed(shop)) -> None:
+        assert connection is op.connection
+        connection.add("order")
+
+    assert (await shop.send("/orders")).status == 200
+    assert shop.ledger.rows == ["audit", "order"]
+    assert shop.ledger.log == ["begin", "claim", "step", "commit"]
+    assert (await shop.send("/orders")).replayed
+    assert shop.ledger.open == 0
+    assert shop.ledger.rows == ["audit", "order"]
+
+
+@pytest.mark.parametrize("raised", [HTTPException(409), HTTPException(503), RuntimeError("bug")])
+async def test_what_a_dependency_wrote_goes_with_the_handlers_rows(raised: Exception) -> None:
+    # L6
+    shop = Shop()
+
+    async def audit(connection: borrowed(shop)) -> None:
+        connection.add("audit")
+
+    @shop.post(effects=LOCAL)
+    async def create(audit: Annotated[None, Depends(audit)]) -> None:
+        raise raised
+
+    with suppress(RuntimeError):
+        await shop.send("/orders")
+    assert shop.ledger.rows == []
+    assert shop.ledger.open == 0
+
+
+async def test_a_claim_that_is_refused_gives_the_connection_back() -> None:
+    shop, entered, go = Shop(), asyncio.Event(), asyncio.Event()
+
+    @shop.post(effects=LOCAL)
+    async def create(connection: borrowed(shop)) -> None:
+        entered.set()
+        await go.wait()
+
+    first = asyncio.create_task(shop.send("/orders"))
+    await entered.wait()
+    second = await shop.send("/orders")
+    assert second.status == 409
+    assert shop.ledger.open == 1
+    go.set()
+    assert (await first).status == 200
+    assert shop.ledger.open == 0
+
+
+async def test_a_store_that_is_down_is_told_before_anything_ran() -> None:
+    # R110
+    shop = Shop()
+
+    @shop.post(effects=LOCAL)
+    async def create(connection: borrowed(shop)) -> None:
+        shop.runs.append(connection)
+
+    shop.ledger.faults["begin"].append(down)
+    reply = await shop.send("/orders")
+    assert (reply.status, reply.code) == (503, "idempotency_store_unavailable")
+    assert shop.runs == []
+    assert (await shop.send("/orders")).status == 200
+
+
+async def test_an_error_of_the_store_that_is_not_ours_is_the_applications() -> None:
+    shop = Shop()
+
+    @shop.app.post("/plain")
+    async def plain() -> None:
+        await shop.once.asynchronous().open()
+
+    shop.ledger.faults["begin"].append(down)
+    with pytest.raises(Exception, match="down"):
+        await shop.caller("/plain").run(raising=True)
+
+
+async def test_other_routes_read_through_a_connection_and_lose_nothing_by_it() -> None:
+    shop = Shop()
+
+    @shop.app.get("/orders")
+    async def listing(connection: borrowed(shop)) -> int:
+        return shop.ledger.open
+
+    @shop.app.post("/plain")
+    async def plain(connection: borrowed(shop)) -> None:
+        raise AssertionError("it would lose its rows")
+
+    @shop.post("/inline", effects=INLINE)
+    async def inline(connection: borrowed(shop)) -> None:
+        raise AssertionError("it would lose its rows")
+
+    assert (await shop.send("/orders", method="GET", key=None)).json() == 1
+    assert shop.ledger.open == 0
+    for target in ("/plain", "/inline"):
+        for key in ("key-000000000000007", None):
+            with pytest.raises(ConfigurationError, match="effects=LOCAL"):
+                await shop.caller(target, key=key).run(raising=True)
+    assert shop.ledger.open == 0
+    assert shop.ledger.records == []
+
+
+async def test_an_optional_key_that_is_not_sent_changes_nothing_for_the_rows() -> None:
+    shop = Shop()
+
+    async def audit(connection: borrowed(shop)) -> None:
+        connection.add("audit")
+
+    @shop.post(effects=LOCAL, key="optional")
+    async def create(audit: Annotated[None, Depends(audit)], op: Operation) -> None:
+        op.connection.add("order")
+
+    assert (await shop.send("/orders", key=None)).status == 200
+    assert shop.ledger.rows == ["audit", "order"]
+    assert shop.ledger.log.count("begin") == 1
+    assert shop.ledger.open == 0
+
+
+async def test_a_request_may_be_cancelled_at_every_await() -> None:
+    # apishape 9
+    finished, number = False, 0
+    while not finished:
+        number += 1
+        shop = Shop(yields=True)
+
+        async def audit(connection: borrowed(shop)) -> None:
+            connection.add("audit")
+            await asyncio.sleep(0)
+
+        @shop.post(effects=LOCAL)
+        async def create(audit: Annotated[None, Depends(audit)], op: Operation) -> None:
+            await asyncio.sleep(0)
+            op.connection.add("order")
+
+        finished = await cancelled_at(number, shop.caller("/orders").run()) is not None
+        for installation in shop.once._installed.values():
+            assert await installation.drain.wait(5)
+        assert shop.ledger.open == 0
+        assert (await shop.send("/orders")).status == 200
+        assert shop.ledger.rows == ["audit", "order"]
+        assert shop.ledger.open == 0
+    assert number > 5
+
+
+async def test_a_get_may_be_cancelled_at_every_await() -> None:
+    finished, number = False, 0
+    while not finished:
+        number += 1
+        shop = Shop(yields=True)
+
+        @shop.app.get("/orders")
+        async def listing(connection: borrowed(shop)) -> None:
+            await asyncio.sleep(0)
+
+        finished = await cancelled_at(number, shop.caller("/orders", method="GET", key=None).run()) is not None
+        await until(lambda: shop.ledger.open == 0)  # noqa: B023  (awaited here)
+    assert number > 3
+
+
+async def test_applications_that_borrow_nothing_pay_nothing() -> None:
+    shop = Shop()
+    seen: list[Any] = []
+
+    @shop.app.get("/orders")
+    async def listing() -> None:
+        seen.append(current.get())
+
+    await shop.send("/orders", method="GET", key=None)
+    assert seen[0].lent is None
+    assert shop.ledger.log == []
+
+
+async def test_sessions_need_a_driver_that_has_them() -> None:
+    shop = Shop()
+
+    @shop.post(effects=LOCAL)
+    async def create(session: Annotated[Any, Depends(shop.once.session)]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="create_async_engine"):
+        await shop.caller("/orders").run(raising=True)
+
+
+async def test_outside_of_a_request_there_is_nothing_to_lend() -> None:
+    with pytest.raises(RuntimeError, match=r"once\.install"):
+        await Shop().once.session()
+
+
+async def test_a_plain_def_cannot_use_an_asyncio_connection() -> None:
+    shop = Shop()
+
+    @shop.post(effects=LOCAL)
+    def create(op: SyncOperation, connection: borrowed(shop)) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="async def"):
+        await shop.caller("/orders").run(raising=True)
+    assert shop.ledger.open == 0
+
+
+async def test_starlette_asks_for_it_in_the_handler() -> None:
+    ledger = Ledger()
+    once = LedgerOnce(ledger)
+    app = Starlette()
+    once.install(app, tenant=tenant_of)
+
+    class Orders(HTTPEndpoint):
+        @once.protect(effects=LOCAL, operation="by_class")
+        async def post(self, request: Request) -> JSONResponse:
+            (await once.connection()).add("by class")
+            return JSONResponse({})
+
+    @once.protect(effects=LOCAL)
+    async def by_function(request: Request) -> JSONResponse:
+        (await once.connection()).add("by function")
+        return JSONResponse({})
+
+    app.router.routes.append(Route("/class", Orders))
+    app.router.routes.append(Route("/function", by_function, methods=["POST"]))
+    for target in ("/class", "/function"):
+        reply = await Caller(app, "POST", target, headers=[("Idempotency-Key", f"key-{target}-0000000000")]).run()
+        assert reply.status == 200
+    assert ledger.rows == ["by class", "by function"]
+    assert ledger.open == 0
+
+
+async def test_an_ordinary_session_is_closed_with_its_request() -> None:
+    ledger = WithSessions()
+    shop = Shop()
+    shop.once.ledger = ledger
+
+    @shop.app.get("/orders")
+    async def listing(session: Annotated[Any, Depends(shop.once.session)]) -> int:
+        assert await shop.once.session() is session
+        return session.closed
+
+    assert (await shop.send("/orders", method="GET", key=None)).json() == 0
+    assert [drawer.closed for drawer in ledger.drawers] == [1]
+
+
+async def test_a_framework_that_hides_its_endpoints_is_found_out() -> None:
+    """An ordinary session in the hands of a LOCAL handler would not commit with the key."""
+    ledger = WithSessions()
+    shop = Shop()
+    shop.once.ledger = ledger
+
+    async def hidden(request: Request) -> Any:
+        del request.scope["endpoint"]
+        return await shop.once.session()
+
+    @shop.post(effects=LOCAL)
+    async def create(session: Annotated[Any, Depends(hidden)]) -> None:
+        raise AssertionError("never entered")
+
+    with pytest.raises(ConfigurationError, match=r"write through op\.connection"):
+        await shop.caller("/orders").run(raising=True)
+    assert ledger.records == []
+    assert all(drawer.closed for drawer in ledger.drawers)
