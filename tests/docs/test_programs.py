@@ -112,6 +112,10 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
         (),
         (Send("/jobs", 201), Send("/jobs", 201, replayed=True), Send("/jobs", 400, headers={})),
     ),
+    "docs/howto/unit-tests.md:orders.py": (
+        ("CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)",),
+        (Send("/orders", 201, {"product": "teapot"}, has={"id": 1}), Send("/orders", 422, {"product": "unicorn"})),
+    ),
     "docs/howto/error-formats.md:errors.py": (
         (),
         (
@@ -282,10 +286,14 @@ def test_an_outside_call_that_was_not_made_runs_again_and_a_lost_one_does_not(fo
     asyncio.run(exercise())
 
 
+def _tested_by_its_page(page: Page, block: Block) -> bool:
+    return block.file is not None and any(f"pytest {block.file}" in shell.text for shell in page.blocks("sh"))
+
+
 def _fragments() -> Iterator[tuple[str, Block]]:
     for page in EVERY:
         for block in page.blocks("python"):
-            if not SERVES.search(block.text):
+            if not SERVES.search(block.text) and not _tested_by_its_page(page, block):
                 yield f"{_name(page, block)}@{block.line}", block
 
 
