@@ -376,7 +376,32 @@ async def test_a_listener_that_fails_leaves_nothing_behind(dsn: str, dialect: st
 
 
 @each_dialect
-async def test_one_connection_is_never_given_to_handlers(dsn: str, dialect: str) -> None:
+@pytest.mark.parametrize(("size", "overflow", "places"), [(2, 0, 1), (5, 0, 4), (5, 10, 12)])
+async def test_a_fifth_of_the_pool_is_kept_free(dsn: str, dialect: str, size: int, overflow: int, places: int) -> None:
+    async with driving(dsn, dialect, pool_size=size, max_overflow=overflow, pool_timeout=0.05) as (driver, _):
+        open_ones = [await driver.begin() for _ in range(places)]
+        with pytest.raises(StoreUnavailableError, match="in use"):
+            await driver.begin()
+        for tx in open_ones:
+            await tx.rollback()
+
+
+@each_dialect
+async def test_a_statement_that_hangs_is_given_up(dsn: str, dialect: str) -> None:
+    # P7: whether it happened is then unknown, and a read is told as an outage
+    async with driving(dsn, dialect) as (_, engine):
+        driver = SqlalchemyDriver(engine, statement_timeout=0.05)
+        with pytest.raises(CommitAmbiguousError):
+            await driver.run(saying(Mode.SINGLE, "SELECT pg_sleep(60)"))
+        with pytest.raises(StoreUnavailableError):
+            await driver.run(saying(Mode.READ, "SELECT pg_sleep(60)"))
+        await driver.run(saying(Mode.ATOMIC, "SELECT pg_sleep(0.06)"))  # a migration may take its time
+        await driver.close()
+        assert engine.pool.checkedout() == 0
+
+
+@each_dialect
+async def test_handlers_take_turns(dsn: str, dialect: str) -> None:
     pool = {"pool_size": 2, "max_overflow": 1, "pool_timeout": 0.05}
     async with driving(dsn, dialect, **pool) as (driver, engine):
         first, second = await driver.begin(), await driver.begin()

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STATEMENT_TIMEOUT: Final = 10.0
+"""Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
+
+RESERVE: Final = 5
+"""One connection of so many, and at least one, is kept free of handlers."""
+
 DIALECTS: Final = frozenset({"postgresql", "sqlite"})
 TOO_SMALL: Final = (
     "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
@@ -38,16 +44,17 @@ _ONE_CONNECTION: Final = (StaticPool, SingletonThreadPool, AssertionPool)
 class SqlalchemyDriver:
     """Runs transactions on the application's own engine, which is never disposed here.
 
-    While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So
-    one connection of the pool is never given to a handler: whoever holds one must not wait for one who wants one.
+    While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So a
+    fifth of the pool is never given to handlers: whoever holds a connection must not wait for one who wants one.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
         if engine.dialect.name not in DIALECTS:
             raise ConfigurationError(
                 f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL or SQLite"
             )
         self._engine = engine
+        self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._guarded = guarding(engine)
         self._places = _places(engine)
@@ -109,7 +116,8 @@ class SqlalchemyDriver:
             raise not_connected(error) from error
         try:
             try:
-                result = await astep(transaction.body(), partial(execute, connection))
+                async with asyncio.timeout(None if atomic else self._statement_timeout):
+                    result = await astep(transaction.body(), partial(execute, connection))
             except FAILURES as error:
                 raise failed(error, transaction.mode, transaction.name) from error
             if atomic:
@@ -149,7 +157,7 @@ class SqlalchemyDriver:
 
 
 def _places(engine: AsyncEngine) -> asyncio.Semaphore | None:
-    """How many connections handlers may hold: all but one; None where the pool has no limit."""
+    """How many connections handlers may hold; None where the pool has no limit."""
     pool = engine.pool
     if isinstance(pool, _ONE_CONNECTION):
         raise ConfigurationError(TOO_SMALL)
@@ -158,6 +166,7 @@ def _places(engine: AsyncEngine) -> asyncio.Semaphore | None:
     size, overflow = pool.size(), int(getattr(pool, "_max_overflow", -1))
     if size == 0 or overflow < 0:
         return None
-    if size + overflow == 1:
+    total = size + overflow
+    if total == 1:
         raise ConfigurationError(TOO_SMALL)
-    return asyncio.Semaphore(size + overflow - 1)
+    return asyncio.Semaphore(total - max(1, total // RESERVE))
