@@ -131,8 +131,8 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
 }
 """The programs that no command of their page serves: the tables that they need, and what is sent to them."""
 
-ELSEWHERE = {"docs/howto/inline-timeouts.md:payments.py"}
-"""Programs with a test of their own below."""
+ELSEWHERE = {"docs/howto/inline-timeouts.md:payments.py", "docs/howto/sqlalchemy.md:sessions.py"}
+"""Programs with a test of their own, below or in a module of its own."""
 
 
 def _name(page: Page, block: Block) -> str:

@@ -1,0 +1,63 @@
+"""The program of the guide to SQLAlchemy runs, and does what its page says."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.pages import ROOT, Page
+from harness.walkthrough import with_store
+
+PAGE = Page(ROOT / "docs" / "howto" / "sqlalchemy.md")
+KEYS = [{"Idempotency-Key": f"{number}" * 16, "Authorization": "Bearer ann"} for number in range(3)]
+
+
+@pytest.fixture
+def program(postgres_dsn: str, tmp_path: Path) -> Any:
+    """The page's program, imported, on the test's database."""
+    (block,) = [block for block in PAGE.blocks("python") if block.file == "sessions.py"]
+    file = tmp_path / "sessions.py"
+    file.write_text(with_store(block.text, lambda: postgres_dsn))
+    spec = importlib.util.spec_from_file_location("documented_sessions", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+async def test_the_program_does_what_its_page_says(program: Any) -> None:
+    async with program.engine.begin() as connection:
+        await connection.run_sync(program.Tables.metadata.create_all)
+    async with program.lifespan(program.app):
+        async with program.AsyncSession(program.engine) as session:
+            session.add_all([program.User(token=name, tenant=name) for name in ("ann", "bob")])
+            await session.commit()
+        transport = httpx.ASGITransport(program.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as client:
+
+            async def book(seat: str, headers: dict[str, str]) -> httpx.Response:
+                return await client.post("/bookings", json={"seat": seat}, headers=headers)
+
+            assert (await book("1A", {**KEYS[0], "Authorization": "Bearer eve"})).status_code == 401
+            first = await book("1A", KEYS[0])
+            assert (first.status_code, first.json()) == (201, {"id": 1})
+            again = await book("1A", KEYS[0])
+            assert (again.content, again.headers["Idempotent-Replayed"]) == (first.content, "true")
+
+            for _ in range(2):
+                taken = await book("1A", KEYS[1])
+                assert (taken.status_code, taken.json()) == (409, {"detail": "this seat is taken"})
+            assert taken.headers["Idempotent-Replayed"] == "true"
+
+            assert (await book("2B", {**KEYS[2], "Authorization": "Bearer bob"})).status_code == 201
+            assert (await client.get("/bookings", headers=KEYS[0])).json() == ["1A"]
+        assert program.engine.pool.checkedout() == 0
