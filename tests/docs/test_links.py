@@ -36,6 +36,18 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Page) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_exists(page: Page) -> None:
+    # R193, R236: a control without a test is a hope.
+    named = re.findall(r"\[`(test_\w+)`\]\(([^)]+)\)", page.text)
+    missing = [
+        f"{name} in {file}"
+        for name, file in named
+        if not re.search(rf"^ *(?:async )?def {name}\(", (page.path.parent / file).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
+
+
 def test_every_page_is_linked_from_another_one() -> None:
     linked = {path for page in EVERY for _, path, _ in _targets(page) if path != page.path}
     assert [page.name for page in EVERY if page.path not in linked and page.name not in ENTRANCES] == []
