@@ -146,7 +146,7 @@ class Walkthrough:
         assert re.search(rf"^{re.escape(target)}:", _makefile(), re.MULTILINE), f"the Makefile has no {target}"
 
     def check_extras(self, line: str) -> None:
-        """`pip install 'oncekey[extras]'`: there are such extras, and what they bring is here."""
+        """`pip install 'oncekey[extras]'`: there are such extras."""
         named = re.search(r"oncekey\[([\w,]+)\]", line)
         assert named is not None
         missing = set(named[1].split(",")) - set(_extras())
