@@ -4,8 +4,9 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated, Any
 
+import psycopg
 import pytest
-from fastapi import Depends, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL
 from oncekey.frameworks.asgi.exchange import current
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.once import Once
 
 
 class Drawer:
@@ -309,3 +311,39 @@ async def test_a_framework_that_hides_its_endpoints_is_found_out() -> None:
         await shop.caller("/orders").run(raising=True)
     assert ledger.records == []
     assert all(drawer.closed for drawer in ledger.drawers)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_connections_of_real_drivers_are_lent(postgres_dsn: str, driver: str) -> None:
+    once = Once(postgres_dsn.replace("postgresql:", f"postgresql+{driver}:") + "?pool_size=2", migrate=True)
+    app = FastAPI()
+    once.install(app, tenant=tenant_of)
+    lent = Annotated[Any, Depends(once.connection)]
+
+    async def user(connection: lent) -> None:
+        await connection.execute("SELECT 1")
+
+    @app.post("/orders", dependencies=[Depends(user)])
+    @once.protect(effects=LOCAL)
+    async def create(item: str, connection: lent, op: Operation) -> None:
+        assert connection is op.connection
+        await connection.execute(f"INSERT INTO orders VALUES ('{item}')")
+        if item == "bad":
+            raise HTTPException(409)
+
+    @app.get("/orders")
+    async def listing(connection: lent) -> list[str]:
+        if driver == "asyncpg":
+            return [row[0] for row in await connection.fetch("SELECT item FROM orders")]
+        return [row[0] for row in await (await connection.execute("SELECT item FROM orders")).fetchall()]
+
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (item text)")
+    await once.start(app)
+    for number, (target, status) in enumerate((("?item=tea", 200), ("?item=bad", 409), ("", 422))):
+        for _ in range(3):  # more often than there are connections
+            key = [("Idempotency-Key", f"key-000000000000{number}")]
+            assert (await Caller(app, "POST", f"/orders{target}", headers=key).run()).status == status
+    for _ in range(3):
+        assert (await Caller(app, "GET", "/orders").run()).json() == ["tea"]
+    await once.stop()

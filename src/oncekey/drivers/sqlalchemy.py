@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
 
-from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
 from oncekey.drivers.sqlalchemy_guard import guarding, open_guarded
 from oncekey.drivers.sqlalchemy_saying import closed, committed, execute
@@ -28,9 +30,6 @@ T = TypeVar("T")
 
 STATEMENT_TIMEOUT: Final = 10.0
 """Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
-
-RESERVE: Final = 5
-"""One connection of so many, and at least one, is kept free of handlers."""
 
 DIALECTS: Final = frozenset({"postgresql", "sqlite"})
 TOO_SMALL: Final = (
@@ -57,8 +56,8 @@ class SqlalchemyDriver:
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._guarded = guarding(engine)
-        self._places = _places(engine)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
+        self._places = _places(engine, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
 
     async def run(self, transaction: Transaction[T]) -> T:
@@ -127,13 +126,8 @@ class SqlalchemyDriver:
             await asyncio.shield(self._errand(closed(connection)))
 
     async def _enter(self) -> None:
-        if self._places is None:
-            return
-        try:
-            async with asyncio.timeout(self._patience):
-                await self._places.acquire()
-        except TimeoutError:
-            raise StoreUnavailableError("all connections that handlers may hold are in use") from None
+        if self._places is not None:
+            await self._places.acquire(time.monotonic() + self._patience)
 
     def _leave(self) -> None:
         if self._places is not None:
@@ -156,7 +150,7 @@ class SqlalchemyDriver:
         return task
 
 
-def _places(engine: AsyncEngine) -> asyncio.Semaphore | None:
+def _places(engine: AsyncEngine, patience: float) -> AsyncSlots | None:
     """How many connections handlers may hold; None where the pool has no limit."""
     pool = engine.pool
     if isinstance(pool, _ONE_CONNECTION):
@@ -166,7 +160,6 @@ def _places(engine: AsyncEngine) -> asyncio.Semaphore | None:
     size, overflow = pool.size(), int(getattr(pool, "_max_overflow", -1))
     if size == 0 or overflow < 0:
         return None
-    total = size + overflow
-    if total == 1:
+    if size + overflow == 1:
         raise ConfigurationError(TOO_SMALL)
-    return asyncio.Semaphore(total - max(1, total // RESERVE))
+    return AsyncSlots(business_share(size + overflow), patience)

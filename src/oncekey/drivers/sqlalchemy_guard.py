@@ -130,6 +130,16 @@ def commits_by_itself(connection: GuardedConnection) -> bool:
     return raw is not None and dialect.detect_autocommit_setting(raw)
 
 
+def was_ended_below(connection: GuardedConnection) -> bool:
+    """Whether the driver's own connection was used to end the transaction, behind SQLAlchemy's back (F16)."""
+    sync = connection.sync_connection
+    raw: Any = None if sync is None or sync.invalidated else sync.connection.driver_connection
+    if hasattr(raw, "is_in_transaction"):
+        return not raw.is_in_transaction()
+    status = getattr(getattr(raw, "info", None), "transaction_status", None)
+    return getattr(status, "name", "") == "IDLE"
+
+
 def _watch_of(connection: Connection) -> Watch:
     watch: Watch = connection.get_execution_options()[WATCH]
     return watch

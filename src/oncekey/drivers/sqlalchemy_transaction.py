@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
@@ -12,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, TransactionControlError
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, is_aborted
-from oncekey.drivers.sqlalchemy_guard import GuardedConnection, Watch, commits_by_itself
+from oncekey.drivers.sqlalchemy_guard import GuardedConnection, Watch, commits_by_itself, was_ended_below
 from oncekey.drivers.sqlalchemy_saying import committed, execute
 from oncekey.flow import Mode, astep
 
@@ -38,6 +39,7 @@ BROKEN: Final = (
     "its rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
     "`async with session.begin_nested():`"
 )
+ENDED_BELOW: Final = "a handler ended its own transaction; the key's record is stored in another one"
 OVER: Final = "the transaction of this operation is over: write before answering"
 AUTOCOMMITS: Final = (
     "the engine commits every statement by itself, so a handler's rows could not be undone: create it without "
@@ -45,6 +47,7 @@ AUTOCOMMITS: Final = (
 )
 
 _PROBE: Final = text("SELECT 1")
+_log = logging.getLogger("oncekey")
 
 
 class SqlalchemyTransaction:
@@ -93,6 +96,9 @@ class SqlalchemyTransaction:
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
+        if self._watch.said and was_ended_below(self._connection):
+            # The business rows are in already, so the record has to follow them (L5).
+            _log.error(ENDED_BELOW)
         try:
             result = await astep(steps, partial(execute, self._connection))
         except FAILURES as error:
