@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import psycopg
 import pytest
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
@@ -347,3 +347,28 @@ async def test_connections_of_real_drivers_are_lent(postgres_dsn: str, driver: s
     for _ in range(3):
         assert (await Caller(app, "GET", "/orders").run()).json() == ["tea"]
     await once.stop()
+
+
+async def test_the_route_is_seen_in_routers_and_mounts() -> None:
+    # apishape 9: routers are included by reference, and a mount changes the scope
+    shop = Shop()
+    inner, outer = APIRouter(prefix="/v1", dependencies=[Depends(shop.once.connection)]), APIRouter(prefix="/api")
+
+    @inner.post("/orders")
+    @shop.once.protect(effects=LOCAL)
+    async def create(connection: borrowed(shop), op: Operation) -> None:
+        assert connection is op.connection
+        connection.add("router")
+
+    @shop.once.protect(effects=LOCAL)
+    async def mounted(request: Request) -> JSONResponse:
+        (await shop.once.connection()).add("mount")
+        return JSONResponse({})
+
+    outer.include_router(inner)
+    shop.app.include_router(outer)
+    shop.app.mount("/mounted", Starlette(routes=[Route("/orders", mounted, methods=["POST"])]))
+    for number, target in enumerate(("/api/v1/orders", "/mounted/orders")):
+        assert (await shop.send(target, key=f"key-000000000000{number}")).status == 200
+    assert shop.ledger.rows == ["router", "mount"]
+    assert shop.ledger.open == 0
