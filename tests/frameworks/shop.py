@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -36,7 +37,8 @@ class LedgerOnce(Once):
         self._store = MemoryStore(clock=clock)
 
     def asynchronous(self) -> AsyncEngine:
-        return AsyncEngine(self._store, self.ledger)
+        engine = AsyncEngine(self._store, self.ledger)
+        return self._engines.setdefault(asyncio.get_running_loop(), engine)
 
     def blocking(self) -> Engine:
         return Engine(self._store, self.threads)
