@@ -21,7 +21,7 @@ def with_book(books: Books, incarnation: int, book: Book) -> Books:
 def count_effect(trial: Trial, books: Books, incarnation: int) -> Books:
     """The effect happened once more."""
     book = book_of(books, incarnation)
-    if book.effects and not trial.scenario.residual:
+    if book.effects and not trial.scenario.forgives:
         raise Breach("double effect: one request was executed twice")
     if book.answer is not None and not book.answer.ok:
         raise Breach("a request that was answered as failed was executed afterwards")
@@ -60,7 +60,7 @@ def completed(trial: Trial, world: World, books: Books, rec: Rec) -> Books:
     happened = book.effects > 0 or any(charge.body == rec.body for charge in world.ledger)
     if answer.ok:
         _hold_success(rec, answer, happened=happened)
-    elif book.effects > 0 and not trial.scenario.residual:
+    elif book.effects > 0 and not trial.scenario.forgives:
         raise Breach("wrong answer: told a failure, and it happened")
     return with_book(books, rec.incarnation, book._replace(answer=answer, promised=True))
 

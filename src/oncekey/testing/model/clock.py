@@ -28,7 +28,7 @@ def events(trial: Trial, world: World) -> Iterator[Move]:
         yield Move("clock: the item's lease is over", world._replace(item=item._replace(lease=False)))
     if any(_announced(proc) for proc in world.procs):
         yield Move("clock: the send window is over", _close(world))
-    if trial.scenario.dedup and not world.flight:
+    if trial.scenario.dedup and trial.scenario.forgets and not world.flight:
         aging = rec is not None and rec.sends and not rec.window_over
         if aging or any(charge.remembered for charge in world.ledger):
             yield Move("clock: a day passes, and the provider forgets", _forget(world))

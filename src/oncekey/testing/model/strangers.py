@@ -198,12 +198,12 @@ def resolver(trial: Trial, world: World) -> Iterator[Move]:
         if row is not None:
             yield written(trial, world, "resolver: executed", row, said)
     elif query is None:
-        asked = Query(rec.incarnation, waited=rec.waited)
-        yield Move("resolver asks, and sees nothing", canonical(world._replace(query=asked)))
-        if trial.scenario.closes:
-            closed = tuple(sorted({*world.closed, trial.downstream_key(rec)}))
-            after = world._replace(query=asked._replace(waited=True), closed=closed)
-            yield Move("resolver closes the reference, and sees nothing", canonical(after))
+        closes = trial.scenario.closes
+        asked = world._replace(query=Query(rec.incarnation, waited=rec.waited or closes))
+        if closes:
+            asked = asked._replace(closed=tuple(sorted({*world.closed, trial.downstream_key(rec)})))
+        label = "closes the reference" if closes else "asks"
+        yield Move(f"resolver {label}, and sees nothing", canonical(asked))
 
 
 def _write_down(trial: Trial, world: World, query: Query) -> Iterator[Move]:

@@ -194,6 +194,8 @@ class Scenario:
     recovery: Recovery
     dedup: bool = False
     """The provider recognises a key it has seen, for some time; so calls are declared repeatable."""
+    forgets: bool = True
+    """That time ends."""
     bodies: tuple[str, ...] = ("a", "b")
     routes: tuple[Effects, ...] = ()
     """What today's code declares, if it is not what made the record (a deploy)."""
@@ -210,6 +212,8 @@ class Scenario:
     """The resolver closes the reference at the provider instead of waiting."""
     residual: bool = False
     """A pause may fall between the last check and the send, which nothing can fence (U1)."""
+    forgives: bool = False
+    """Double effects are not counted, to see that such a pause breaks nothing else."""
     busts: bool = False
     """An operator takes answers back."""
     hangs: bool = False

@@ -127,16 +127,27 @@ def _others(trial: Trial, world: World, row: Row, actor: Proc | None, *, gone: b
     overtaken = row.fence is Fence.UP
     replaced = row.trigger in _NEW_OWNER
     item = row.trigger is Trigger.WORKER_CLAIM or (row.trigger is Trigger.RESULT and world.item is not None)
-    return tuple(
-        proc._replace(
+    left = []
+    for proc in others:
+        if proc.fresh and stale and _gives_up(trial, proc):
+            continue
+        after = proc._replace(
             held=proc.held and not overtaken,
             last=proc.last and not replaced,
             item=proc.item and not item,
             fresh=proc.fresh and not stale,
         )
-        for proc in others
-        if not (proc.fresh and stale and _gives_up(trial, proc))
-    )
+        if not (after.incarnation and _is_lost(trial, after, gone=gone)):
+            left.append(after)
+    return tuple(left)
+
+
+def _is_lost(trial: Trial, proc: Proc, *, gone: bool) -> bool:
+    """A replaced owner is refused whatever it does, and that changes nothing; it matters if it can still call."""
+    calls = proc.at is At.ANNOUNCED or (proc.at is At.START and proc.route is Effects.INLINE)
+    by_incarnation = gone and trial.law.owner_proves_incarnation
+    by_fence = not proc.held and not proc.last and trial.law.owner_proves_fence
+    return not calls and (by_incarnation or by_fence)
 
 
 def _gives_up(trial: Trial, proc: Proc) -> bool:
