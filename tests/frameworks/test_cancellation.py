@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from fastapi import BackgroundTasks
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from frameworks.shop import Shop
@@ -413,6 +414,47 @@ async def test_a_stop_waits_for_handlers_that_were_just_cancelled() -> None:
     await stopping
     await asyncio.gather(task, return_exceptions=True)
     assert shop.state == "unknown"
+
+
+async def test_a_stop_does_not_wait_for_background_tasks() -> None:
+    # what is settled and sent is over for us, whatever the application still does
+    shop = Shop()
+    hang = asyncio.Event()
+
+    @shop.post(effects=INLINE)
+    async def create(tasks: BackgroundTasks) -> str:
+        tasks.add_task(hang.wait)
+        return "done"
+
+    caller = shop.caller("/orders")
+    task = asyncio.create_task(caller.run())
+    await until(lambda: caller.answered)
+    (installation,) = shop.once._installed.values()
+    async with asyncio.timeout(1):
+        assert await installation.drain.wait(5)
+    hang.set()
+    await task
+    assert installation.drain.pending == 0
+
+
+def test_a_stop_knows_no_event_loop_but_its_own() -> None:
+    # one application, started and stopped in one loop after the other, as test suites do
+    shop = ordering(INLINE)
+
+    async def serve_and_stop(key: str) -> None:
+        gate = Gate()
+        shop.ledger.faults["settle"].append(gate)
+        task = asyncio.create_task(shop.send("/orders", key=key))
+        await gate.reached.wait()
+        stopping = asyncio.create_task(shop.once.stop())
+        await asyncio.sleep(0.01)
+        assert not stopping.done()
+        gate.open()
+        await stopping
+        await task
+
+    for key in ("key-of-the-first-loop", "key-of-the-second-loop"):
+        asyncio.run(serve_and_stop(key))
 
 
 async def test_a_stop_is_bounded_and_says_what_it_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.endpoints import HTTPEndpoint
 
 from frameworks import plain_annotations, postponed_annotations
@@ -142,6 +143,22 @@ async def test_a_protected_handler_may_call_another_one_as_part_of_its_own_opera
 
     assert (await shop.send("/outer")).json() == "inner"
     assert (shop.ledger.rows, len(shop.ledger.records)) == (["row"], 1)
+
+
+async def test_a_blocking_handler_sees_the_context_of_its_request() -> None:
+    # apishape 1: context variables are copied into the thread
+    shop = Shop()
+    user: ContextVar[str] = ContextVar("user", default="nobody")
+
+    async def authenticate(request: Request) -> None:
+        user.set(request.headers["x-user"])
+
+    @shop.post(effects=INLINE, key="optional")
+    def create(_: None = Depends(authenticate)) -> str:
+        return user.get()
+
+    for key in (KEY, None):
+        assert (await shop.send("/orders", key=key, headers=[("X-User", "ann")])).json() == "ann"
 
 
 # ------------------------------------------------------------------------------------------------ wrong use

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from pydantic import BaseModel
 
 from frameworks.shop import KEY, Shop
-from oncekey.core.choices import Flavor
+from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
@@ -279,6 +279,31 @@ async def test_a_validation_error_leaves_nothing_behind() -> None:
     assert (shop.ledger.open, shop.ledger.log) == (0, [])
 
 
+async def test_a_transaction_that_a_dependency_opened_is_closed_when_validation_fails() -> None:
+    # apishape 9: one connection would stay checked out for ever
+    shop = Shop()
+
+    lent = Depends(shop.once.connection)
+
+    async def repository(connection: Any = lent) -> Any:
+        return connection
+
+    found = Depends(repository)
+
+    @shop.post(effects=LOCAL, key="optional")
+    async def create(item: Item, op: Operation, rows: Any = found) -> str:
+        assert rows is op.connection
+        rows.add("row")
+        return "done"
+
+    for key in (KEY, None, "bad"):
+        assert (await shop.send("/orders", {"n": "x"}, key=key)).status == 422
+        assert (shop.ledger.open, shop.ledger.log.count("begin")) == (0, shop.ledger.log.count("rollback"))
+    assert (await shop.send("/orders", {"n": 1})).status == 200
+    assert (await shop.send("/orders", {"n": 1})).replayed
+    assert (shop.ledger.rows, shop.ledger.open) == (["row"], 0)
+
+
 async def test_a_dependency_that_refuses_leaves_no_claim() -> None:
     # R73
     shop = Shop()
@@ -371,6 +396,13 @@ def test_openapi_speaks_the_flavor() -> None:
     responses = described(Policy(flavor=Flavor.STRIPE))["responses"]
     assert "application/problem+json" in responses["400"]["content"]
     assert "application/problem+json" not in responses["422"]["content"]
+
+
+@pytest.mark.parametrize("error_format", [ErrorFormat.FAULT, ErrorFormat.CODE])
+def test_openapi_names_the_media_type_that_errors_have(error_format: ErrorFormat) -> None:
+    # R229, C9
+    responses = described(Policy(error_format=error_format))["responses"]
+    assert set(responses["409"]["content"]) == {"application/json"}
 
 
 async def test_openapi_is_served_with_routes_that_came_after_the_installation() -> None:

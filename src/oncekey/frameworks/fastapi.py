@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import routing
 
-from oncekey.core.choices import InProgress
+from oncekey.core.choices import ErrorFormat, InProgress
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
 from oncekey.core.problems import PROBLEMS
@@ -123,12 +123,13 @@ def _describe(about: dict[str, Any], enrolment: Enrolment) -> None:
     about["x-oncekey"] = {"effects": enrolment.effects.value, "operation": enrolment.operation}
     about.setdefault("parameters", []).append(_parameter(policy))
     responses = about.setdefault("responses", {})
+    media = PROBLEM if policy.error_format is ErrorFormat.PROBLEM else "application/json"
     for code in DOCUMENTED:
         problem = PROBLEMS[code]
         response = responses.setdefault(str(problem.status_in(policy.flavor)), {"description": problem.title})
         # A status may be the application's own as well: add a media type, replace nothing.
         response.setdefault("content", {}).setdefault(
-            PROBLEM, {"schema": {"type": "object"}, "example": {"code": code.value, "title": problem.title}}
+            media, {"schema": {"type": "object"}, "example": {"code": code.value, "title": problem.title}}
         )
         if problem.waiting_helps:
             response.setdefault("headers", {})["Retry-After"] = _header(

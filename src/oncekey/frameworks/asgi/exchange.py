@@ -79,6 +79,7 @@ class Exchange:
         "_answer",
         "_begun",
         "_capture",
+        "_counted",
         "_engine",
         "_enrolment",
         "_heartbeat",
@@ -113,6 +114,7 @@ class Exchange:
         self.lease: Lease | None = None
         self.lent: Lending | None = None
         self._begun = False
+        self._counted = False
         self._lines = lines
         self._root_path: str = scope.get("root_path", "")  # a mount changes it in place
         self._send = send
@@ -228,6 +230,7 @@ class Exchange:
             await shielded(self._conclude_soon(reply, error))
             raise cancelled
         await self._conclude(reply, error)
+        self._leave()  # a background task may still run for long
         if reply is not None and error is None:
             raise UnsettledError
         return reply is not None
@@ -243,11 +246,11 @@ class Exchange:
             if self._settling is not None and self._settling.tx is not None and self.phase is not Phase.DONE:
                 await shielded(self._settling.tx.rollback())
         finally:
-            if self._settling is not None:
-                self.installation.drain.ended()
+            self._leave()
 
     def _proceed(self, lease: Lease, enrolment: Enrolment) -> None:
         self.installation.drain.began()
+        self._counted = True
         self.lease = lease
         self.phase = Phase.RUNNING
         self._intake.hold()
@@ -348,6 +351,12 @@ class Exchange:
 
     def _refusal(self, refusal: Refuse, policy: Policy) -> Answer:
         return refuse(refusal, policy, echo=self._echo, status_url=self._status_url, fault_id=uuid4().hex)
+
+    def _leave(self) -> None:
+        """From now on a stop need not wait for us."""
+        if self._counted:
+            self._counted = False
+            self.installation.drain.ended()
 
     def _rest(self) -> None:
         if self._heartbeat is not None:

@@ -49,19 +49,17 @@ class Drain:
 
     def __init__(self) -> None:
         self._busy = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None  # made by whoever waits: an application may see several event loops
         self._errands: set[asyncio.Task[None]] = set()
 
     def began(self) -> None:
         """One operation more."""
         self._busy += 1
-        self._idle.clear()
 
     def ended(self) -> None:
         """One operation less."""
         self._busy -= 1
-        if self._busy == 0:
+        if self._busy == 0 and self._idle is not None:
             self._idle.set()
 
     def errand(self, work: Callable[[], Awaitable[object]], *, patience: float) -> None:
@@ -74,7 +72,9 @@ class Drain:
         """Wait for what is under way, at most `seconds`; whether everything came to its end."""
         try:
             async with asyncio.timeout(seconds):
-                await self._idle.wait()
+                while self._busy:
+                    self._idle = asyncio.Event()
+                    await self._idle.wait()
                 while self._errands:
                     await asyncio.wait(self._errands)
         except TimeoutError:
