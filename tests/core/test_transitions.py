@@ -294,7 +294,7 @@ class TestCalls:
         record = a_record(effects=Effects.PHASED, recovery=Recovery.RESUME, intent=an_intent(repeatable=True))
         assert "no_intent_or_same_again" in number(T.PHASE, A.OWNER, record, phase="receipt")
 
-    def test_a_repeatable_call_is_announced_again_within_its_window(self):  # H2, H3, F23, ADR 0008
+    def test_a_repeatable_call_is_announced_again_within_its_window(self):  # H2, H3, F23, ADR 0009
         record = a_record(effects=Effects.PHASED, recovery=Recovery.RESUME, intent=an_intent(repeatable=True))
         assert number(T.PHASE, A.OWNER, record, phase="charge") == 5
         over = replace(record, intent=replace(record.intent, repeatable_until=NOW))
@@ -354,7 +354,7 @@ class TestDoubt:
             assert number(T.NOT_EXECUTED, A.RESOLVER, record, waited=True) == 21
             assert "waited" in number(T.NOT_EXECUTED, A.RESOLVER, record)
 
-    def test_what_the_record_fences_by_itself_is_released_at_once(self):  # ADR 0008
+    def test_what_the_record_fences_by_itself_is_released_at_once(self):  # ADR 0009
         """Else a doubtful local record, or a phased one without an open call, could never be released."""
         for effects, memo in ((Effects.LOCAL, ()), (Effects.PHASED, MEMO), (Effects.OUTBOX, ())):
             record = a_record(UNKNOWN, effects=effects, memo=memo)
@@ -375,7 +375,7 @@ class TestDoubt:
 
 class TestResumable:
     @pytest.mark.parametrize("begun", [{"memo": MEMO}, {"intent": an_intent()}])
-    def test_what_was_begun_is_resumed_or_ticketed_and_never_purged(self, begun):  # F3, F27, ADR 0008
+    def test_what_was_begun_is_resumed_or_ticketed_and_never_purged(self, begun):  # F3, F27, ADR 0009
         """An open call without any finished phase is something begun, too."""
         record = a_record(FR, effects=Effects.PHASED, expires_at=NOW, **begun)
         assert number(T.TAKE_OVER, A.COMPLETER, record) == 16

@@ -85,7 +85,7 @@ def _runs_again(record: Record, facts: Facts) -> bool:
 
 
 def _may_announce(record: Record, facts: Facts) -> bool:
-    """No call is open, or this very call may be repeated: each send is announced, also the second (ADR 0008)."""
+    """No call is open, or this very call may be repeated: each send is announced, also the second (ADR 0009)."""
     if record.intent is None:
         return True
     return record.intent.phase == facts.phase and _intent_repeatable(record, facts)
@@ -115,7 +115,7 @@ def _deferred(record: Record, _: Facts) -> bool:
 
 
 def _nothing_open(record: Record) -> bool:
-    """No call can be on its way: what is fenced by the record needs no waiting time (ADR 0008)."""
+    """No call can be on its way: what is fenced by the record needs no waiting time (ADR 0009)."""
     return record.effects is not Effects.INLINE and record.intent is None
 
 
