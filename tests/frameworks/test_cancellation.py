@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from oncekey.core.model import MINUTE, SECOND
 from oncekey.effects import INLINE, LOCAL
 from oncekey.frameworks.asgi import exchange, shield
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.frameworks.asgi.threads import ThreadedTransaction
 from oncekey.testing.clock import ManualClock
 
 MANY = 60
@@ -478,3 +480,86 @@ async def test_the_clock_of_a_stale_record_is_the_stores() -> None:
     assert shop.clock is not None
     shop.clock.advance(MINUTE)
     assert (await shop.send("/orders")).json() == {"attempt": 2}
+
+
+class OneAtATime:
+    """A blocking transaction that two threads must never be in at once."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.log: list[str] = []
+        self.go_on = threading.Event()
+
+    connection = None
+
+    def step(self, steps: Any) -> Any:
+        return self._do("step")
+
+    def commit(self) -> None:
+        self._do("commit")
+
+    def rollback(self) -> None:
+        self._do("rollback")
+
+    def _do(self, what: str) -> None:
+        self.inside += 1
+        assert self.inside == 1, f"{what} while another thread uses the connection"
+        if what != "rollback":
+            self.go_on.wait(5)
+        self.log.append(what)
+        self.inside -= 1
+
+
+@pytest.mark.parametrize("what", ["step", "commit"])
+async def test_a_blocking_transaction_is_in_one_thread_at_a_time(what: str) -> None:
+    # a thread that was cancelled goes on; the roll-back waits for it
+    tx = OneAtATime()
+    with ThreadPoolExecutor(4) as executor:
+        threaded = ThreadedTransaction(tx, executor)
+        work = threaded.step(None) if what == "step" else threaded.commit()  # type: ignore[arg-type]
+        task = asyncio.create_task(work)  # type: ignore[arg-type]
+        await until(lambda: tx.inside)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        undoing = asyncio.create_task(threaded.rollback())
+        await asyncio.sleep(0.02)
+        tx.go_on.set()
+        await undoing
+    assert tx.log == [what, "rollback"]
+
+
+async def test_a_commit_of_a_blocking_handler_that_is_cancelled_half_way_is_asked_after() -> None:
+    # P7
+    shop = Shop()
+    reached, go_on = threading.Event(), threading.Event()
+    begin = shop.once.threads.begin
+
+    def slowly() -> Any:
+        book = begin()
+        commit = book.commit
+
+        def committing() -> None:
+            reached.set()
+            go_on.wait(5)
+            commit()
+
+        book.commit = committing  # type: ignore[method-assign]
+        return book
+
+    shop.once.threads.begin = slowly  # type: ignore[method-assign]
+
+    @shop.post(effects=LOCAL, status_code=201)
+    def create(op: SyncOperation) -> str:
+        shop.runs.append(1)
+        op.connection.add("row")
+        return "done"
+
+    caller = shop.caller("/orders")
+    task = asyncio.create_task(caller.run())
+    await until(reached.is_set)
+    task.cancel()
+    await asyncio.sleep(0.02)
+    go_on.set()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (shop.ledger.rows, shop.state, shop.ledger.open) == (["row"], "completed", 0)
+    assert (caller.reply.status, (await shop.send("/orders")).replayed, shop.runs) == (201, True, [1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,11 +54,15 @@ async def _ended(job: Future[Any]) -> None:
 
 
 class ThreadedTransaction:
-    """The transaction of a `def` handler, as the exchange ends it."""
+    """The transaction of a `def` handler, as the exchange ends it.
+
+    A call that is cancelled goes on in its thread, so the next one waits for it: a connection is in one hand only.
+    """
 
     def __init__(self, tx: OpenTransaction, executor: Executor) -> None:
         self._tx = tx
         self._executor = executor
+        self._turn = threading.Lock()
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
@@ -66,12 +71,19 @@ class ThreadedTransaction:
 
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._tx.step, steps)
+        return await self._do(lambda: self._tx.step(steps))
 
     async def commit(self) -> None:
         """Commit."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._tx.commit)
+        await self._do(self._tx.commit)
 
     async def rollback(self) -> None:
         """Undo everything and give the connection back."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._tx.rollback)
+        await self._do(self._tx.rollback)
+
+    async def _do(self, job: Callable[[], T]) -> T:
+        def in_turn() -> T:
+            with self._turn:
+                return job()
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)
