@@ -1,0 +1,108 @@
+"""Blocking and asyncio drivers with the same awaited verbs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from oncekey.drivers.asyncpg import AsyncpgDriver
+from oncekey.drivers.asyncpg_transactions import AsyncpgTransaction
+from oncekey.drivers.psycopg import AsyncPsycopgDriver, PsycopgDriver
+from oncekey.drivers.psycopg_transactions import AsyncPsycopgTransaction
+from oncekey.engine.shell import AsyncEngine
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.postgres import PostgresStore
+
+PSYCOPG, ASYNC_PSYCOPG, ASYNCPG = "psycopg", "async psycopg", "asyncpg"
+CLASSES = {PSYCOPG: PsycopgDriver, ASYNC_PSYCOPG: AsyncPsycopgDriver, ASYNCPG: AsyncpgDriver}
+
+
+class InThreads:
+    """A blocking driver; each call may find itself in another thread."""
+
+    def __init__(self, driver: PsycopgDriver) -> None:
+        self.driver = driver
+
+    async def run(self, transaction):
+        return await asyncio.to_thread(self.driver.run, transaction)
+
+    async def begin(self):
+        return TransactionInThreads(await asyncio.to_thread(self.driver.begin))
+
+    async def close(self):
+        self.driver.close()
+
+
+class TransactionInThreads:
+    def __init__(self, transaction) -> None:
+        self.transaction = transaction
+
+    @property
+    def connection(self):
+        return self.transaction.connection
+
+    async def step(self, steps):
+        return await asyncio.to_thread(self.transaction.step, steps)
+
+    async def commit(self):
+        await asyncio.to_thread(self.transaction.commit)
+
+    async def rollback(self):
+        await asyncio.to_thread(self.transaction.rollback)
+
+
+@asynccontextmanager
+async def opened(kind: str, dsn: str, **options) -> AsyncIterator:
+    """A driver of this kind."""
+    driver = CLASSES[kind](dsn, **options)
+    if kind == PSYCOPG:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
+        driver = InThreads(driver)
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+def engine(driver, clock=None) -> AsyncEngine:
+    """The request path through a driver."""
+    return AsyncEngine(PostgresStore(clock=clock), driver)
+
+
+def saying(mode: Mode, *texts: str, name: str = "test", **params) -> Transaction:
+    """A transaction of these statements; its result is the rows of the last one."""
+
+    def body():
+        rows = []
+        for text in texts:
+            rows = yield Statement(name, text, params)
+        return [tuple(row.values()) for row in rows]
+
+    return Transaction(name, mode, body)
+
+
+def raw_of(transaction):
+    """The connection behind the guard, as a handler could find it with some effort."""
+    return transaction.transaction._raw if isinstance(transaction, TransactionInThreads) else transaction._raw
+
+
+async def ask(transaction, text: str) -> list[tuple]:
+    """Say something as a handler does; the rows, if there are any."""
+    return await tell(transaction.connection, text, transaction)
+
+
+async def tell(connection, text: str, transaction) -> list[tuple]:
+    """The same on whichever connection."""
+    if isinstance(transaction, AsyncpgTransaction):
+        return [tuple(row) for row in await connection.fetch(text)]
+    if isinstance(transaction, AsyncPsycopgTransaction):
+        cursor = await connection.execute(text)
+        return await cursor.fetchall() if cursor.description else []
+
+    def say():
+        cursor = connection.execute(text)
+        return cursor.fetchall() if cursor.description else []
+
+    return await asyncio.to_thread(say)

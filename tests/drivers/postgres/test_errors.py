@@ -1,0 +1,107 @@
+"""What PostgreSQL's errors and addresses mean, without a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    ConfigurationError,
+    SchemaError,
+    StoreError,
+    StoreUnavailableError,
+)
+from oncekey.drivers.postgres_address import PostgresAddress
+from oncekey.drivers.postgres_errors import ConflictError, LostError, is_the_end, lost, refused
+from oncekey.drivers.slots import business_share
+from oncekey.flow import Mode
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "meaning"),
+    [
+        ("40001", ConflictError),
+        ("40P01", ConflictError),
+        ("42P01", SchemaError),
+        ("42703", SchemaError),
+        ("3F000", SchemaError),
+        ("25006", StoreUnavailableError),
+        ("25P02", StoreUnavailableError),
+        ("53100", StoreUnavailableError),
+        ("53300", StoreUnavailableError),
+        ("55P03", StoreUnavailableError),
+        ("57014", StoreUnavailableError),
+        ("28P01", StoreUnavailableError),
+        ("3D000", StoreUnavailableError),
+        ("XX001", StoreUnavailableError),
+        ("0A000", StoreUnavailableError),
+        ("26000", StoreUnavailableError),
+        ("42P05", StoreUnavailableError),
+        ("23505", StoreError),
+        ("23514", StoreError),
+        ("42501", StoreError),
+        ("22021", StoreError),
+        (None, StoreError),
+    ],
+)
+def test_a_refusal_means(sqlstate, meaning):
+    error = refused(sqlstate, "settle", "SomeError")
+    assert type(error) is meaning
+    assert str(error).startswith("settle: ")
+    assert meaning is SchemaError or (sqlstate or "SomeError") in str(error)
+
+
+def test_a_pooler_that_was_not_announced_is_named():
+    assert "?pgbouncer=1" in str(refused("26000", "claim", ""))
+
+
+@pytest.mark.parametrize(
+    ("mode", "meaning"),
+    [(Mode.READ, LostError), (Mode.SINGLE, CommitAmbiguousError), (Mode.ATOMIC, LostError)],
+)
+def test_a_lost_connection_means_what_was_under_way(mode, meaning):
+    assert type(lost(mode, "claim")) is meaning
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "severity", "end"),
+    [
+        ("57P01", "FATAL", True),
+        ("57P01", None, True),
+        ("25P03", "FATAL", True),
+        ("08006", "ERROR", True),
+        ("53300", "FATAL", True),
+        ("53300", "ERROR", False),
+        ("57014", "ERROR", False),
+        ("40001", "ERROR", False),
+        (None, None, False),
+    ],
+)
+def test_the_last_word_of_a_server(sqlstate, severity, end):
+    assert is_the_end(sqlstate, severity) == end
+
+
+@pytest.mark.parametrize(
+    ("dsn", "passed_on", "pooler"),
+    [
+        ("postgresql://u:p@h:5/d", "postgresql://u:p@h:5/d", False),
+        ("postgresql://h/d?pgbouncer=1", "postgresql://h/d", True),
+        ("postgresql://h/d?application_name=a+b%20c&pgbouncer=True&x=%2B", None, True),
+        ("postgresql://h/d?pgbouncer=0", "postgresql://h/d", False),
+        ("host=h dbname=d", "host=h dbname=d", False),
+    ],
+)
+def test_our_own_word_is_taken_out_of_an_address(dsn, passed_on, pooler):
+    address = PostgresAddress.parse(dsn)
+    assert address.pooler == pooler
+    assert address.dsn == (passed_on or "postgresql://h/d?application_name=a+b%20c&x=%2B")
+
+
+def test_a_word_that_means_nothing_is_refused():
+    with pytest.raises(ConfigurationError, match="must be 1 or 0"):
+        PostgresAddress.parse("postgresql://h/d?pgbouncer=maybe")
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, 1), (2, 1), (3, 2), (5, 4), (10, 8), (100, 80)])
+def test_handlers_leave_some_connections_to_claims_and_heartbeats(size, share):
+    assert business_share(size) == share
