@@ -257,7 +257,8 @@ class Once:
             await engine.migrate()
         await engine.check()
         self._check_effects(engine)
-        if app is not None and app in self._installed:
+        # What is wrapped from outside has no routes that we know of.
+        if app is not None and app in self._installed and self._installed[app].respond is not None:
             self._check_routes(app)
 
     async def stop(self) -> None:

@@ -337,6 +337,33 @@ async def test_many_blocking_handlers_and_few_connections(blocking_database: Any
         assert threading.get_ident() not in shop.runs
 
 
+async def test_a_blocking_request_may_be_cancelled_at_every_await(blocking_database: Any) -> None:
+    # apishape 9, P5
+    shop = RealShop(blocking_database)
+
+    @shop.app.post("/orders", status_code=201)
+    @shop.once.protect(effects=LOCAL)
+    def create(op: SyncOperation, item: str) -> str:
+        shop.runs.append(item)
+        blocking_database.insert_blocking(op.connection, item)
+        return item
+
+    async with shop.open():
+        for number in range(1, 40):
+            key, item = new_key(), f"item {number}"
+            finished = await cancelled_at(number, shop.caller(f"/orders?item={item}", key=key).run())
+            (installation,) = shop.once._installed.values()
+            assert await installation.drain.wait(5)
+            stored = item in shop.rows
+            reply = await shop.send(f"/orders?item={item}", key=key)
+            assert (reply.status, reply.replayed) == (201, stored), f"cancelled at await {number}"
+            assert shop.rows.count(item) == 1
+            if finished is not None:
+                break
+        assert 4 < number < 39
+        assert "in_progress" not in shop.states
+
+
 async def test_blocking_and_other_handlers_share_a_database(blocking_database: Any) -> None:
     shop = RealShop(blocking_database)
 

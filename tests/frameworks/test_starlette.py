@@ -321,6 +321,15 @@ async def test_a_handler_that_is_enrolled_by_path_and_by_decorator_is_named() ->
         await once.start(app)
 
 
+@pytest.mark.parametrize("inner", [Starlette(), Legacy()])
+async def test_an_application_behind_asgi_is_started_without_the_checks_of_an_installation(inner: Any) -> None:
+    once = LedgerOnce(Ledger())
+    once.asgi(inner, tenant=lambda _: "acme", enrol={})
+    async with once.lifespan(inner):
+        pass
+    assert once.ledger.log == ["close"]
+
+
 async def test_a_decorated_handler_behind_asgi_needs_the_installation() -> None:
     once = LedgerOnce(Ledger())
 
