@@ -53,6 +53,15 @@ class Server:
     """A server under load."""
 
     port: int
+    pid: int
+
+    def cpu_seconds(self) -> float | None:
+        """Its processor time so far, where the system says it."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def orders(self) -> int:
         with urllib.request.urlopen(f"http://{HOST}:{self.port}/bench/count", timeout=30) as answer:
@@ -69,7 +78,7 @@ def serving(stores: dict[str, str], plan: Plan) -> Iterator[list[Server]]:
             process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
             processes.append(process)
         try:
-            yield [Server(_port(process)) for process in processes]
+            yield [Server(_port(process), process.pid) for process in processes]
         finally:
             for process in processes:
                 process.terminate()
@@ -102,7 +111,7 @@ async def measure(store: str, new_store: NewStore, plan: Plan) -> Result:
     done = dict.fromkeys(KINDS, 0)
     with serving({"unprotected": new_store(), "protected": new_store()}, plan) as (plain, once):
         replays = known_keys()
-        ports = {BASE: plain.port, "new key": once.port, "replay": once.port}
+        servers = {BASE: plain, "new key": once, "replay": once}
         loads = {
             BASE: _load(plan, new_key),
             "new key": _load(plan, new_key, unmarked=REPLAYED),
@@ -110,11 +119,14 @@ async def measure(store: str, new_store: NewStore, plan: Plan) -> Result:
         }
 
         async def volley(kind: str, load: Load) -> Slice:
-            fired = await fire(ports[kind], load)
+            server = servers[kind]
+            before = server.cpu_seconds()
+            fired = await fire(server.port, load)
+            after = server.cpu_seconds()
             if fired.wrong or not fired.count:
                 raise BenchError(f"{store}, {kind}: {fired.wrong[0] if fired.wrong else 'no answer'}")
             done[kind] += fired.count
-            return Slice.of(fired)
+            return Slice.of(fired, None if before is None or after is None else after - before)
 
         first = Load(replays, b"201", connections=1, seconds=30, at_most=REPLAY_KEYS)
         primed = (await fire(once.port, first)).count

@@ -19,15 +19,18 @@ class Slice:
     p50_ms: float
     p99_ms: float
     requests: int
+    cpu_us: float | None = None
+    """What one request cost the server's own process; None where the system does not say."""
 
     @classmethod
-    def of(cls, volley: Volley) -> Slice:
+    def of(cls, volley: Volley, cpu_seconds: float | None = None) -> Slice:
         ordered = sorted(volley.latencies)
         return cls(
             rate=volley.rate,
             p50_ms=_at(ordered, 0.50) * 1000,
             p99_ms=_at(ordered, 0.99) * 1000,
             requests=volley.count,
+            cpu_us=None if cpu_seconds is None else cpu_seconds / volley.count * 1e6,
         )
 
 
@@ -59,6 +62,10 @@ class Result:
         pairs = zip(self.rounds[kind], self.rounds[BASE], strict=True)
         return Range.of([each.rate / base.rate for each, base in pairs])
 
+    def cpu_us(self, kind: str) -> float | None:
+        costs = [each.cpu_us for each in self.rounds[kind] if each.cpu_us is not None]
+        return statistics.median(costs) if costs else None
+
     def latency(self, kind: str) -> tuple[float, float]:
         slices = self.rounds[kind]
         return statistics.median(s.p50_ms for s in slices), statistics.median(s.p99_ms for s in slices)
@@ -66,9 +73,11 @@ class Result:
 
 def table(results: list[Result]) -> str:
     """The results for people."""
-    lines = [
-        f"{'store':<22} {'request':<12} {'requests/s':>22} {'ratio to unprotected':>22} {'p50 ms':>8} {'p99 ms':>8}"
-    ]
+    header = (
+        f"{'store':<10} {'request':<12} {'requests/s':>20} {'ratio to unprotected':>22}"
+        f" {'server us/request':>18} {'p50 ms':>8} {'p99 ms':>8}"
+    )
+    lines = [header]
     for result in results:
         lines.append("")
         for kind in KINDS:
@@ -76,7 +85,12 @@ def table(results: list[Result]) -> str:
             p50, p99 = result.latency(kind)
             shown_rate = f"{rate.median:.0f} ({rate.low:.0f}-{rate.high:.0f})"
             shown_ratio = "1.00" if kind == BASE else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
-            lines.append(f"{result.store:<22} {kind:<12} {shown_rate:>22} {shown_ratio:>22} {p50:>8.1f} {p99:>8.1f}")
+            cpu = result.cpu_us(kind)
+            shown_cpu = "?" if cpu is None else f"{cpu:.0f}"
+            lines.append(
+                f"{result.store:<10} {kind:<12} {shown_rate:>20} {shown_ratio:>22}"
+                f" {shown_cpu:>18} {p50:>8.1f} {p99:>8.1f}"
+            )
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import uuid
 from dataclasses import dataclass, field
 
@@ -87,7 +88,7 @@ def test_a_bad_request_is_answered_clearly_and_the_key_stays_free(demo: Demo, ba
     "key", ["short", "", "x" * 256, '"unterminated', "two, keys, in, one, line", "ümlaut-ümlaut-ümlaut"]
 )
 def test_a_bad_key_is_refused(demo: Demo, key: str) -> None:
-    # R1-R12
+    # R7, R8, R9, R10
     before = demo.orders()
     with demo.client() as client:
         headers = [
@@ -134,8 +135,6 @@ def test_an_upload_that_breaks_off_is_no_order(demo: Demo) -> None:
         b"POST /orders HTTP/1.1\r\nHost: demo\r\nAuthorization: Bearer demo-alpha\r\n"
         b"Content-Type: application/json\r\nContent-Length: 1000\r\nIdempotency-Key: %b\r\n\r\n"
     )
-    import socket
-
     with socket.create_connection(("127.0.0.1", demo.port)) as connection:
         connection.sendall(head % str(uuid.uuid4()).encode() + GOOD.encode())
     assert demo.orders() == before

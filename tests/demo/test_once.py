@@ -39,7 +39,7 @@ def _running(demo: Demo, key: str) -> bool:
 
 
 def test_the_same_request_twice_is_one_order_and_the_same_bytes(demo: Demo) -> None:
-    # R87, R88
+    # R17, R87, R88
     key, before = _key(), len(demo.orders())
     first, second = demo.order(key), demo.order(key)
     assert (first.status_code, second.status_code) == (201, 201)
@@ -53,7 +53,7 @@ def test_the_same_request_twice_is_one_order_and_the_same_bytes(demo: Demo) -> N
 
 
 def test_another_body_under_the_same_key_is_refused_and_changes_nothing(demo: Demo) -> None:
-    # R34, R35
+    # R37, R233
     key = _key()
     first = demo.order(key)
     before = demo.orders()
@@ -66,7 +66,7 @@ def test_another_body_under_the_same_key_is_refused_and_changes_nothing(demo: De
 
 
 def test_the_same_order_written_differently_is_the_same_request(demo: Demo) -> None:
-    # R33
+    # R34
     key = _key()
     first = demo.order(key, TEAPOT)
     with demo.client() as client:
@@ -82,6 +82,7 @@ def test_the_same_order_written_differently_is_the_same_request(demo: Demo) -> N
 
 
 def test_without_a_key_nothing_happens(demo: Demo) -> None:
+    # R11
     before = demo.orders()
     refused = demo.order(None)
     assert refused.status_code == 400
@@ -90,7 +91,7 @@ def test_without_a_key_nothing_happens(demo: Demo) -> None:
 
 
 def test_a_request_that_meets_the_first_one_is_told_to_wait(demo: Demo) -> None:
-    # R79, R80
+    # R38, R79, R80
     key, before = _key(), len(demo.orders())
     with ThreadPoolExecutor(1) as thread:
         slow = thread.submit(demo.order, key, headers={"X-Demo-Delay": "1.5"})
@@ -129,7 +130,7 @@ def test_the_other_tenant_has_keys_and_orders_of_its_own(demo: Demo) -> None:
 
 
 def test_a_key_is_the_same_with_and_without_quotes(demo: Demo) -> None:
-    # R2, C1
+    # R5, C1
     key = _key()
     first, second = demo.order(f'"{key}"'), demo.order(key)
     assert first.status_code == 201
@@ -138,7 +139,7 @@ def test_a_key_is_the_same_with_and_without_quotes(demo: Demo) -> None:
 
 
 def test_two_key_lines_are_refused(demo: Demo) -> None:
-    # R8: which of the two would it be?
+    # R7: which of the two would it be?
     before = demo.orders()
     body = json.dumps(TEAPOT).encode()
     lines = [

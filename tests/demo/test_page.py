@@ -86,7 +86,7 @@ def test_no_handler_is_written_into_the_page(demo: Demo) -> None:
 
 
 def test_the_link_of_every_refusal_leads_to_its_section(demo: Demo) -> None:
-    # R233
+    # R11
     ids = _Elements(_text(demo, "/idempotency")).values("id")
     assert {problem.slug for problem in PROBLEMS.values()} <= set(ids)
     refused = demo.order(None, token=ALPHA)
