@@ -95,7 +95,6 @@ def test_what_sqlite_quotes_hides_nothing(sql):
         "rollback work to a",
         "prepare q as select 1",
         "set local statement_timeout = 1",
-        "set session x = 1",
         "select commit from t",
         "pragma foreign_key_check",
         "pragma table_info(journal_mode)",
@@ -123,3 +122,26 @@ def test_the_error_names_what_was_said_and_nothing_of_the_data():
     assert "COMMIT is refused" in str(caught.value)
     assert "SAVEPOINT" in str(caught.value)
     assert "4111" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "set role tenant_7",
+        "SET SESSION search_path = x",
+        "set search_path to x",
+        "reset all",
+        "discard all",
+        "listen x",
+    ],
+)
+def test_what_would_outlive_the_transaction_is_refused(sql):
+    with pytest.raises(TransactionControlError, match="SET LOCAL"):
+        refuse_transaction_control(sql)
+
+
+@pytest.mark.parametrize(
+    "sql", ["set local role tenant_7", "SET CONSTRAINTS ALL DEFERRED", "update x set y = 1", "select 'set role x'"]
+)
+def test_what_ends_with_the_transaction_is_allowed(sql):
+    refuse_transaction_control(sql)

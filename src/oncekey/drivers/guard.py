@@ -14,11 +14,14 @@ from oncekey.core.sqltext import Dialect, Sentence, sentences
 
 # Looking for the words first keeps the lexer away from nearly every statement.
 _SUSPECT: Final = re.compile(
-    r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|attach|detach|pragma)\b", re.IGNORECASE
+    r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|reset|discard|listen|attach|detach|pragma)\b",
+    re.IGNORECASE,
 )
 _ALWAYS: Final = frozenset({"BEGIN", "COMMIT", "END", "ABORT", "ATTACH", "DETACH"})
 _FIRST_TWO: Final = frozenset({"START TRANSACTION", "PREPARE TRANSACTION", "SET TRANSACTION"})
 _FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
+_SESSION: Final = frozenset({"RESET", "DISCARD", "LISTEN"})
+_IN_TRANSACTION: Final = frozenset({"LOCAL", "CONSTRAINTS"})
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
@@ -30,6 +33,11 @@ def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) ->
         what = _control(sentence)
         if what is not None:
             raise refusal(what)
+        if dialect is Dialect.POSTGRES and _outlives(sentence):
+            raise TransactionControlError(
+                f"{sentence.tokens[0]} is refused here: it would outlive this transaction on a connection that other "
+                "requests use next. Say SET LOCAL instead"
+            )
 
 
 def refusal(what: str) -> TransactionControlError:
@@ -53,6 +61,12 @@ def _control(sentence: Sentence) -> str | None:
     if words in _FIRST_TWO or " ".join(sentence.tokens[:3]) == _FIRST_THREE:
         return words
     return None
+
+
+def _outlives(sentence: Sentence) -> bool:
+    """Whether the statement changes the session: a role or a search path must not reach the next borrower."""
+    first, second = (*sentence.tokens, "")[:2]
+    return first in _SESSION or (first == "SET" and second not in _IN_TRANSACTION)
 
 
 def _to_savepoint(rest: list[str]) -> bool:
