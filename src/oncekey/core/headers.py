@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
+
+from oncekey.core.model import SECOND
 
 if TYPE_CHECKING:
     from oncekey.core.model import Headers, Instant
@@ -71,7 +74,12 @@ def target(url: str) -> bytes:
 
 def http_date(instant: Instant) -> bytes:
     """An IMF-fixdate. The fraction is cut off: a promise to keep something is never rounded up."""
-    moment = _EPOCH + timedelta(microseconds=instant)
+    return _date_of(instant // SECOND)
+
+
+@lru_cache(maxsize=1024)
+def _date_of(seconds: int) -> bytes:
+    moment = _EPOCH + timedelta(seconds=seconds)
     day, month = _DAYS[moment.weekday()], _MONTHS[moment.month - 1]
     return f"{day}, {moment.day:02} {month} {moment.year:04} {moment:%H:%M:%S} GMT".encode("ascii")
 

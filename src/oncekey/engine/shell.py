@@ -33,6 +33,7 @@ class Engine:
     def __init__(self, store: Store, driver: Driver) -> None:
         self.store = store
         self.driver = driver
+        self._shares = driver if isinstance(driver, Shares) else None
 
     def begin(self, claim: Claim, policy: Policy) -> Verdict:
         """Ask for the right to execute."""
@@ -60,9 +61,9 @@ class Engine:
 
     def open(self) -> OpenTransaction:
         """Open a business transaction."""
-        if not isinstance(self.driver, Shares):
+        if self._shares is None:
             raise ConfigurationError(UNSHARED)
-        return self.driver.begin()
+        return self._shares.begin()
 
     def check(self) -> None:
         """Refuse a schema that this version cannot work with."""
@@ -83,6 +84,7 @@ class AsyncEngine:
     def __init__(self, store: Store, driver: AsyncDriver) -> None:
         self.store = store
         self.driver = driver
+        self._shares = driver if isinstance(driver, AsyncShares) else None
 
     async def begin(self, claim: Claim, policy: Policy) -> Verdict:
         """Ask for the right to execute."""
@@ -110,9 +112,9 @@ class AsyncEngine:
 
     async def open(self) -> AsyncOpenTransaction:
         """Open a business transaction."""
-        if not isinstance(self.driver, AsyncShares):
+        if self._shares is None:
             raise ConfigurationError(UNSHARED)
-        return await self.driver.begin()
+        return await self._shares.begin()
 
     async def check(self) -> None:
         """Refuse a schema that this version cannot work with."""

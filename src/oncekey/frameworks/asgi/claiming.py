@@ -88,7 +88,7 @@ async def make_claim(
             incarnation=incarnation,
             operation=enrolment.operation,
             effects=enrolment.effects,
-            recovery=policy.recovery_for(enrolment.effects),
+            recovery=enrolment.recovery,
             method=request.method,
             path=request.path,
             fingerprint=mark,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
+from oncekey.core.model import Effects, Recovery
 from oncekey.core.policy import Policy
 
 if TYPE_CHECKING:
@@ -35,11 +35,14 @@ class Enrolment:
     """Chooses what the fingerprint is made of, where the body as a whole is not it (R39)."""
     blocking: bool = False
     """The handler is a plain `def`."""
+    recovery: Recovery = field(init=False)
+    """What a lease that ran out means; worked out once, because it is stored with every claim."""
 
     def __post_init__(self) -> None:
         if self.effects not in (Effects.LOCAL, Effects.INLINE):
             raise ConfigurationError(LATER.format(effects=self.effects.name))
-        self.policy.check(self.effects)
+        # The only way to fill in a field of a frozen class is around its guard.
+        object.__setattr__(self, "recovery", self.policy.recovery_for(self.effects))
 
 
 def enrol(operation: str, effects: Effects, policy: Policy, *, key: str = "required", **options: object) -> Enrolment:
