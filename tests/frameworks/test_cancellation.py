@@ -192,6 +192,38 @@ async def test_a_settlement_is_entered_once_and_its_answer_is_sent(effects: Any,
     assert len(shop.runs) == (1 if effects is INLINE else 2)
 
 
+async def test_a_settlement_that_fails_for_another_reason_is_not_entered_again_either() -> None:
+    # apishape 1: a second one would say "crashed" over whatever the first one wrote
+    shop = ordering(INLINE)
+
+    async def written_and_broken(do: Any) -> None:
+        do()
+        raise KeyError("a bug of a driver's")
+
+    shop.ledger.faults["settle"].append(written_and_broken)
+    with pytest.raises(KeyError):
+        await shop.caller("/orders").run(raising=True)
+    assert (shop.ledger.log.count("settle"), shop.state) == (1, "completed")
+    assert (await shop.send("/orders")).replayed
+
+
+async def test_a_handler_that_is_cancelled_has_not_said_its_last_word() -> None:
+    # R105: `on_5xx=store` keeps errors of the handler, and a server that stops is none
+    shop = Shop()
+    entered = asyncio.Event()
+
+    @shop.post(effects=INLINE, on_5xx="store")
+    async def create() -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(shop.send("/orders"))
+    await entered.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert shop.state == "unknown"
+
+
 async def test_a_commit_that_is_cancelled_half_way_is_asked_after() -> None:
     # P7: cancelled after COMMIT was sent, so only the record knows
     shop = ordering(LOCAL)
