@@ -99,14 +99,14 @@ class AsyncpgDriver:
                     assert_never(mode)
 
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
-        # A migration may take its time, so there is no limit.
-        begun = await begin(connection, "", None, transaction.name)
+        begun = await begin(connection, "", self._limit, transaction.name)
         try:
+            # A migration may take its time, so there is no limit here.
             result = await astep(transaction.body(), partial(execute, connection, None, Mode.ATOMIC))
         except BaseException:
             await undo(connection, begun, self._limit)
             raise
-        await commit(connection, begun, None, transaction.name)
+        await commit(connection, begun, self._limit, transaction.name)
         return result
 
     async def _opened(self) -> AsyncpgTransaction:

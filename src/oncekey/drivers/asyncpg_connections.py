@@ -9,6 +9,7 @@ import asyncpg
 from oncekey.core.errors import StoreError
 from oncekey.drivers.postgres_errors import (
     SYNC_WAIT_CANCELLED,
+    LostError,
     is_the_end,
     lost,
     lost_commit,
@@ -31,6 +32,7 @@ FAILURES: Final = (
 """What executing can raise. A time-out is an `OSError`, and so is whatever the network does."""
 
 _VALUES: Final = ("22", "23")
+_MID_GOODBYE: Final = "cannot switch to state"
 
 
 class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
@@ -40,6 +42,8 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         super().__init__(*args, **kwargs)
         self.tag = ""
         self.unsure = False
+        self.suspect = False
+        self.stand_in: Any = None
         self._settings = ""
 
     def get_reset_query(self) -> str:
@@ -60,6 +64,10 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         await transaction.start()
         return transaction
 
+    def itself(self) -> StoreConnection:
+        """This very connection: what a pool lends is a stand-in that forgets everything when it is lost."""
+        return self
+
     def attend(self) -> None:
         """Listen for the warning of a commit that is not safe yet."""
         self.unsure = False
@@ -74,25 +82,21 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             self.unsure = True
 
 
-def is_gone(connection: Any) -> bool:  # noqa: ANN401  (a connection, or one that a pool lent)
-    """Whether the connection is closed; one that its pool has taken away does not even say so any more."""
-    try:
-        return bool(connection.is_closed())
-    except asyncpg.InterfaceError:
-        return True
-
-
-def statement_error(error: Exception, connection: Any, mode: Mode, what: str) -> StoreError:  # noqa: ANN401  (as above)
+def statement_error(error: Exception, connection: Any, mode: Mode, what: str) -> StoreError:  # noqa: ANN401
     """The store's error for a statement."""
+    if _was_never_sent(error, connection):
+        connection.suspect = True
+        connection.terminate()
+        return LostError(f"{what}: the connection was lost before")
     return lost(mode, what) if _was_lost(error, connection) else _refused(error, what)
 
 
-def commit_error(error: Exception, connection: Any, what: str) -> StoreError:  # noqa: ANN401  (as above)
+def commit_error(error: Exception, connection: asyncpg.Connection, what: str) -> StoreError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
     return lost_commit(what) if _was_lost(error, connection) else _refused(error, what)
 
 
-def check_commit(connection: Any, what: str) -> None:  # noqa: ANN401  (as above)
+def check_commit(connection: StoreConnection, what: str) -> None:
     """A COMMIT has to be answered with COMMIT, and without a warning that it is not safe yet."""
     if connection.tag != "COMMIT":
         raise not_committed(connection.tag, what)
@@ -106,11 +110,18 @@ def cause(error: Exception) -> Exception | None:
     return None if told else error
 
 
-def _was_lost(error: Exception, connection: Any) -> bool:  # noqa: ANN401  (as above)
+def _was_never_sent(error: Exception, connection: asyncpg.Connection) -> bool:
+    """Whether asyncpg refused to speak, because the server had said goodbye before we said anything."""
+    if isinstance(error, asyncpg.InterfaceError):
+        return bool(connection.is_closed()) and not isinstance(error, asyncpg.DataError)
+    return isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_MID_GOODBYE)
+
+
+def _was_lost(error: Exception, connection: asyncpg.Connection) -> bool:
     if isinstance(error, OSError):
         return True
     ended = is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))
-    return ended or is_gone(connection)
+    return ended or bool(connection.is_closed())
 
 
 def _refused(error: Exception, what: str) -> StoreError:

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 
-from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection, is_gone
+from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection
 from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.slots import AsyncSlots, business_share
 
@@ -29,7 +29,7 @@ class AsyncpgPool:
         self._pool: asyncpg.Pool | None = None
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[Any]:
+    async def lent(self) -> AsyncIterator[StoreConnection]:
         """A connection for a moment."""
         connection = await self._take(time.monotonic() + self._timeout)
         try:
@@ -37,7 +37,7 @@ class AsyncpgPool:
         finally:
             await self._give(connection)
 
-    async def take(self) -> Any:  # noqa: ANN401  (a `StoreConnection` as asyncpg's pool lends it)
+    async def take(self) -> StoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
         await self._business.acquire(deadline)
@@ -47,7 +47,7 @@ class AsyncpgPool:
             self._business.release()
             raise
 
-    async def give(self, connection: Any) -> None:  # noqa: ANN401  (as above)
+    async def give(self, connection: StoreConnection) -> None:
         """The end of a business transaction."""
         try:
             await self._give(connection)
@@ -64,27 +64,34 @@ class AsyncpgPool:
         except TimeoutError:
             self._pool.terminate()
 
-    async def _take(self, deadline: float) -> Any:  # noqa: ANN401  (as above)
+    async def _take(self, deadline: float) -> StoreConnection:
         await self._slots.acquire(deadline)
         try:
-            return await (await self._opened()).acquire()
+            lent = await (await self._opened()).acquire()
+            connection: StoreConnection = lent.itself()
+            connection.stand_in = lent
         except FAILURES as error:
             self._slots.release()
             raise unreachable(str(error) or "no answer in time") from error
         except BaseException:
             self._slots.release()
             raise
+        return connection
 
-    async def _give(self, connection: Any) -> None:  # noqa: ANN401  (as above)
+    async def _give(self, connection: StoreConnection) -> None:
         assert self._pool is not None
         try:
-            if not is_gone(connection):
+            if not connection.is_closed():
                 connection.disregard()
-            await self._pool.release(connection, timeout=GRACE)
+                await self._pool.release(connection.stand_in, timeout=GRACE)
         except FAILURES:
-            # asyncpg has closed it. Where one server does not answer, the others' silence is no good sign either.
-            await self._pool.expire_connections()
+            connection.suspect = True
         finally:
+            if connection.is_closed():
+                connection.terminate()
+            if connection.suspect:
+                # Where one server said goodbye or nothing at all, the others' silence is no good sign either.
+                await self._pool.expire_connections()
             self._slots.release()
 
     async def _opened(self) -> asyncpg.Pool:

@@ -10,7 +10,6 @@ from oncekey.drivers.asyncpg_connections import (
     cause,
     check_commit,
     commit_error,
-    is_gone,
     statement_error,
 )
 from oncekey.drivers.placeholders import numbered
@@ -51,8 +50,8 @@ async def begin(connection: Any, settings: str, limit: float | None, what: str) 
 
 async def commit(connection: Any, transaction: Any, limit: float | None, what: str) -> None:  # noqa: ANN401
     """Commit, or say what became of it."""
-    connection.attend()
     try:
+        connection.attend()
         async with asyncio.timeout(limit):
             await transaction.commit()
     except FAILURES as error:
@@ -62,7 +61,7 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
 
 async def undo(connection: Any, transaction: Any, limit: float | None) -> None:  # noqa: ANN401
     """Roll back if that is still possible, else close the connection."""
-    if is_gone(connection):
+    if connection.is_closed():
         return
     try:
         async with asyncio.timeout(limit):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.asyncpg_connections import FAILURES, cause, is_gone, statement_error
+from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_guard import OVER, GuardedConnection
 from oncekey.drivers.asyncpg_saying import commit, execute, undo
 from oncekey.flow import Mode, astep
@@ -80,7 +80,7 @@ class AsyncpgTransaction:
     @property
     def _was_ended(self) -> bool:
         """Whether somebody else ended the transaction (F16)."""
-        return not is_gone(self._raw) and not self._raw.is_in_transaction()
+        return not self._raw.is_closed() and not self._raw.is_in_transaction()
 
     async def _begin_again(self) -> None:
         try:

@@ -106,9 +106,10 @@ class PsycopgDriver:
                 with self._pool.lent(self._limit) as connection:
                     return step(transaction.body(), partial(execute_alone, connection, mode))
             case Mode.ATOMIC:
-                # A migration may take its time, so there is no limit.
-                with self._pool.lent() as connection, _begun(connection, transaction.name):
+                with self._pool.lent(self._limit) as connection, _begun(connection, transaction.name, self._limit):
+                    connection.limit = None  # a migration may take its time
                     result = step(transaction.body(), partial(execute, connection, mode))
+                    connection.limit = self._limit
                     commit(connection, transaction.name)
                     return result
             case _:
@@ -179,9 +180,13 @@ class AsyncPsycopgDriver:
                 async with self._pool.lent(self._limit) as connection:
                     return await astep(transaction.body(), partial(aexecute_alone, connection, mode))
             case Mode.ATOMIC:
-                # A migration may take its time, so there is no limit.
-                async with self._pool.lent() as connection, _abegun(connection, transaction.name):
+                async with (
+                    self._pool.lent(self._limit) as connection,
+                    _abegun(connection, transaction.name, self._limit),
+                ):
+                    connection.limit = None  # a migration may take its time
                     result = await astep(transaction.body(), partial(aexecute, connection, mode))
+                    connection.limit = self._limit
                     await acommit(connection, transaction.name)
                     return result
             case _:
@@ -221,21 +226,23 @@ def opening(idle_timeout: float) -> str:
 
 
 @contextmanager
-def _begun(connection: StoreConnection, what: str) -> Iterator[None]:
+def _begun(connection: StoreConnection, what: str, limit: float) -> Iterator[None]:
     begin(connection, BEGIN, what)
     try:
         yield
     except BaseException:
+        connection.limit = limit
         undo(connection)
         raise
 
 
 @asynccontextmanager
-async def _abegun(connection: AsyncStoreConnection, what: str) -> AsyncIterator[None]:
+async def _abegun(connection: AsyncStoreConnection, what: str, limit: float) -> AsyncIterator[None]:
     await abegin(connection, BEGIN, what)
     try:
         yield
     except BaseException:
+        connection.limit = limit
         await aundo(connection)
         raise
 

@@ -99,7 +99,7 @@ class Pool:
         self._shelf: Shelf[StoreConnection] = Shelf()
 
     @contextmanager
-    def lent(self, limit: float | None = None) -> Iterator[StoreConnection]:
+    def lent(self, limit: float) -> Iterator[StoreConnection]:
         """A connection for a moment."""
         connection = self._take(time.monotonic() + self._timeout)
         connection.limit = limit
@@ -154,7 +154,7 @@ class AsyncPool:
         self._shelf: Shelf[AsyncStoreConnection] = Shelf()
 
     @asynccontextmanager
-    async def lent(self, limit: float | None = None) -> AsyncIterator[AsyncStoreConnection]:
+    async def lent(self, limit: float) -> AsyncIterator[AsyncStoreConnection]:
         """A connection for a moment."""
         connection = await self._take(time.monotonic() + self._timeout)
         connection.limit = limit

@@ -1,0 +1,392 @@
+"""What the network and the server can do to a driver: lost replies, lost commits, silence, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+
+import psycopg
+import pytest
+
+from drivers.postgres.conftest import ORDERS
+from drivers.postgres.drivers import ASYNCPG, ask, engine, opened, raw_of, saying
+from harness.dsn import through
+from harness.postgres import PostgresServer
+from harness.proxy import Proxy
+from harness.tables import await_waiters, make_tables
+from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
+from oncekey.core.model import Proceed, Replay, Retryable, State
+from oncekey.core.policy import Policy
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.testing.claims import a_claim, again, answered
+
+INSERT = "INSERT INTO orders (item) VALUES ('{}')"
+
+
+@pytest.fixture
+def proxy(dsn):
+    with Proxy.before(dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(dsn, proxy):
+    """The database, with the proxy in between."""
+    return through(dsn, proxy.port)
+
+
+def count(raw, item: str) -> int:
+    return raw.execute("SELECT count(*) FROM orders WHERE item = %s", [item]).fetchone()[0]
+
+
+async def claimed(driver, claim=None):
+    verdict = await engine(driver).begin(claim or a_claim(), Policy())
+    assert isinstance(verdict, Proceed)
+    return verdict.lease
+
+
+async def ready_to_commit(driver):
+    """A claim, an order and the record in one transaction that has yet to be committed."""
+    item = uuid.uuid4().hex
+    lease, transaction = await claimed(driver), await driver.begin()
+    await ask(transaction, INSERT.format(item))
+    assert (await engine(driver).settle_within(transaction, lease, answered())).ours
+    return lease, transaction, item
+
+
+class TestLostCommits:
+    """P7, F8: nobody knows until the record's own row says so."""
+
+    async def test_one_that_happened(self, kind, dsn, far, proxy, raw):
+        async with opened(kind, far) as driver:
+            lease, transaction, item = await ready_to_commit(driver)
+            lost = proxy.lose_reply(b"COMMIT", b"COMMIT")
+            with pytest.raises(CommitAmbiguousError):
+                await transaction.commit()
+            assert lost.is_set()
+            await transaction.rollback()
+            settled = await engine(driver).settle_lost_commit(lease)
+            assert not settled.ours
+            assert settled.snapshot.record.state is State.COMPLETED
+            assert settled.snapshot.record.response == answered().response
+            assert count(raw, item) == 1
+
+    async def test_one_that_did_not(self, kind, far, proxy, raw):
+        async with opened(kind, far) as driver:
+            lease, transaction, item = await ready_to_commit(driver)
+            lost = proxy.lose_request(b"COMMIT")
+            with pytest.raises(CommitAmbiguousError):
+                await transaction.commit()
+            assert lost.is_set()
+            await transaction.rollback()
+            settled = await engine(driver).settle_lost_commit(lease)
+            assert settled.ours
+            assert settled.snapshot.record.state is State.FAILED_RETRYABLE
+            assert count(raw, item) == 0
+
+    async def test_one_that_is_still_under_way(self, kind, dsn, far, proxy, raw):  # F8
+        async with opened(kind, far) as driver:
+            lease, transaction, item = await ready_to_commit(driver)
+            late = proxy.postpone(b"COMMIT", b"COMMIT")
+            with pytest.raises(CommitAmbiguousError):
+                await transaction.commit()
+            await transaction.rollback()
+            # A plain look would take it for rolled back.
+            assert (await engine(driver).find(lease.id)).record.state is State.IN_PROGRESS
+            finding_out = asyncio.create_task(engine(driver).settle_lost_commit(lease))
+            await asyncio.to_thread(await_waiters, dsn)
+            assert not finding_out.done()
+            await asyncio.to_thread(late.deliver)
+            settled = await finding_out
+            assert not settled.ours
+            assert settled.snapshot.record.state is State.COMPLETED
+            assert count(raw, item) == 1
+
+    async def test_one_that_never_ends_is_given_up_in_time(self, kind, far, proxy):  # F8
+        async with opened(kind, far, statement_timeout=0.1) as driver:
+            lease, transaction, _ = await ready_to_commit(driver)
+            late = proxy.postpone(b"COMMIT", b"COMMIT")
+            with pytest.raises(CommitAmbiguousError):
+                await transaction.commit()
+            await transaction.rollback()
+            began = time.monotonic()
+            with pytest.raises(StoreError):
+                await engine(driver).settle_lost_commit(lease)
+            assert time.monotonic() - began < 5
+            await asyncio.to_thread(late.deliver)
+            settled = await engine(driver).settle_lost_commit(lease)
+            assert settled.snapshot.record.state is State.COMPLETED
+
+    async def test_one_of_several_statements(self, kind, far, proxy, raw):
+        item = uuid.uuid4().hex
+        async with opened(kind, far) as driver:
+
+            def body():
+                yield Statement("order", INSERT.format(item))
+                # Not before: the text of BEGIN has the word in it, too.
+                proxy.lose_reply(b"COMMIT", b"COMMIT")
+
+            with pytest.raises(CommitAmbiguousError):
+                await driver.run(Transaction("order", Mode.ATOMIC, body))
+        assert count(raw, item) == 1
+
+
+class TestLostReplies:
+    async def test_a_claim_finds_itself_again(self, kind, far, proxy):  # P7, F8
+        async with opened(kind, far) as driver:
+            await claimed(driver)  # asyncpg prepares its statement here, and later sends only the values
+            claim = a_claim()
+            lost = proxy.lose_reply(claim.id.key.encode(), claim.owner.encode())
+            lease = await claimed(driver, claim)
+            assert lost.is_set()
+            record = (await engine(driver).find(claim.id)).record
+            assert (record.owner, record.fence, record.version, record.attempts) == (claim.owner, 1, 1, 1)
+            # It is no zombie: what it says next is heard.
+            assert (await engine(driver).settle(lease, answered())).ours
+
+    async def test_a_claim_that_never_arrived_is_made(self, kind, far, proxy):
+        async with opened(kind, far) as driver:
+            await claimed(driver)
+            claim = a_claim()
+            lost = proxy.lose_request(claim.id.key.encode())
+            await claimed(driver, claim)
+            assert lost.is_set()
+
+    async def test_a_take_over_finds_itself_again(self, kind, far, proxy):
+        async with opened(kind, far) as driver:
+            claim = a_claim()
+            await engine(driver).settle(await claimed(driver, claim), Retryable("x"))
+            ours = again(claim)
+            # Only a take-over names the incarnation that it saw.
+            seen = claim.incarnation.bytes if kind == ASYNCPG else str(claim.incarnation).encode()
+            lost = proxy.lose_reply(seen, ours.owner.encode())
+            lease = await claimed(driver, ours)
+            assert lost.is_set()
+            assert lease.fence == 2
+
+    async def test_a_settlement_is_repeated(self, kind, far, proxy):
+        async with opened(kind, far) as driver:
+            await engine(driver).settle(await claimed(driver), answered())
+            lease, body = await claimed(driver), uuid.uuid4().hex.encode()
+            lost = proxy.lose_reply(body, body)
+            settled = await engine(driver).settle(lease, answered(body))
+            assert lost.is_set()
+            assert settled.ours
+            assert settled.snapshot.record.version == 2
+
+    async def test_a_single_write_is_ambiguous(self, kind, far, proxy, raw):
+        item = uuid.uuid4().hex
+        text = "INSERT INTO orders (item) VALUES (:item) RETURNING item"
+        async with opened(kind, far) as driver:
+            await driver.run(saying(Mode.SINGLE, text, item=uuid.uuid4().hex))
+            proxy.lose_reply(item.encode(), item.encode())
+            with pytest.raises(CommitAmbiguousError):
+                await driver.run(saying(Mode.SINGLE, text, item=item))
+        assert count(raw, item) == 1
+
+    async def test_a_read_is_said_again_on_another_connection(self, kind, far, proxy):
+        text = "SELECT :word::text"
+        async with opened(kind, far) as driver:
+            await driver.run(saying(Mode.READ, text, word="warm"))
+            lost = proxy.lose_reply(b"once", b"once")
+            assert await driver.run(saying(Mode.READ, text, word="once")) == [("once",)]
+            assert lost.is_set()
+
+    async def test_but_only_once(self, kind, far, proxy):
+        text = "SELECT :word::text"
+        async with opened(kind, far) as driver:
+            await driver.run(saying(Mode.READ, text, word="warm"))
+            lost = [proxy.lose_request(b"never") for _ in range(2)]
+            with pytest.raises(StoreUnavailableError):
+                await driver.run(saying(Mode.READ, text, word="never"))
+            assert all(one.is_set() for one in lost)
+
+    async def test_a_transaction_that_was_not_committed_is_said_again(self, kind, far, proxy, raw):
+        item = uuid.uuid4().hex
+        text = "INSERT INTO orders (item) VALUES (:item) RETURNING item"
+        async with opened(kind, far) as driver:
+            await driver.run(saying(Mode.SINGLE, text, item=uuid.uuid4().hex))
+            lost = proxy.lose_reply(item.encode(), item.encode())
+            assert await driver.run(saying(Mode.ATOMIC, text, item=item)) == [(item,)]
+            assert lost.is_set()
+        assert count(raw, item) == 1
+
+    async def test_a_business_transaction_that_loses_its_connection_did_not_happen(self, kind, far, proxy, raw):
+        async with opened(kind, far, pool_size=2) as driver:
+            lease, transaction, item = await ready_to_commit(driver)
+            await asyncio.to_thread(proxy.cut)
+            with pytest.raises(StoreError):
+                await engine(driver).settle_within(transaction, lease, answered())
+            await transaction.rollback()
+            assert count(raw, item) == 0
+            await (await driver.begin()).rollback()
+            assert (await engine(driver).settle_lost_commit(lease)).ours
+
+
+class TestSilence:
+    async def test_a_server_that_says_nothing_is_given_up(self, kind, far, proxy):
+        # Techniques, test 5: no hang past the time-out.
+        async with opened(kind, far, pool_size=4, timeout=0.3, statement_timeout=0.1) as driver:
+            await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(4)))
+            await asyncio.to_thread(proxy.hold)
+            began = time.monotonic()
+            for mode in (Mode.READ, Mode.SINGLE):
+                with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
+                    await driver.run(saying(mode, "SELECT 1"))
+            assert time.monotonic() - began < 15
+            await asyncio.to_thread(proxy.release)
+            assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
+
+    async def test_a_lock_that_is_not_given_up_is_not_waited_for_for_ever(self, kind, dsn, raw):
+        async with opened(kind, dsn, statement_timeout=0.1) as driver:
+            claim = a_claim()
+            lease = await claimed(driver, claim)
+            with raw.transaction():
+                raw.execute("SELECT * FROM oncekey.record WHERE key = %s FOR UPDATE", [claim.id.key])
+                began = time.monotonic()
+                with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
+                    await engine(driver).settle(lease, answered())
+                assert time.monotonic() - began < 5
+            settled = await engine(driver).settle(lease, answered())
+            assert settled.ours
+            assert isinstance(await engine(driver).begin(again(claim), Policy()), Replay)
+
+    async def test_a_statement_that_the_server_stopped_did_not_happen(self, dsn, raw):
+        # psycopg hears that it was stopped, so this is certain; asyncpg does not wait to hear it.
+        async with opened("psycopg", dsn, statement_timeout=0.1) as driver:
+            with raw.transaction():
+                raw.execute("LOCK TABLE orders")
+                with pytest.raises(StoreUnavailableError, match="57014"):
+                    await driver.run(saying(Mode.SINGLE, INSERT.format("stopped")))
+        assert count(raw, "stopped") == 0
+
+
+TERMINATE = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+class TestServers:
+    async def test_terminated_sessions_are_noticed_before_anything_is_lost_on_them(self, kind, dsn, raw):
+        async with opened(kind, dsn, pool_size=5, timeout=30) as driver:
+            await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(20)))
+            assert raw.execute(TERMINATE).fetchone()[0] >= 5
+            await self.all_gone(raw)
+            # Not one of these is ambiguous: nothing was sent on the dead connections.
+            for _ in range(5):
+                assert await driver.run(saying(Mode.SINGLE, "SELECT 1")) == [(1,)]
+            await (await driver.begin()).rollback()
+
+    async def all_gone(self, raw):
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        deadline = time.monotonic() + 10
+        while raw.execute(query).fetchone() != (0,):
+            assert time.monotonic() < deadline
+        # An event loop reads what came in only when it gets a turn.
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    async def test_a_storm_of_terminations(self, kind, dsn):
+        # Techniques, test 4: whatever was acknowledged is there, and the pool recovers by itself.
+        acknowledged, outcomes = [], Counter()
+        async with opened(kind, dsn, pool_size=6, timeout=5) as driver:
+            over = asyncio.Event()
+
+            async def client():
+                while not over.is_set():
+                    claim, body = a_claim(), uuid.uuid4().hex.encode()
+                    try:
+                        lease = await claimed(driver, claim)
+                        if (await engine(driver).settle(lease, answered(body))).ours:
+                            acknowledged.append((claim, body))
+                            outcomes["acknowledged"] += 1
+                    except (StoreUnavailableError, CommitAmbiguousError) as error:
+                        outcomes[type(error).__name__] += 1
+
+            def storm():
+                with psycopg.connect(dsn, autocommit=True) as killer:
+                    for _ in range(30):
+                        killer.execute(TERMINATE)
+                        killer.execute("SELECT pg_sleep(0.03)")
+
+            async def weather():
+                await asyncio.to_thread(storm)
+                over.set()
+
+            await asyncio.gather(weather(), *(client() for _ in range(6)))
+            assert outcomes["acknowledged"] > 10, outcomes
+            assert await driver.run(saying(Mode.SINGLE, "SELECT 1")) == [(1,)]
+            for claim, body in acknowledged:
+                verdict = await engine(driver).begin(again(claim), Policy())
+                assert isinstance(verdict, Replay)
+                assert verdict.record.response.body == body
+
+    async def test_a_restart_is_survived(self, kind, crashable_postgres: PostgresServer):
+        # Techniques, section 4: peers need to be restarted themselves.
+        server = crashable_postgres
+        dsn = make_tables(server.create_database("restarted"))
+        async with opened(kind, dsn, pool_size=5) as driver:
+            claim = a_claim()
+            await engine(driver).settle(await claimed(driver, claim), answered())
+            await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(20)))
+            for end in (server.stop, server.kill):
+                open_one = await driver.begin()
+                await asyncio.to_thread(end)
+                began = time.monotonic()
+                for _ in range(3):
+                    with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
+                        await driver.run(saying(Mode.SINGLE, "SELECT 1"))
+                    with pytest.raises(StoreUnavailableError):
+                        await driver.begin()
+                with pytest.raises(StoreError):
+                    await open_one.commit()
+                assert time.monotonic() - began < 5  # R110: said at once, each time
+                await asyncio.to_thread(server.start)
+                # Not a moment later, and without help.
+                assert isinstance(await engine(driver).begin(again(claim), Policy()), Replay)
+                await claimed(driver)
+                await (await driver.begin()).rollback()
+
+
+class TestStandbys:
+    """Techniques, finding 5: a commit that stops waiting for its standby answers like any other."""
+
+    async def test_a_commit_that_stopped_waiting_is_ambiguous(self, kind):
+        with PostgresServer() as server:
+            dsn = make_tables(server.create_database("waiting"))
+            with psycopg.connect(dsn, autocommit=True) as raw:
+                raw.execute(ORDERS)
+                raw.execute("SET synchronous_commit = local")
+                async with opened(kind, dsn) as driver:
+                    lease, transaction = await claimed(driver), await driver.begin()
+                    await ask(transaction, INSERT.format("x"))
+                    assert (await engine(driver).settle_within(transaction, lease, answered())).ours
+                    raw.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+                    raw.execute("SELECT pg_reload_conf()")
+                    await self.give_up_waiting(raw, transaction.commit())
+                    await transaction.rollback()
+                    await self.give_up_waiting(
+                        raw, driver.run(saying(Mode.SINGLE, "INSERT INTO orders (item) VALUES ('y')"))
+                    )
+                    # What only reads commits nothing, and so is sure.
+                    assert await driver.run(saying(Mode.READ, "SELECT count(*) FROM orders")) == [(2,)]
+
+    async def give_up_waiting(self, raw, committing):
+        waiting = asyncio.create_task(committing)
+        cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        deadline = time.monotonic() + 10
+        while raw.execute(cancel).fetchone() == (0,):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0)
+        with pytest.raises(CommitAmbiguousError, match="standby"):
+            await waiting
+
+
+async def test_a_guarded_connection_says_what_it_guards(kind, dsn):
+    async with opened(kind, dsn) as driver:
+        transaction = await driver.begin()
+        assert repr(raw_of(transaction)) in repr(transaction.connection)
+        await transaction.rollback()
