@@ -54,7 +54,7 @@ class TestModes:
                 await driver.run(saying(Mode.READ, "SELECT 1"))
             with pytest.raises(StoreUnavailableError):
                 await driver.begin()
-            assert time.monotonic() - began < 2  # R110: reported at once, not after a time-out
+            assert time.monotonic() - began < 1.9  # R110: reported at once, not after a time-out of two seconds
             assert "sesame" not in str(refused.value)
 
     @pytest.mark.parametrize("mode", Mode)
@@ -216,7 +216,7 @@ class TestPools:
             began = time.monotonic()
             with pytest.raises(StoreUnavailableError, match="in use"):
                 await driver.begin()
-            assert 0.1 < time.monotonic() - began < 1.5
+            assert 0.1 < time.monotonic() - began < 5
             assert isinstance(await engine(driver).begin(a_claim(), Policy()), Proceed)
             await held.rollback()
             await (await driver.begin()).rollback()
