@@ -1,0 +1,254 @@
+"""One logical operation as a generator that does no I/O: what to send, how long to wait, and what came of it.
+
+It yields `Send` and `Wait`, is sent a `Reply` or a `Failure` for the one and nothing for the other, and returns an
+`Outcome`. Key, method, address and body are those of the call it was made with, on every try. `drive` and `adrive`
+are the only twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+
+from oncekey.client.exchange import Call, Failure, Reply, same_origin
+from oncekey.client.matrix import Move, is_ours, judge, polled
+from oncekey.client.profiles import IETF, Profile
+from oncekey.core.backoff import Backoff, retry_after
+from oncekey.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_DESCRIBES_BODY: Final = ("content-type", "content-length", "content-encoding", "transfer-encoding", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How far the client goes. `deadline` (seconds) must end well before the server forgets keys (R223)."""
+
+    profile: Profile = IETF
+    attempts: int = 5
+    deadline: float = 60.0
+    backoff: Backoff = field(default_factory=Backoff)
+    redirects: int = 5
+    methods: Collection[str] = frozenset({"POST", "PATCH"})
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not 0 < self.deadline < float("inf") or self.redirects < 0:
+            raise ConfigurationError("rules need attempts >= 1, a finite deadline > 0 and redirects >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the flow cannot know by itself: a clock that never jumps, the time of day, and chance from 0 to 1."""
+
+    clock: Callable[[], float]
+    time: Callable[[], float]
+    chance: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this now."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """This is the operation's answer; its key is used up (R218, R219)."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """It did not happen, and the same key may be sent again: never connected, not let in, too many requests."""
+
+    last: Reply | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """It may have happened."""
+
+    why: str
+    last: Reply | Failure
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Misused:
+    """The key belongs to another request."""
+
+    reply: Reply
+
+
+Outcome: TypeAlias = Answered | Unsettled | Unknown | Misused
+Action: TypeAlias = Send | Wait
+Attempts: TypeAlias = Generator[Action, Reply | Failure | None, Outcome]
+
+
+def attempts(call: Call, rules: Rules, world: World) -> Attempts:
+    """Everything that is done for one call, which has its key already."""
+    patience = _Patience(rules, world)
+    target, hops, doubt = call, 0, False
+    while True:
+        last = yield Send(target)
+        assert last is not None
+        row = judge(last, rules.profile)
+        doubt = doubt or row.doubt
+        if row.move is Move.REDIRECT and hops < rules.redirects and (moved := _moved(target, last)):
+            target, hops = call.at(moved), hops + 1
+            continue
+        ended = _ended(row.move, last, doubt=doubt)
+        if ended is not None:
+            return ended
+        found = yield from _pause(row.move, call, last, patience, rules.profile)
+        if found is None:
+            return _give_up("no answer before the client's limits were reached", last, doubt=doubt)
+        if isinstance(found, Reply):
+            return Answered(found)
+        yield Wait(found)
+        # A redirect is followed anew each time: retries go where the caller said.
+        target, hops = call, 0
+
+
+def _ended(move: Move, last: Reply | Failure, *, doubt: bool) -> Outcome | None:
+    """What came of it, if that is known now."""
+    match move:
+        case Move.STOP:
+            # It says nothing about what an earlier try did.
+            return _give_up("the last try was turned away", last, doubt=doubt)
+        case Move.EXPIRED:
+            return Unknown("the server has forgotten the key", last, expired=True)
+        case Move.RETRY | Move.WAIT | Move.POLL:
+            return None
+        case Move.ACCEPT | Move.REDIRECT | Move.MISUSED:
+            assert isinstance(last, Reply)
+            return Misused(last) if move is Move.MISUSED else Answered(last)
+        case _:
+            assert_never(move)
+
+
+def _pause(
+    move: Move, call: Call, last: Reply | Failure, patience: _Patience, profile: Profile
+) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
+    """How long to wait; None where there is no more room to wait in, and an answer if waiting brought one."""
+    if move is Move.POLL and isinstance(last, Reply):
+        return (yield from _poll(call, last, patience, profile))
+    return patience.while_working(last) if move is Move.WAIT else patience.after_failure(last)
+
+
+def _moved(call: Call, last: Reply | Failure) -> str | None:
+    location = last.field("Location") if isinstance(last, Reply) else None
+    return None if location is None else same_origin(call, location)
+
+
+def _poll(
+    call: Call, accepted: Reply, patience: _Patience, profile: Profile
+) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
+    """Look at the status resource until it is over: an answer, or the time to wait before the key is sent again."""
+    place = _moved(call, accepted)
+    pause = patience.while_working(accepted)
+    if place is None:
+        return pause
+    look = Call("GET", place, call.without(profile.field, *_DESCRIBES_BODY).headers)
+    while pause is not None:
+        yield Wait(pause)
+        seen = yield Send(look)
+        assert seen is not None
+        if isinstance(seen, Reply) and polled(seen) is Move.ACCEPT:
+            # What our status resource shows is a report; the answer itself is under the key.
+            fetch = is_ours(accepted, profile) or not _is_success(seen)
+            return patience.briefly() if fetch else seen
+        pause = patience.while_working(seen)
+    return None
+
+
+def _is_success(reply: Reply) -> bool:
+    return 200 <= reply.status < 300  # noqa: PLR2004  (the class of statuses)
+
+
+def _give_up(why: str, last: Reply | Failure, *, doubt: bool) -> Outcome:
+    return Unknown(why, last) if doubt else Unsettled(last)
+
+
+class _Patience:
+    """What is left of attempts and time. A pause is None where there is no room for it."""
+
+    def __init__(self, rules: Rules, world: World) -> None:
+        self._rules, self._world = rules, world
+        self._end = world.clock() + rules.deadline
+        self._failures = 0
+        self._waits = 0
+
+    def after_failure(self, last: Reply | Failure) -> float | None:
+        self._failures += 1
+        if self._failures >= self._rules.attempts:
+            return None
+        return self._pause(self._failures - 1, last)
+
+    def while_working(self, last: Reply | Failure) -> float | None:
+        self._waits += 1
+        return self._pause(self._waits - 1, last)
+
+    def briefly(self) -> float | None:
+        return self._within(self._rules.backoff.floor)
+
+    def _pause(self, failures: int, last: Reply | Failure) -> float | None:
+        said = last.field("Retry-After") if isinstance(last, Reply) else None
+        asked = None if said is None else retry_after(said, self._world.time())
+        return self._within(self._rules.backoff.wait(failures, self._world.chance(), asked=asked))
+
+    def _within(self, seconds: float) -> float | None:
+        # A wait that ends after the deadline is not begun: its end would bring nothing.
+        return seconds if self._world.clock() + seconds < self._end else None
+
+
+def drive(flow: Attempts, send: Callable[[Call], Reply | Failure], sleep: Callable[[float], object]) -> Outcome:
+    """Do what a flow says, in this thread."""
+    try:
+        action = next(flow)
+        while True:
+            match action:
+                case Send(call):
+                    action = flow.send(send(call))
+                case Wait(seconds):
+                    sleep(seconds)
+                    action = next(flow)
+                case _:
+                    assert_never(action)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+    finally:
+        flow.close()
+
+
+async def adrive(
+    flow: Attempts, send: Callable[[Call], Awaitable[Reply | Failure]], sleep: Callable[[float], Awaitable[object]]
+) -> Outcome:
+    """`drive`, awaiting each exchange and each pause."""
+    try:
+        action = next(flow)
+        while True:
+            match action:
+                case Send(call):
+                    action = flow.send(await send(call))
+                case Wait(seconds):
+                    await sleep(seconds)
+                    action = next(flow)
+                case _:
+                    assert_never(action)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+    finally:
+        flow.close()

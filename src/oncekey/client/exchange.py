@@ -1,0 +1,113 @@
+"""What goes out and what comes back, as plain values that every adapter can make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Fields: TypeAlias = tuple[tuple[str, str], ...]
+
+_PORTS: Final = {"http": 80, "https": 443}
+# A body that changes its length must not keep what described the old one.
+_ABOUT_LENGTH: Final = frozenset({"content-length", "transfer-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request whose body is bytes, so that nothing can change it between tries (R224)."""
+
+    method: str
+    url: str
+    # Credentials are in here, which is why no repr shows them.
+    headers: Fields = field(default=(), repr=False)
+    body: bytes = field(default=b"", repr=False)
+
+    def field(self, name: str) -> str | None:
+        """The first value of a header field."""
+        return _first(self.headers, name)
+
+    def with_field(self, name: str, value: str) -> Call:
+        """The same call with this header field, and no other of its name."""
+        return replace(self, headers=(*self.without(name).headers, (name, value)))
+
+    def without(self, *names: str) -> Call:
+        """The same call without these header fields."""
+        gone = {name.lower() for name in names}
+        return replace(self, headers=tuple(pair for pair in self.headers if pair[0].lower() not in gone))
+
+    def with_body(self, body: bytes) -> Call:
+        """The same call with another body."""
+        shorn = self.without(*_ABOUT_LENGTH)
+        return replace(shorn, headers=(*shorn.headers, ("Content-Length", str(len(body)))), body=body)
+
+    def at(self, url: str) -> Call:
+        """The same call to another address; `Host` follows the address."""
+        return replace(self.without("host"), url=url)
+
+    @property
+    def digest(self) -> str:
+        """What tells this operation from another one: method, address and body."""
+        parts = (self.method.upper().encode(), self.url.encode(), self.body)
+        return sha256(b"".join(b"%d:%s," % (len(part), part) for part in parts)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that arrived in full; `body` is decoded of its content coding."""
+
+    status: int
+    headers: Fields = ()
+    body: bytes = field(default=b"", repr=False)
+
+    def field(self, name: str) -> str | None:
+        """The first value of a header field."""
+        return _first(self.headers, name)
+
+
+class Loss(StrEnum):
+    """How an exchange failed; it decides whether the request may have had its effect."""
+
+    NOT_SENT = "not_sent"
+    """No byte of the request reached the server: refused, not resolved, no connection in time."""
+    LOST = "lost"
+    """The request may have arrived: time-out, reset, end or truncated answer after sending began."""
+    HOPELESS = "hopeless"
+    """Nothing was sent, and trying again would not change that: a wrong certificate, a wrong address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exchange without an answer, and the adapter's own exception for it."""
+
+    loss: Loss
+    error: Exception
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> Fields:
+    """Header fields as a value."""
+    return tuple((str(name), str(value)) for name, value in pairs)
+
+
+def same_origin(call: Call, location: str) -> str | None:
+    """The absolute form of `location` if it leads to the origin of the call, where its credentials may go."""
+    try:
+        target = urljoin(call.url, location)
+        return target if _origin(target) == _origin(call.url) else None
+    except ValueError:
+        return None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def _first(headers: Fields, name: str) -> str | None:
+    wanted = name.lower()
+    return next((value for field_name, value in headers if field_name.lower() == wanted), None)

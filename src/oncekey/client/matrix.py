@@ -1,0 +1,139 @@
+"""The retry matrix: what each answer means for the operation (standards 8.2; C20, C32)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, assert_never
+
+from oncekey.client.exchange import Failure, Loss
+from oncekey.client.profiles import Sign
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncekey.client.exchange import Reply
+    from oncekey.client.profiles import Profile
+
+
+class Move(StrEnum):
+    """What to do after an answer."""
+
+    ACCEPT = "accept"
+    """It is the operation's answer."""
+    RETRY = "retry"
+    """Send the same again after a while; counts as an attempt."""
+    WAIT = "wait"
+    """It is being worked on: ask again with the same key. Bounded by the deadline only."""
+    POLL = "poll"
+    """Accepted, not finished: look where `Location` points, or ask again with the same key."""
+    REDIRECT = "redirect"
+    """Send the same to where `Location` points."""
+    STOP = "stop"
+    """Turned away before the key was looked at: the same key is still good once the caller has mended it."""
+    EXPIRED = "expired"
+    """The server has forgotten the key: find out, do not send."""
+    MISUSED = "misused"
+    """The key belongs to another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. `doubt`: after this answer the operation may have happened, although nothing says so."""
+
+    move: Move
+    doubt: bool = False
+
+
+_ACCEPT: Final = Row(Move.ACCEPT)
+_RETRY_UNDONE: Final = Row(Move.RETRY)
+_RETRY_DOUBTFUL: Final = Row(Move.RETRY, doubt=True)
+_WAIT: Final = Row(Move.WAIT, doubt=True)
+
+BY_SIGN: Final[Mapping[Sign, Row]] = {
+    Sign.IN_PROGRESS: _WAIT,
+    Sign.UNKNOWN: _WAIT,
+    Sign.MISMATCH: Row(Move.MISUSED),
+    Sign.EXPIRED: Row(Move.EXPIRED, doubt=True),
+    Sign.NOT_EXECUTED: _RETRY_UNDONE,
+    Sign.RETRY: _RETRY_DOUBTFUL,
+    Sign.FINAL: _ACCEPT,
+}
+
+BY_LOSS: Final[Mapping[Loss, Row]] = {
+    Loss.NOT_SENT: _RETRY_UNDONE,
+    Loss.LOST: _RETRY_DOUBTFUL,
+    Loss.HOPELESS: Row(Move.STOP),
+}
+
+BY_STATUS: Final[Mapping[int, Row]] = {
+    202: Row(Move.POLL, doubt=True),
+    307: Row(Move.REDIRECT),
+    308: Row(Move.REDIRECT),
+    401: Row(Move.STOP),
+    403: Row(Move.STOP),
+    407: Row(Move.STOP),
+    408: _RETRY_DOUBTFUL,
+    423: _RETRY_UNDONE,
+    425: _RETRY_UNDONE,
+    429: _RETRY_UNDONE,
+    501: _ACCEPT,
+    505: _ACCEPT,
+}
+"""Statuses that differ from their class; of the others, 5xx are tried again and everything else is the answer."""
+
+_ACCEPTED: Final = 202
+_CONFLICT: Final = 409
+_FIRST_ERROR: Final = 400
+_FIRST_SERVER_ERROR: Final = 500
+
+
+def judge(reply: Reply | Failure, profile: Profile) -> Row:
+    """The row that an answer, or the lack of one, falls into."""
+    if isinstance(reply, Failure):
+        return BY_LOSS[reply.loss]
+    # Before everything else: a stored 408 or 500 comes back as often as it is asked for (C32).
+    if profile.is_replay(reply):
+        return _ACCEPT
+    if reply.status >= _FIRST_ERROR and (sign := profile.read(reply)) is not None:
+        return BY_SIGN[sign]
+    match reply.status:
+        case status if status == _CONFLICT:
+            # Somebody else's words, but waiting is said to help: it is in progress (C20).
+            return _ACCEPT if reply.field("Retry-After") is None else _WAIT
+        case status if status == _ACCEPTED:
+            return BY_STATUS[status] if _unfinished(reply, profile) else _ACCEPT
+        case status if status in BY_STATUS:
+            return BY_STATUS[status]
+        case status:
+            return _RETRY_DOUBTFUL if status >= _FIRST_SERVER_ERROR else _ACCEPT
+
+
+def polled(reply: Reply | Failure) -> Move:
+    """What the answer of a status resource means: look again, or it is over there."""
+    if isinstance(reply, Failure):
+        return Move.WAIT
+    match reply.status:
+        case 202 | 408 | 423 | 425 | 429:
+            return Move.WAIT
+        case status if status >= _FIRST_SERVER_ERROR:
+            return Move.WAIT
+        case _:
+            return Move.WAIT if reply.field("Retry-After") is not None else Move.ACCEPT
+
+
+def is_ours(reply: Reply, profile: Profile) -> bool:
+    """Whether a 202 stands for "in progress under this key", so that the answer is fetched with the key."""
+    sign = profile.read(reply)
+    match sign:
+        case Sign.IN_PROGRESS | Sign.UNKNOWN:
+            return True
+        case None | Sign.MISMATCH | Sign.EXPIRED | Sign.NOT_EXECUTED | Sign.RETRY | Sign.FINAL:
+            return False
+        case _:
+            assert_never(sign)
+
+
+def _unfinished(reply: Reply, profile: Profile) -> bool:
+    """A 202 that does not say when to come back is a business's own "yes, later"."""
+    return reply.field("Retry-After") is not None or is_ours(reply, profile)

@@ -1,0 +1,182 @@
+"""Whose API it is: where the key goes, and what its answers mean.
+
+What a server says about a key is read the same way for all of them, because the words do not collide; a profile
+adds what only its vendor says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Code
+from oncekey.core.problems import PROBLEMS
+from oncekey.core.sfstring import NotAStringItemError, parse_string_item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from oncekey.client.exchange import Call, Reply
+
+_QUOTABLE: Final = re.compile(r"[\x20-\x7e]+", re.ASCII)
+_VISIBLE: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
+
+
+class Place(StrEnum):
+    """What carries the key."""
+
+    QUOTED = "quoted"
+    """A header field, as a String of RFC 9651."""
+    BARE = "bare"
+    """A header field, as it is."""
+    BODY = "body"
+    """A member of the JSON body."""
+
+
+class Sign(StrEnum):
+    """What an answer says about its key, beyond its status."""
+
+    IN_PROGRESS = "in_progress"
+    MISMATCH = "mismatch"
+    UNKNOWN = "unknown"
+    EXPIRED = "expired"
+    NOT_EXECUTED = "not_executed"
+    RETRY = "retry"
+    FINAL = "final"
+
+
+_OURS: Final[Mapping[Code, Sign]] = {
+    Code.IN_PROGRESS: Sign.IN_PROGRESS,
+    Code.KEY_REUSED: Sign.MISMATCH,
+    Code.OUTCOME_UNKNOWN: Sign.UNKNOWN,
+    Code.KEY_EXPIRED: Sign.EXPIRED,
+    Code.STORE_UNAVAILABLE: Sign.NOT_EXECUTED,
+    Code.RESPONSE_NOT_STORED: Sign.FINAL,
+}
+
+_WORDS: Final[Mapping[str, Sign]] = {
+    **{code.value: sign for code, sign in _OURS.items()},
+    **{PROBLEMS[code].fault_code: sign for code, sign in _OURS.items()},
+    # The titles of the IETF draft's examples are all that its servers have in common.
+    "Idempotency-Key is already used": Sign.MISMATCH,
+    "A request is outstanding for this Idempotency-Key": Sign.IN_PROGRESS,
+    "idempotency_key_in_use": Sign.IN_PROGRESS,  # Stripe
+    "lock_timeout": Sign.RETRY,  # Stripe
+    "IDEMPOTENCY_KEY_REUSED": Sign.MISMATCH,  # Square
+    "DUPLICATE_REQUEST_ID": Sign.MISMATCH,  # PayPal
+}
+# Stripe's type covers both a used key and one in use, so it counts only where no code said more.
+_LAST_WORDS: Final[Mapping[str, Sign]] = {"idempotency_error": Sign.MISMATCH}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One way of carrying keys. `transient` and `busy` are an answer's field and code that mean: the same key again."""
+
+    name: str
+    place: Place = Place.QUOTED
+    field: str = "Idempotency-Key"
+    max_length: int = 255
+    replayed: str = "Idempotent-Replayed"
+    should_retry: tuple[str, ...] = ("Stripe-Should-Retry", "X-Should-Retry")
+    transient: str | None = None
+    busy: str | None = None
+
+    def key_of(self, call: Call) -> str | None:
+        """The key that the caller put there, if any."""
+        if self.place is Place.BODY:
+            key = _object(call.body).get(self.field)
+            return key if isinstance(key, str) else None
+        value = call.field(self.field)
+        if value is None or not value.startswith('"'):
+            return value
+        try:
+            return parse_string_item(value.encode("latin-1", "replace"))
+        except NotAStringItemError as error:
+            raise ConfigurationError(f"the {self.field} that was given cannot be parsed: {error}") from None
+
+    def put(self, call: Call, key: str) -> Call:
+        """The call with its key. A key that the caller spelled out keeps its spelling, and so its bytes."""
+        self._check(key)
+        if self.key_of(call) == key:
+            return call
+        match self.place:
+            case Place.QUOTED:
+                escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+                return call.with_field(self.field, f'"{escaped}"')
+            case Place.BARE:
+                return call.with_field(self.field, key)
+            case Place.BODY:
+                return call.with_body(_with_member(call.body, self.field, key))
+            case _:
+                assert_never(self.place)
+
+    def read(self, reply: Reply) -> Sign | None:
+        """What the answer says about the key; None if its status says it all."""
+        for name in self.should_retry:
+            if (said := (reply.field(name) or "").lower()) in {"true", "false"}:
+                return Sign.RETRY if said == "true" else Sign.FINAL
+        if self.transient is not None and (reply.field(self.transient) or "").lower() == "true":
+            return Sign.RETRY
+        words = list(_words(reply.body))
+        if self.busy is not None and self.busy in words:
+            return Sign.IN_PROGRESS
+        said_first = (_WORDS[word] for word in words if word in _WORDS)
+        said_last = (_LAST_WORDS[word] for word in words if word in _LAST_WORDS)
+        return next(said_first, None) or next(said_last, None)
+
+    def is_replay(self, reply: Reply) -> bool:
+        """Whether the server says that this answer was stored before (R227)."""
+        return (reply.field(self.replayed) or "").strip().lower() == "true"
+
+    def _check(self, key: str) -> None:
+        pattern = _VISIBLE if self.place is Place.BARE else _QUOTABLE
+        if not pattern.fullmatch(key) or not key.strip():
+            raise ConfigurationError("a key is printable ASCII, and not empty")
+        if len(key) > self.max_length:
+            raise ConfigurationError(f"{self.name} takes keys of at most {self.max_length} characters")
+
+
+IETF: Final = Profile("ietf")
+STRIPE: Final = Profile("stripe", Place.BARE)
+PAYPAL: Final = Profile("paypal", Place.BARE, "PayPal-Request-Id", max_length=38)
+ADYEN: Final = Profile("adyen", Place.BARE, max_length=64, transient="Transient-Error", busy="704")
+# The shortest bound of its endpoints is taken, so that a key is good for all of them.
+SQUARE: Final = Profile("square", Place.BODY, "idempotency_key", max_length=45)
+
+PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (IETF, STRIPE, PAYPAL, ADYEN, SQUARE)}
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _with_member(body: bytes, name: str, value: str) -> bytes:
+    """A JSON object with one more member; the others keep their bytes, because a number may not survive reading."""
+    rest = body.strip() or b"{}"
+    members = _object(rest)
+    if name in members or (not members and rest[:1] + rest[1:-1].strip() + rest[-1:] != b"{}"):
+        raise ConfigurationError(f"the body has to be a JSON object without a {name} that is no key")
+    comma = b"," if members else b""
+    return b"{%s:%s%s%s" % (json.dumps(name).encode(), json.dumps(value).encode(), comma, rest[1:])
+
+
+def _words(body: bytes) -> Iterator[str]:
+    """The codes, types and titles of an error body, in whichever of the known envelopes it has."""
+    page = _object(body)
+    fault = page.get("fault")
+    lists = [page.get("errors"), page.get("details"), fault.get("errors") if isinstance(fault, dict) else None]
+    nested = [one for found in lists if isinstance(found, list) for one in found]
+    for members in (page, page.get("error"), *nested):
+        if isinstance(members, dict):
+            for name in ("code", "errorCode", "issue", "name", "title", "type"):
+                if isinstance(word := members.get(name), str):
+                    yield word

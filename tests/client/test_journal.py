@@ -1,0 +1,239 @@
+"""The journal: on disk before anything leaves, shared by processes, and without anybody's credentials."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+
+from oncekey.client.attempts import Answered, Misused, Unknown, Unsettled
+from oncekey.client.desk import Desk, Operation
+from oncekey.client.errors import (
+    JournalError,
+    KeyExpiredError,
+    KeyReusedError,
+    OutcomeUnknownError,
+    PersonalKeyWarning,
+)
+from oncekey.client.exchange import Call, Failure, Loss, Reply
+from oncekey.client.journal import Journal, Standing
+
+SECRET = "Bearer s3cr3t-token"
+CALL = Call(
+    "POST",
+    "http://ann:hunter2@shop.example/orders",
+    (("Authorization", SECRET), ("Cookie", SECRET), ("X-Api-Key", SECRET), ("Content-Type", "application/json")),
+    b'{"a": 1}',
+)
+DONE = Reply(
+    201, (("Location", "/orders/1"), ("Set-Cookie", "s=1"), ("Content-Type", "application/json")), b'{"id": 1}'
+)
+KEY = "k" * 16
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return Journal(tmp_path / "journal.db")
+
+
+def begin(journal, call=CALL, key=KEY, name=None):
+    return journal.begin(call, key, name=name, profile="ietf")
+
+
+def test_an_entry_is_open_until_its_answer_and_then_holds_that(journal):
+    # R218, R225
+    begin(journal, name="invoice-7")
+    (entry,) = journal.unfinished()
+    assert (entry.key, entry.name, entry.standing, entry.call.body) == (KEY, "invoice-7", Standing.OPEN, CALL.body)
+    journal.answer(KEY, DONE)
+    assert journal.unfinished() == []
+    answered = journal.named("invoice-7")
+    assert answered == journal.entry(KEY)
+    assert answered is not None
+    assert (answered.standing, answered.call.body) == (Standing.ANSWERED, b"")
+    assert answered.reply == Reply(201, (("Location", "/orders/1"), ("Content-Type", "application/json")), b'{"id": 1}')
+
+
+def test_no_credentials_are_on_disk_and_nobody_else_reads_the_file(journal):
+    begin(journal)
+    content = b"".join(path.read_bytes() for path in journal.path.parent.iterdir())
+    assert b"s3cr3t" not in content
+    assert b"hunter2" not in content
+    assert journal.unfinished()[0].call.headers == (("Content-Type", "application/json"),)
+    assert stat.S_IMODE(journal.path.stat().st_mode) == 0o600
+
+
+def test_fields_are_kept_when_they_are_named(tmp_path):
+    journal = Journal(tmp_path / "journal.db", keep_fields=["X-Tenant"])
+    begin(journal, CALL.with_field("X-Tenant", "acme"))
+    assert journal.unfinished()[0].call.field("x-tenant") == "acme"
+
+
+def test_the_same_name_or_key_is_the_same_operation(journal):
+    first = begin(journal, name="invoice-7")
+    assert begin(journal, key="another-key-16chr", name="invoice-7") == first
+    assert begin(journal) == first
+    assert len(journal.entries()) == 1
+
+
+@pytest.mark.parametrize("other", [Call("POST", CALL.url, (), b"{}"), Call("PUT", CALL.url, (), CALL.body)])
+def test_another_request_under_a_name_or_key_is_refused_before_it_is_sent(journal, other):
+    # R224
+    begin(journal, name="invoice-7")
+    with pytest.raises(KeyReusedError):
+        begin(journal, other)
+    with pytest.raises(KeyReusedError):
+        begin(journal, other, key="another-key-16chr", name="invoice-7")
+
+
+def test_an_answer_is_not_taken_back(journal):
+    begin(journal)
+    journal.doubt(KEY, "why")
+    assert journal.entries()[0].standing is Standing.UNKNOWN
+    journal.answer(KEY, DONE)
+    journal.doubt(KEY, "late")
+    journal.answer(KEY, Reply(500))
+    (entry,) = journal.entries()
+    assert (entry.standing, entry.note, entry.reply and entry.reply.status) == (Standing.ANSWERED, "", 201)
+
+
+def test_what_is_answered_is_pruned_by_age_and_anything_is_forgotten_by_its_key(tmp_path):
+    now = [1000.0]
+    journal = Journal(tmp_path / "journal.db", clock=lambda: now[0])
+    begin(journal, key="a" * 16)
+    begin(journal, Call("POST", "http://shop.example/b"), key="b" * 16)
+    journal.answer("a" * 16, DONE)
+    now[0] = 2000.0
+    assert journal.prune(1001.0) == 0
+    assert journal.prune(999.0) == 1
+    assert [entry.key for entry in journal.entries()] == ["b" * 16]
+    journal.forget("b" * 16)
+    assert journal.entries() == []
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path):
+    with pytest.raises(JournalError, match=r"missing|journal\.db"):
+        begin(Journal(tmp_path / "missing" / "journal.db"))
+    (tmp_path / "text.db").write_text("this is not a database, and long enough to be seen as none")
+    with pytest.raises(JournalError, match=r"text\.db cannot be used"):
+        begin(Journal(tmp_path / "text.db"))
+
+
+def test_what_was_committed_was_synced(journal, monkeypatch):
+    begin(journal)
+    with closing(journal._connect()) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+        assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "truncate"
+
+
+PROGRAM = """
+import sys
+from oncekey.client.exchange import Call, Reply
+from oncekey.client.journal import Journal
+journal = Journal(sys.argv[1])
+for n in range(20):
+    key = f"key-of-process-{sys.argv[2]}-{n}"
+    journal.begin(Call("POST", "http://shop.example/", (), b"{}"), key, name=None, profile="ietf")
+    journal.answer(key, Reply(201))
+"""
+
+
+def test_processes_and_threads_write_at_the_same_time(journal):
+    processes = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(journal.path), str(n)]) for n in range(3)]
+    threads = [threading.Thread(target=begin, args=(journal, CALL, f"thread-key-{n:06}")) for n in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    standings = [entry.standing for entry in journal.entries()]
+    assert (standings.count(Standing.ANSWERED), standings.count(Standing.OPEN)) == (60, 10)
+
+
+# The desk
+
+
+def test_the_key_is_made_before_the_first_send_and_is_on_disk_then(journal):
+    # R217, R225
+    made = iter(["first-key-of-all", "second-key-of-all"])
+    begun = Desk(journal=journal, new_key=lambda: next(made)).begin(CALL.with_field("Oncekey-Operation", "invoice-7"))
+    assert isinstance(begun, Operation)
+    assert begun.key == "first-key-of-all"
+    assert begun.call == CALL.with_field("Idempotency-Key", '"first-key-of-all"')
+    assert journal.unfinished()[0].key == begun.key
+
+
+def test_a_program_that_comes_back_gets_its_key_or_its_answer(journal):
+    # R225
+    named = CALL.with_field("Oncekey-Operation", "invoice-7")
+    first = Desk(journal=journal).begin(named)
+    assert isinstance(first, Operation)
+    assert Desk(journal=journal).begin(named) == first
+    Desk(journal=journal).conclude(first, Answered(DONE))
+    again = Desk(journal=journal).begin(named)
+    assert isinstance(again, Reply)
+    assert (again.status, again.body) == (DONE.status, DONE.body)
+
+
+def test_the_callers_own_key_is_used_and_one_that_looks_personal_is_warned_about():
+    # R226
+    assert Desk().begin(CALL.with_field("Idempotency-Key", KEY)) == Operation(
+        KEY, CALL.with_field("Idempotency-Key", KEY)
+    )
+    with pytest.warns(PersonalKeyWarning) as warned:
+        Desk().begin(CALL.with_field("Idempotency-Key", "order-of-ann@example.com"))
+    assert "ann@" not in str(warned[0].message)
+
+
+def test_a_key_older_than_servers_keep_keys_is_not_sent(tmp_path):
+    # R223
+    now = [0.0]
+    desk = Desk(journal=Journal(tmp_path / "journal.db", clock=lambda: now[0]), max_age=3600.0)
+    named = CALL.with_field("Oncekey-Operation", "invoice-7")
+    desk.begin(named)
+    now[0] = 3599.0
+    assert isinstance(desk.begin(named), Operation)
+    now[0] = 3601.0
+    with pytest.raises(KeyExpiredError):
+        desk.begin(named)
+    assert desk.journal is not None
+    (entry,) = desk.journal.unfinished()
+    assert (entry.standing, entry.note) == (Standing.UNKNOWN, "its key is older than servers keep keys")
+
+
+def test_every_outcome_is_written_down_and_handed_on(journal):
+    desk = Desk(journal=journal)
+    failure = Failure(Loss.LOST, OSError("reset"))
+
+    def ended(outcome, key):
+        operation = Operation(key, CALL)
+        begin(journal, key=key)
+        try:
+            return desk.conclude(operation, outcome)
+        finally:
+            entry = journal.entry(key)
+            assert entry is not None
+            standings.append(entry.standing)
+
+    standings = []
+    assert ended(Answered(DONE), "a" * 16) == DONE
+    assert ended(Unsettled(failure), "b" * 16) == failure
+    with pytest.raises(OutcomeUnknownError, match="may have happened: silence") as unknown:
+        ended(Unknown("silence", failure), "c" * 16)
+    assert (unknown.value.key, unknown.value.call, unknown.value.__cause__) == ("c" * 16, CALL, failure.error)
+    with pytest.raises(KeyExpiredError) as expired:
+        ended(Unknown("forgotten", Reply(410), expired=True), "d" * 16)
+    assert expired.value.reply == Reply(410)
+    with pytest.raises(KeyReusedError):
+        ended(Misused(Reply(422)), "e" * 16)
+    answered, still_open, doubt = Standing.ANSWERED, Standing.OPEN, Standing.UNKNOWN
+    assert standings == [answered, still_open, doubt, doubt, answered]
+
+
+def test_no_error_shows_credentials():
+    error = OutcomeUnknownError("it may have happened", call=CALL, key=KEY)
+    assert "s3cr3t" not in repr(error) + str(error) + repr(error.call)
