@@ -18,9 +18,9 @@ import pytest
 from harness.demo import ALPHA, Demo
 from harness.postgres import PostgresServer
 
-CLIENTS = 4
+CLIENTS = 3
 ROUNDS = 2
-ROUND_SECONDS = 0.6
+ROUND_SECONDS = 0.4
 LEASE = 1
 
 
@@ -45,11 +45,13 @@ class Shopper(threading.Thread):
                 try:
                     answer = send(client, key, self.asked[key], {"X-Demo-Delay": delay})
                 except httpx.TransportError:
-                    self.stopped.wait(0.02)
+                    self.stopped.wait(0.05)
                     continue
                 if answer.status_code == 201:
                     assert "idempotent-replayed" not in answer.headers
                     self.told[key] = answer.content
+                else:
+                    self.stopped.wait(0.05)
 
 
 def send(client: httpx.Client, key: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
