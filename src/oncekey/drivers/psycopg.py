@@ -1,7 +1,7 @@
 """The drivers for PostgreSQL through psycopg: blocking, for asyncio, and inside the caller's transaction.
 
 They work behind a pooler that lends server connections per transaction: nothing is set beyond a transaction, and
-nothing is prepared unless `prepare_threshold` asks for it.
+nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) asks for it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ STATEMENT_TIMEOUT: Final = 10.0
 IDLE_TIMEOUT: Final = 300.0
 """Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
 
+PREPARE_AFTER: Final = 2
+"""How often a statement is said before it is prepared, where the address promises that there is no pooler."""
+
 
 class PsycopgDriver:
     """Runs transactions on PostgreSQL, from any number of threads."""
@@ -67,7 +70,7 @@ class PsycopgDriver:
         prepare_threshold: int | None = None,
     ) -> None:
         address = PostgresAddress.parse(dsn)
-        self._pool = Pool(address.dsn, pool_size, timeout, None if address.pooler else prepare_threshold)
+        self._pool = Pool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
         self._begin = opening(idle_timeout)
 
@@ -141,7 +144,7 @@ class AsyncPsycopgDriver:
         prepare_threshold: int | None = None,
     ) -> None:
         address = PostgresAddress.parse(dsn)
-        self._pool = AsyncPool(address.dsn, pool_size, timeout, None if address.pooler else prepare_threshold)
+        self._pool = AsyncPool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
         self._begin = opening(idle_timeout)
 
@@ -218,6 +221,17 @@ class AsyncPsycopgWithin(AsyncWithin):
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         _refuse_autocommit(connection)
         super().__init__(partial(aexecute, connection, Mode.ATOMIC))
+
+
+def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
+    """After how many times a statement is prepared; never, where that may be unsafe."""
+    match address.pooler:
+        case True:
+            return None
+        case False:
+            return PREPARE_AFTER if asked_for is None else asked_for
+        case None:
+            return asked_for
 
 
 def opening(idle_timeout: float) -> str:

@@ -26,7 +26,7 @@ def execute(connection: psycopg.Connection[Any], mode: Mode, statement: Statemen
     cursor = psycopg.Cursor(connection, row_factory=dict_row)
     try:
         cursor.execute(pyformat(statement.command), statement.params, binary=True)
-        return cursor.fetchall() if cursor.description is not None else []
+        return cursor.fetchall() if _has_rows(cursor) else []
     except FAILURES as error:
         raise statement_error(error, connection, mode, statement.name) from cause(error)
 
@@ -70,7 +70,7 @@ async def aexecute(connection: psycopg.AsyncConnection[Any], mode: Mode, stateme
     cursor = psycopg.AsyncCursor(connection, row_factory=dict_row)
     try:
         await cursor.execute(pyformat(statement.command), statement.params, binary=True)
-        return await cursor.fetchall() if cursor.description is not None else []
+        return await cursor.fetchall() if _has_rows(cursor) else []
     except FAILURES as error:
         raise statement_error(error, connection, mode, statement.name) from cause(error)
 
@@ -106,3 +106,8 @@ async def aundo(connection: AsyncStoreConnection) -> None:
     """`undo`, awaited."""
     with suppress(psycopg.Error):
         await psycopg.AsyncCursor(connection).execute("ROLLBACK")
+
+
+def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
+    # `description` would say so, too, but it describes every column at length each time.
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0

@@ -271,12 +271,15 @@ class TestPoolers:
             (PSYCOPG, "", {}, False),
             (PSYCOPG, "", {"prepare_threshold": 0}, True),
             (PSYCOPG, "?pgbouncer=1", {"prepare_threshold": 0}, False),
+            (PSYCOPG, "?pgbouncer=0", {}, True),
             (ASYNC_PSYCOPG, "", {}, False),
+            (ASYNC_PSYCOPG, "?pgbouncer=0", {}, True),
             (ASYNC_PSYCOPG, "", {"prepare_threshold": 0}, True),
             (ASYNC_PSYCOPG, "?pgbouncer=1", {"prepare_threshold": 0}, False),
             (ASYNCPG, "", {}, True),
             (ASYNCPG, "", {"statement_cache_size": 0}, False),
             (ASYNCPG, "?pgbouncer=1", {}, False),
+            (ASYNCPG, "?pgbouncer=0", {}, True),
         ],
     )
     async def test_statements_are_prepared_only_where_that_is_safe(self, dsn, kind, suffix, options, prepared):

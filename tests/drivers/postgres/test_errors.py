@@ -84,16 +84,16 @@ def test_the_last_word_of_a_server(sqlstate, severity, end):
 @pytest.mark.parametrize(
     ("dsn", "passed_on", "pooler"),
     [
-        ("postgresql://u:p@h:5/d", "postgresql://u:p@h:5/d", False),
+        ("postgresql://u:p@h:5/d", "postgresql://u:p@h:5/d", None),
         ("postgresql://h/d?pgbouncer=1", "postgresql://h/d", True),
         ("postgresql://h/d?application_name=a+b%20c&pgbouncer=True&x=%2B", None, True),
         ("postgresql://h/d?pgbouncer=0", "postgresql://h/d", False),
-        ("host=h dbname=d", "host=h dbname=d", False),
+        ("host=h dbname=d", "host=h dbname=d", None),
     ],
 )
 def test_our_own_word_is_taken_out_of_an_address(dsn, passed_on, pooler):
     address = PostgresAddress.parse(dsn)
-    assert address.pooler == pooler
+    assert address.pooler is pooler
     assert address.dsn == (passed_on or "postgresql://h/d?application_name=a+b%20c&x=%2B")
 
 
