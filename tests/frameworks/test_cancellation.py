@@ -276,6 +276,28 @@ async def test_a_settlement_survives_an_anyio_scope_that_cancels_for_ever() -> N
     assert (shop.state, caller.reply.status) == ("completed", 201)
 
 
+async def test_a_settlement_in_a_cancelled_anyio_scope_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    # apishape 1: without a shield of anyio's own it would be woken up at every turn of the loop
+    shop = ordering(INLINE)
+    reached, waits = asyncio.Event(), []
+    shield_once = asyncio.shield
+
+    def counted(work: Any) -> Any:
+        waits.append(work)
+        return shield_once(work)
+
+    async def slow(do: Any) -> Any:
+        reached.set()
+        await asyncio.sleep(0.05)
+        return do()
+
+    monkeypatch.setattr(asyncio, "shield", counted)
+    shop.ledger.faults["settle"].extend([slow, slow])
+    await cancelled_scope(shop.send("/orders"), reached)
+    assert shop.state == "completed"
+    assert 1 <= len(waits) < 10
+
+
 async def cancelled_scope(work: Any, reached: asyncio.Event) -> None:
     """Work in an anyio scope that is cancelled when it has come to a certain place."""
     scope = anyio.CancelScope()

@@ -44,7 +44,7 @@ def declining_shop(effects: Any, **options: Any) -> Shop:
             case "mapped":
                 raise DeclinedError(status)
             case "crashed":
-                raise RuntimeError("the card number is 4242")
+                raise RuntimeError("the card of alice")
             case _:
                 return JSONResponse({"n": len(shop.runs)}, status_code=status)
 
@@ -221,14 +221,14 @@ async def test_on_5xx_store_keeps_our_problem_and_never_the_exceptions_text() ->
     shop = declining_shop(INLINE, on_5xx=On5xx.STORE)
     shop.app.debug = True  # the framework would answer with a page that quotes the exception
     caller = shop.caller("/orders?status=500&way=crashed")
-    with pytest.raises(RuntimeError, match="4242"):  # the server still logs it
+    with pytest.raises(RuntimeError, match="alice"):  # the server still logs it
         await caller.run(raising=True)
     first = caller.reply
     again = await shop.send("/orders?status=500&way=crashed")
     assert (first.status, first.code) == (500, "idempotency_execution_failed")
     assert (again.status, again.body, again.replayed) == (500, first.body, True)
-    assert b"4242" not in first.body
-    assert "4242" not in str(shop.ledger.records)
+    assert b"alice" not in first.body
+    assert "alice" not in str(shop.ledger.records)
     assert len(shop.runs) == 1
 
 
@@ -238,14 +238,14 @@ async def test_no_text_of_an_exception_is_stored_or_replayed() -> None:
         shop = declining_shop(effects)
         await shop.send("/orders?status=500&way=crashed")
         again = await shop.send("/orders?status=500&way=crashed")
-        assert "4242" not in str(shop.ledger.records)
-        assert b"4242" not in again.body
+        assert "alice" not in str(shop.ledger.records)
+        assert b"alice" not in again.body
 
 
 async def test_a_crash_is_raised_to_the_server_and_answered_by_the_application() -> None:
     shop = declining_shop(LOCAL)
     caller = shop.caller("/orders?status=500&way=crashed")
-    with pytest.raises(RuntimeError, match="4242"):
+    with pytest.raises(RuntimeError, match="alice"):
         await caller.run(raising=True)
     assert (caller.reply.status, caller.reply.body) == (500, b"Internal Server Error")
 

@@ -216,6 +216,21 @@ async def test_each_repeat_is_compressed_as_its_own_client_asks() -> None:
     assert shop.ledger.record["response_body"].startswith(b"a long answer ")
 
 
+async def test_middleware_that_was_there_before_us_is_outside_too() -> None:
+    # apishape 1: `install` comes last and still goes innermost
+    shop = Shop(install=False)
+    shop.app.add_middleware(GZipMiddleware, minimum_size=10)
+    shop.once.install(shop.app, tenant=lambda _: "acme")
+
+    @shop.post(effects=INLINE)
+    async def create() -> Response:
+        return PlainTextResponse("a long answer " * 100)
+
+    await shop.once.start(shop.app)
+    await shop.send("/orders", headers=[("Accept-Encoding", "gzip")])
+    assert (await shop.send("/orders")).body.startswith(b"a long answer ")
+
+
 async def test_each_repeat_gets_the_cors_headers_of_its_own_origin() -> None:
     # apishape 1, 9
     origins = ["https://a.example", "https://b.example"]

@@ -162,6 +162,26 @@ async def test_an_answer_that_is_not_finished_is_no_answer() -> None:
         assert (caller.sent, shop.state, shop.ledger.open) == ([], state, 0)
 
 
+async def test_headers_are_taken_as_they_were_said() -> None:
+    # apishape 1: lists are changed in place, also by applications
+    class Sloppy:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            headers.clear()
+            await send({"type": "http.response.body", "body": b"done"})
+
+    shop = Shop()
+
+    @shop.once.protect(effects=INLINE)
+    async def create(request: Any) -> Any:
+        return Sloppy()
+
+    shop.app.router.routes.append(Route("/orders", create, methods=["POST"]))
+    for _ in range(2):
+        assert (await shop.send("/orders")).header("content-type") == "text/plain"
+
+
 # ------------------------------------------------------------------------------------------------------- files
 
 
