@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
@@ -242,6 +242,36 @@ async def test_the_same_key_at_another_endpoint_is_misuse_and_no_replay() -> Non
     reply = await shop.send("/payments", {"amount": 1})
     assert (reply.status, reply.code, shop.runs) == (422, "idempotency_key_reused_with_different_payload", [])
     assert b"order" not in reply.body.replace(b"idempotency", b"")
+
+
+async def test_a_scope_may_be_as_narrow_as_a_route() -> None:
+    # R24, R26: then the same key at two endpoints is two keys
+    shop = Shop(tenant=lambda request: f"{request.headers['x-account']} {request.url.path}")
+
+    @shop.post("/orders", effects=INLINE)
+    async def order(body: dict[str, int]) -> str:
+        return "order"
+
+    @shop.post("/payments", effects=INLINE)
+    async def payment(body: dict[str, int]) -> str:
+        return "payment"
+
+    account = [("X-Account", "acme")]
+    assert (await shop.send("/orders", {"n": 1}, headers=account)).json() == "order"
+    assert (await shop.send("/payments", {"n": 1}, headers=account)).json() == "payment"
+    assert (await shop.send("/orders", {"n": 1}, headers=account)).replayed
+
+
+async def test_nothing_that_a_client_writes_into_a_request_makes_it_another_tenant() -> None:
+    # R25
+    shop = Shop()
+
+    @shop.post("/{tenant}/orders", effects=INLINE)
+    async def create(tenant: str, body: dict[str, str]) -> str:
+        return "done"
+
+    await shop.send("/globex/orders?tenant=globex", {"tenant": "globex"})
+    assert shop.ledger.record["scope"].endswith("4:acme")
 
 
 @pytest.mark.parametrize(
@@ -630,7 +660,3 @@ async def test_two_keyless_requests_never_share_a_downstream_key(blocking: bool)
     replies = [(await shop.send("/orders", key=None)).json() for _ in range(3)]
     assert len(set(replies)) == 3
     assert all(reply[: len(reply) // 2] == reply[len(reply) // 2 :] for reply in replies)
-
-
-def test_a_shop_is_a_fastapi_application() -> None:
-    assert isinstance(Shop().app, FastAPI)
