@@ -1,0 +1,30 @@
+"""A black-box tester for idempotency keys: it shoots at any URL, in any language, and says what it saw.
+
+`check(Target(...))` is all of it; `oncekey check URL` is the same from a shell. It needs the standard library only.
+"""
+
+from oncekey.conformance.catalogue import CLAUSES, planned
+from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Profile, Severity, Skipped
+from oncekey.conformance.running import Finding, Report, check
+from oncekey.conformance.shots import Address
+from oncekey.conformance.sighting import CannotCheckError
+from oncekey.conformance.target import Target
+
+__all__ = [
+    "CLAUSES",
+    "Address",
+    "Area",
+    "CannotCheckError",
+    "Clause",
+    "Failed",
+    "Finding",
+    "Need",
+    "Passed",
+    "Profile",
+    "Report",
+    "Severity",
+    "Skipped",
+    "Target",
+    "check",
+    "planned",
+]

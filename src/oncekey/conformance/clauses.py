@@ -1,0 +1,131 @@
+"""The words of the tester: what a clause is, what it may find, and by which profile it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from oncekey.conformance.shots import Answer, Shot
+
+if TYPE_CHECKING:
+    from oncekey.conformance.probe import Probe
+
+
+class Profile(StrEnum):
+    """A set of promises that an API may make."""
+
+    IETF = "ietf"
+    """The IETF draft (revision 07): quoted keys, 400, 409 and 422."""
+    STRIPE = "stripe"
+    """The de-facto one: bare keys, which may be left out; 400 for another request under a used key; a marker."""
+    STRICT_MONEY = "strict-money"
+    """What one wants before money moves: the draft, and all that it leaves open answered on the safe side."""
+
+
+class Area(StrEnum):
+    """What a clause is about."""
+
+    KEYS = "keys"
+    REPLAYS = "replays"
+    MISMATCHES = "mismatches"
+    RACES = "races"
+    TENANTS = "tenants"
+    FAILURES = "failures"
+    HANGUPS = "hang-ups"
+    LEAKS = "leaks"
+    OTHERS = "other methods and description"
+
+
+class Severity(IntEnum):
+    """What may follow when a clause is broken."""
+
+    LOW = 1
+    """Clients know less than they could."""
+    MEDIUM = 2
+    """Clients get stuck, or are told the wrong thing."""
+    HIGH = 3
+    """Somebody acts on a wrong answer."""
+    CRITICAL = 4
+    """Something happens twice, or is shown to strangers."""
+
+
+class Need(StrEnum):
+    """What a clause cannot do without, as the option that gives it."""
+
+    COUNT = "--count-url"
+    SLOW = "--slow-header"
+    OTHER_TENANT = "--other-tenant-header"
+    OTHER_BODY = "--other-body"
+    OTHER_URL = "--other-url"
+    JSON = "--body (JSON)"
+    FAIL = "--fail-header"
+    CREDENTIALS = "--header (with credentials)"
+    UNSAFE = "--unsafe-methods"
+
+
+EVERY: Final = frozenset(Profile)
+SAFE: Final = frozenset({Profile.STRICT_MONEY})
+DRAFT: Final = frozenset({Profile.IETF, Profile.STRICT_MONEY})
+MARKED: Final = frozenset({Profile.STRIPE, Profile.STRICT_MONEY})
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request and its answer, with a word on how it was sent if that matters."""
+
+    shot: Shot
+    answer: Answer
+    how: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """It is as the clause says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It is not. `only` are the profiles in which that is wrong; the runner adds the exchange."""
+
+    expected: str
+    seen: str
+    exchange: tuple[Exchange, ...] = ()
+    only: frozenset[Profile] = EVERY
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """It could not be judged, and what to pass so that it can."""
+
+    because: str
+    pass_this: str = ""
+
+
+Verdict: TypeAlias = Passed | Failed | Skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """One promise: `must` are the profiles that make it, `should` those to which it is only good advice."""
+
+    id: str
+    title: str
+    why: str
+    area: Area
+    severity: Severity
+    requirements: tuple[str, ...]
+    shots: int
+    judge: Callable[[Probe], Verdict]
+    must: frozenset[Profile] = EVERY
+    should: frozenset[Profile] = frozenset()
+    needs: tuple[Need, ...] = ()
+
+
+class UndecidedError(Exception):
+    """A clause cannot be judged after all; the runner makes it `Skipped`."""
+
+    def __init__(self, because: str, pass_this: str = "") -> None:
+        super().__init__(because)
+        self.verdict = Skipped(because, pass_this)

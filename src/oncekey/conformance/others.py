@@ -1,0 +1,111 @@
+"""Clauses about what keys do not touch, and about the API's own description."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Final
+
+from oncekey.conformance.clauses import EVERY, Area, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
+from oncekey.conformance.judging import is_marked, is_same, shown
+from oncekey.conformance.probe import KEY, Probe
+from oncekey.conformance.shots import Shot
+
+_PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")
+
+
+def get_untouched(probe: Probe) -> Verdict:
+    """GET with a key is GET."""
+    key = probe.fresh()
+    first = probe.first(key)
+    plain = replace(probe.shot(None), method="GET", body=b"")
+    keyed = replace(probe.shot(key), method="GET", body=b"")
+    without, with_key = probe.fire(plain), probe.fire(keyed)
+    if is_marked(with_key) or (with_key.ok and is_same(first, with_key)):
+        return Failed("GET with a used key is an ordinary GET", f"{shown(with_key)}, the stored answer")
+    if without.status != with_key.status:
+        return Failed(f"GET with a key: {without.status}, as without", shown(with_key))
+    return Passed()
+
+
+def put_untouched(probe: Probe) -> Verdict:
+    """PUT and DELETE do not ask for a key, and are not replayed."""
+    for method in ("PUT", "DELETE"):
+        key = probe.fresh()
+        keyed = replace(probe.shot(key), method=method)
+        plain = replace(probe.shot(None), method=method)
+        answers = [probe.fire(plain), probe.fire(keyed), probe.fire(keyed)]
+        if any(is_marked(answer) for answer in answers):
+            return Failed(f"{method} with a key is an ordinary {method}", f"{shown(answers[-1])}")
+        if answers[0].status != answers[1].status:
+            return Failed(f"{method} with and without a key: the same status", " and ".join(map(shown, answers[:2])))
+    return Passed()
+
+
+def described(probe: Probe) -> Verdict:
+    """OpenAPI names the header."""
+    target = probe.target
+    address = target.openapi or target.address.at("/openapi.json")
+    answer = probe.fire(Shot("GET", address, (("Accept", "application/json"),)))
+    try:
+        document = json.loads(answer.body) if answer.ok else None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("paths"), dict):
+        raise UndecidedError(f"there is no OpenAPI description at {address}", "--openapi")
+    if KEY.lower() in json.dumps(_operation(document, target.address.path, target.method)).lower():
+        return Passed()
+    return Failed(f"the header {KEY} in the description of {target.method} {target.address.path}", "it is not named")
+
+
+def _operation(document: dict[str, object], path: str, method: str) -> object:
+    """The operation's own description, with the parameters and components that it may refer to."""
+    paths = document["paths"]
+    assert isinstance(paths, dict)
+    for template, item in paths.items():
+        pattern = _PLACEHOLDER.sub("[^/]+", re.escape(template))
+        if re.search(rf"{pattern}$", path) and isinstance(item, dict) and method.lower() in item:
+            operation = item[method.lower()]
+            shared = document.get("components") if "$ref" in json.dumps(operation.get("parameters", [])) else None
+            return [operation, item.get("parameters"), shared]
+    raise UndecidedError(f"the OpenAPI description has no {method} {path}", "--openapi")
+
+
+CLAUSES: Final = (
+    Clause(
+        id="others.get",
+        title="GET with a key is an ordinary GET",
+        why="A client that sends its key with everything would read old answers.",
+        area=Area.OTHERS,
+        severity=Severity.MEDIUM,
+        requirements=("R14", "R262"),
+        shots=3,
+        judge=get_untouched,
+    ),
+    Clause(
+        id="others.put-delete",
+        title="PUT and DELETE do not need a key, and are not replayed",
+        why="They may be repeated anyway; a stored answer would hide what is there now.",
+        area=Area.OTHERS,
+        severity=Severity.LOW,
+        requirements=("R14", "R262"),
+        must=frozenset(),
+        should=EVERY,
+        needs=(Need.UNSAFE,),
+        shots=6,
+        judge=put_untouched,
+    ),
+    Clause(
+        id="others.described",
+        title=f"OpenAPI names {KEY}",
+        why="What is not described, generated clients do not send.",
+        area=Area.OTHERS,
+        severity=Severity.LOW,
+        requirements=("R228",),
+        must=frozenset(),
+        should=EVERY,
+        shots=1,
+        judge=described,
+    ),
+)

@@ -1,0 +1,214 @@
+"""The hand that aims: every clause sends through it, so that what was sent is counted and can be shown."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Thread
+from typing import Final
+
+from oncekey.conformance import shots
+from oncekey.conformance.clauses import Exchange, UndecidedError
+from oncekey.conformance.pointer import amount_at
+from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.target import Target, is_secret, replaced
+
+KEY: Final = "Idempotency-Key"
+MARKER: Final = "Idempotent-Replayed"
+
+_CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
+_MOST_TRIES: Final = 20
+_SHORTEST, _LONGEST = 0.05, 1.0
+
+
+class Probe:
+    """Sends the requests of one run. `trail` is what the present clause has sent."""
+
+    def __init__(self, target: Target, *, quoted: bool, usual: int, latency: float, most: int) -> None:
+        self.target = target
+        self.usual = usual
+        """The status of a success."""
+        self.lead = min(max(3 * latency, 0.05), 0.5)
+        """Seconds after which a request that was sent has surely begun."""
+        self.trail: list[Exchange] = []
+        self.sent = 0
+        self._quoted = quoted
+        self._most = most
+
+    # Keys and requests
+
+    @staticmethod
+    def fresh() -> str:
+        """A key that nobody has used."""
+        return str(uuid.uuid4())
+
+    def written(self, key: str) -> str:
+        """A key as this API takes it."""
+        return f'"{key}"' if self._quoted else key
+
+    def shot(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> Shot:
+        """The operation under a key, or without one."""
+        return self.raw_shot(*(() if key is None else (self.written(key),)), body=body, slow=slow)
+
+    def raw_shot(self, *values: str, body: bytes | None = None, slow: bool = False) -> Shot:
+        """The operation with these values of the field, each on a line of its own."""
+        target = self.target
+        lines = target.headers if not slow or target.slow is None else replaced(target.headers, (target.slow,))
+        lines = (*lines, *((KEY, value) for value in values))
+        return Shot(target.method, target.address, lines, target.body if body is None else body)
+
+    def as_other_tenant(self, shot: Shot) -> Shot:
+        """The same request from somebody else."""
+        return replace(shot, headers=replaced(shot.headers, self.target.other_tenant))
+
+    def as_nobody(self, shot: Shot) -> Shot:
+        """The same request without credentials."""
+        return replace(shot, headers=tuple(line for line in shot.headers if not is_secret(line[0])))
+
+    @property
+    def other_body(self) -> bytes:
+        """Another body that the API takes."""
+        if self.target.other_body is None:
+            raise UndecidedError("no other body is known that this API takes", "--other-body")
+        return self.target.other_body
+
+    # Sending
+
+    def fire(self, shot: Shot) -> Answer:
+        """Send a request."""
+        return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)])[0]
+
+    def send(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> Answer:
+        """Send the operation under a key."""
+        return self.fire(self.shot(key, body=body, slow=slow))
+
+    def first(self, key: str, *, body: bytes | None = None) -> Answer:
+        """Send the operation under a fresh key; it must succeed, or nothing after it means anything."""
+        answer = self.send(key, body=body)
+        if not answer.ok:
+            raise UndecidedError(f"a plain request with a fresh key got {answer.status or answer.reason}")
+        return answer
+
+    def volley(self, many: Sequence[Shot]) -> list[Answer]:
+        """Send requests at the same moment."""
+        return self._noted(many, lambda: shots.volley(many, self.target.timeout), f"{len(many)} at the same moment")
+
+    def pipelined(self, many: Sequence[Shot]) -> list[Answer]:
+        """Send requests in one go on one connection."""
+        how = "on one connection, without waiting"
+        return self._noted(many, lambda: shots.pipelined(many, self.target.timeout), how)
+
+    def dribble(self, shot: Shot) -> Answer:
+        """Send a request slowly."""
+        send = shots.dribble
+        timeout = self.target.timeout
+        return self._noted([shot], lambda: [send(shot, timeout, pieces=6, pause=0.05)], "the body in slow pieces")[0]
+
+    def cut_off(self, shot: Shot, sent: int, *, stay: float = 0.0, listen: bool = False) -> None:
+        """Send the first bytes of a request and hang up."""
+        whole = len(shot.wire())
+        how = f"hung up after {min(sent, whole)} of {whole} bytes"
+
+        def act() -> list[Answer]:
+            try:
+                shots.cut_off(shot, self.target.timeout, sent=sent, stay=stay, listen=listen)
+            except OSError as error:
+                return [shots.silence(error)]
+            return [shots.silence("nobody listened")]
+
+        self._noted([shot], act, how)
+
+    def overlapping(self, one: Shot, two: Shot) -> tuple[Answer, Answer]:
+        """Send the second while the first runs, and see that it really was so.
+
+        A first request that had not begun, or was over already, proves nothing, so that is tried again.
+        """
+        lead = self.lead
+        for _ in range(3):
+            pair = _Pair(one, two, lead, self.target.timeout)
+            answers = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first")
+            if pair.met:
+                return answers[0], answers[1]
+            key = self.fresh()
+            one, two = (self._rekeyed(shot, key) for shot in (one, two))
+            lead /= 2
+        raise UndecidedError("the first request was over before the second one came", "a slower --slow-header")
+
+    def until_settled(self, shot: Shot) -> Answer:
+        """Retry for as long as the answer is that the first one still runs, with a bounded patience."""
+        ends, pause = time.monotonic() + self.target.patience, _SHORTEST
+        answer = self.fire(shot)
+        for _ in range(_MOST_TRIES):
+            if not self.busy(answer) or time.monotonic() > ends:
+                break
+            time.sleep(min(pause, max(0.0, ends - time.monotonic())))
+            pause = min(pause * 1.6, _LONGEST)
+            answer = self.fire(shot)
+        return answer
+
+    def busy(self, answer: Answer) -> bool:
+        """Whether an answer says: not now, ask again."""
+        if answer.header(MARKER) == "true":
+            return False
+        statuses = {_CONFLICT, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE, _ACCEPTED} - {self.usual}
+        return answer.status in statuses
+
+    # Counting
+
+    def count(self, *, other_tenant: bool = False) -> int | None:
+        """How many effects there are by now, if we were told where to look."""
+        target = self.target
+        if target.count_address is None:
+            return None
+        lines = tuple(line for line in target.headers if line[0].lower() != "content-type")
+        shot = Shot("GET", target.count_address, lines)
+        answer = shots.fire(self.as_other_tenant(shot) if other_tenant else shot, target.timeout)
+        self.sent += 1
+        try:
+            return amount_at(json.loads(answer.body), target.count_pointer)
+        except ValueError as error:
+            why = f"{error}" if answer.ok else f"the answer was {answer.status or answer.reason}"
+            raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
+
+    def since(self, before: int | None) -> int | None:
+        """How many effects there were since then."""
+        now = self.count()
+        return None if now is None or before is None else now - before
+
+    def _rekeyed(self, shot: Shot, key: str) -> Shot:
+        return replace(shot, headers=replaced(shot.headers, ((KEY, self.written(key)),)))
+
+    def _noted(self, many: Sequence[Shot], act: Callable[[], Sequence[Answer]], how: str = "") -> list[Answer]:
+        if self.sent + len(many) > self._most:
+            raise UndecidedError(f"the run's {self._most} requests are used up")
+        self.sent += len(many)
+        answers = list(act())
+        self.trail += [Exchange(shot, answer, how) for shot, answer in zip(many, answers, strict=True)]
+        return answers
+
+
+class _Pair:
+    """Two requests, the second a little after the first."""
+
+    def __init__(self, one: Shot, two: Shot, lead: float, timeout: float) -> None:
+        self._shots = (one, two)
+        self._lead, self._timeout = lead, timeout
+        self._answers = [shots.silence("it could not be sent")] * 2
+        self.met = True
+        """Whether the first one was unanswered when the second was sent."""
+
+    def send(self) -> list[Answer]:
+        """Both answers."""
+        first = Thread(target=self._fire, args=(0,), daemon=True)
+        first.start()
+        first.join(self._lead)
+        self.met = first.is_alive()
+        self._fire(1)
+        first.join()
+        return self._answers
+
+    def _fire(self, number: int) -> None:
+        self._answers[number] = shots.fire(self._shots[number], self._timeout)

@@ -1,0 +1,187 @@
+"""Clauses about requests that come together: one is executed, and all get its answer in the end."""
+
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Final
+
+from oncekey.conformance.clauses import (
+    EVERY,
+    SAFE,
+    Area,
+    Clause,
+    Failed,
+    Need,
+    Passed,
+    Profile,
+    Severity,
+    UndecidedError,
+    Verdict,
+)
+from oncekey.conformance.judging import CONFLICT, gets_by_profile, is_same, shown, tally
+from oncekey.conformance.probe import Probe
+from oncekey.conformance.shots import Answer
+
+_ACCEPTED: Final = 202
+_RUNNING: Final = {
+    Profile.IETF: {CONFLICT},
+    Profile.STRIPE: {CONFLICT},
+    Profile.STRICT_MONEY: {CONFLICT, _ACCEPTED},
+}
+
+
+def race(probe: Probe, many: int) -> Verdict:
+    """Identical requests at the same moment."""
+    key, before = probe.fresh(), probe.count()
+    answers = probe.volley([probe.shot(key, slow=True)] * many)
+    final = probe.until_settled(probe.shot(key, slow=True))
+    effects = probe.since(before)
+    done = [answer for answer in answers if answer.ok and not probe.busy(answer)]
+    if effects not in {None, 1}:
+        return Failed(f"{many} at once: 1 effect", f"{effects} effects; {tally(answers)}")
+    if any(not is_same(done[0], answer) for answer in done[1:]):
+        return Failed(
+            f"{many} at once: one success, or the same one for all", f"{tally(answers)} with different bodies"
+        )
+    if not final.ok:
+        return Failed("a retry after the race gets the success", f"{shown(final)}; before: {tally(answers)}")
+    if done and not is_same(done[0], final):
+        return Failed("a retry after the race gets the same success", f"{shown(final)}, another body")
+    odd = [answer for answer in answers if not answer.ok and not probe.busy(answer)]
+    if odd:
+        return Failed(f"{many} at once: each gets the success, or is told to wait", tally(answers))
+    return Passed()
+
+
+def while_running(probe: Probe) -> Verdict:
+    """A duplicate of a request that runs."""
+    first, second = _overlapping(probe)
+    if first.ok and second.ok and is_same(first, second):
+        return Passed()  # it waited for the first one
+    refused = second if first.ok and not probe.busy(first) else first
+    return gets_by_profile(refused, _RUNNING, "the same request while the first one runs")
+
+
+def told_to_wait(probe: Probe) -> Verdict:
+    """How long to wait."""
+    first, second = _overlapping(probe)
+    busy = next((answer for answer in (second, first) if probe.busy(answer)), None)
+    if busy is None:
+        return Passed()  # it waited, so nobody has to be told
+    advice = busy.header("Retry-After")
+    return (
+        Passed()
+        if _is_wait(advice)
+        else Failed("Retry-After: a number of seconds, or a date", f"{shown(busy)}; Retry-After: {advice}")
+    )
+
+
+def soon_answered(probe: Probe) -> Verdict:
+    """The one that waited gets the answer in the end."""
+    key = probe.fresh()
+    shot = probe.shot(key, slow=True)
+    first, second = probe.overlapping(shot, shot)
+    shot = probe.trail[-1].shot
+    final = probe.until_settled(shot)
+    winner = first if first.ok and not probe.busy(first) else second
+    if is_same(winner, final):
+        return Passed()
+    return Failed(f"after the first request, its answer: {shown(winner)}", shown(final))
+
+
+def pipelined(probe: Probe) -> Verdict:
+    """Duplicates in one packet."""
+    key, before = probe.fresh(), probe.count()
+    shot = probe.shot(key)
+    open_one = type(shot)(shot.method, shot.address, shot.headers, shot.body, keep_open=True)
+    answers = probe.pipelined([open_one, shot])
+    if not answers[0].status:
+        raise UndecidedError("this server does not take a second request on a connection")
+    if answers[0].ok and answers[1].ok and not is_same(*answers):
+        return Failed("one success for both", f"{tally(answers)} with different bodies")
+    final = probe.until_settled(shot)
+    effects = probe.since(before)
+    if not final.ok or effects not in {None, 1}:
+        return Failed("1 effect, and its answer for every retry", f"{shown(final)}; effects: {effects}")
+    return Passed()
+
+
+def _overlapping(probe: Probe) -> tuple[Answer, Answer]:
+    shot = probe.shot(probe.fresh(), slow=True)
+    return probe.overlapping(shot, shot)
+
+
+def _is_wait(advice: str | None) -> bool:
+    if advice is None:
+        return False
+    if advice.isdecimal():
+        return int(advice) >= 1
+    try:
+        parsedate_to_datetime(advice)
+    except ValueError:
+        return False
+    return True
+
+
+def _race(many: int) -> Clause:
+    return Clause(
+        id=f"races.{many}",
+        title=f"{many} identical requests at the same moment have one effect",
+        why="Servers that look first and insert afterwards execute twice here, and only here.",
+        area=Area.RACES,
+        severity=Severity.CRITICAL,
+        requirements=("R241", "R246", "R259"),
+        shots=many + 12,
+        judge=partial(race, many=many),
+    )
+
+
+CLAUSES: Final = (
+    *map(_race, (2, 10, 50)),
+    Clause(
+        id="races.while-running",
+        title="The same request while the first one runs gets 409, or waits for its answer",
+        why="Whatever else it gets, the client takes it for the outcome.",
+        area=Area.RACES,
+        severity=Severity.HIGH,
+        requirements=("R79", "R81", "R82"),
+        needs=(Need.SLOW,),
+        shots=6,
+        judge=while_running,
+    ),
+    Clause(
+        id="races.retry-after",
+        title="Who has to wait is told how long",
+        why="Without Retry-After clients choose for themselves, and all choose at once.",
+        area=Area.RACES,
+        severity=Severity.MEDIUM,
+        requirements=("R80", "R247"),
+        must=SAFE,
+        should=EVERY - SAFE,
+        needs=(Need.SLOW,),
+        shots=6,
+        judge=told_to_wait,
+    ),
+    Clause(
+        id="races.answered",
+        title="Who waited gets the first one's answer",
+        why="A lock that outlives its request blocks the client that needs the answer.",
+        area=Area.RACES,
+        severity=Severity.HIGH,
+        requirements=("R86", "R241"),
+        needs=(Need.SLOW,),
+        shots=12,
+        judge=soon_answered,
+    ),
+    Clause(
+        id="races.pipelined",
+        title="Duplicates on one connection have one effect",
+        why="Some clients retry on the connection on which they still wait.",
+        area=Area.RACES,
+        severity=Severity.HIGH,
+        requirements=("R241",),
+        shots=8,
+        judge=pipelined,
+    ),
+)

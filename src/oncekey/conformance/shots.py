@@ -1,0 +1,312 @@
+"""HTTP/1.1 by hand: exactly these bytes out, and whatever comes back.
+
+A client library would repair what is to be tried: repeated header lines, half bodies, requests that share a packet.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, Final, Self, TypeAlias
+from urllib.parse import urlsplit
+
+from oncekey.core.errors import OncekeyError
+
+Header: TypeAlias = tuple[str, str]
+
+LARGEST: Final = 16 * 1024 * 1024
+"""The largest answer that is read; whatever is larger counts as no answer."""
+
+_PORTS: Final = {"http": 80, "https": 443}
+_LINE: Final = 65536
+_MOST_LINES: Final = 256
+_CONTINUE, _SUCCESS, _REDIRECT = 100, 200, 300
+_BODILESS: Final = (204, 304)
+
+
+class BadAddressError(OncekeyError):
+    """It is not the URL of something that can be asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a request goes."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """The parts of a URL with `http` or `https`."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise BadAddressError(f"{url!r} is no URL ({error})") from None
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise BadAddressError(f"{url!r} is no URL that can be asked: it must begin with http:// or https://")
+        target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+        if not target.isascii() or any(sign <= " " for sign in target):
+            raise BadAddressError(f"{url!r} has characters that a URL must escape")
+        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], target)
+
+    @property
+    def authority(self) -> str:
+        """Host and port as the field Host has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.partition("?")[0]
+
+    def at(self, target: str) -> Address:
+        """Another target of the same server."""
+        return Address(self.scheme, self.host, self.port, target)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A request. Header lines are sent as they are, in this order, also when a name comes twice."""
+
+    method: str
+    address: Address
+    headers: tuple[Header, ...] = ()
+    body: bytes = b""
+    chunked: bool = False
+    keep_open: bool = False
+
+    def head(self) -> bytes:
+        """Everything up to the empty line."""
+        lines = [f"{self.method} {self.address.target} HTTP/1.1", f"Host: {self.address.authority}"]
+        lines += [f"{name}: {value}" for name, value in self.headers]
+        if self.chunked:
+            lines.append("Transfer-Encoding: chunked")
+        elif self.body or self.method not in {"GET", "HEAD", "OPTIONS"}:
+            lines.append(f"Content-Length: {len(self.body)}")
+        if not self.keep_open:
+            lines.append("Connection: close")
+        return "".join(f"{line}\r\n" for line in lines).encode("latin-1") + b"\r\n"
+
+    def wire(self) -> bytes:
+        """All bytes of the request; a body in chunks comes in two of them."""
+        if not self.chunked:
+            return self.head() + self.body
+        half = len(self.body) // 2
+        chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (self.body[:half], self.body[half:]) if chunk]
+        return self.head() + b"".join(chunks) + b"0\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. Status 0 stands for no answer, and `reason` says what happened instead."""
+
+    status: int
+    reason: str
+    headers: tuple[Header, ...] = ()
+    body: bytes = b""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it says that it was done."""
+        return _SUCCESS <= self.status < _REDIRECT
+
+    def header(self, name: str) -> str | None:
+        """The first value of a field."""
+        return next((value for known, value in self.headers if known.lower() == name.lower()), None)
+
+
+def silence(why: object) -> Answer:
+    """The absence of an answer."""
+    return Answer(0, str(why) or type(why).__name__)
+
+
+class Connection:
+    """One connection to a server, for as long as the block lasts."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        plain = socket.create_connection((address.host, address.port), timeout=timeout)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = plain if address.scheme == "http" else _encrypted(plain, address.host)
+        except BaseException:
+            plain.close()
+            raise
+        self._reader: BinaryIO = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._reader.close()
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes. That the server no longer listens is no error: it may have answered already."""
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            return
+
+    def receive(self, method: str) -> Answer:
+        """The next answer on this connection."""
+        try:
+            return _read_answer(self._reader, method)
+        except (OSError, ValueError) as error:
+            return silence(error)
+
+
+def fire(shot: Shot, timeout: float) -> Answer:
+    """Send a request, and wait for its answer."""
+    return _on_its_own(shot, timeout, [shot.wire()], 0.0)
+
+
+def dribble(shot: Shot, timeout: float, *, pieces: int, pause: float) -> Answer:
+    """Send the body in small pieces with pauses between them, as a bad line does."""
+    size = max(1, len(shot.body) // pieces)
+    parts = [shot.body[start : start + size] for start in range(0, len(shot.body), size)]
+    return _on_its_own(shot, timeout, [shot.head(), *parts], pause)
+
+
+def cut_off(shot: Shot, timeout: float, *, sent: int, stay: float = 0.0, listen: bool = False) -> None:
+    """Send the first bytes of a request and hang up, after a while, or with the first byte of an answer."""
+    with Connection(shot.address, timeout) as connection:
+        connection.send(shot.wire()[:sent])
+        if listen:
+            connection.receive("HEAD")
+        time.sleep(stay)
+
+
+def pipelined(shots: Sequence[Shot], timeout: float) -> list[Answer]:
+    """Send all requests in one go on one connection; answers come in the same order."""
+    with _opened(shots[0].address, timeout) as connection:
+        if isinstance(connection, Answer):
+            return [connection] * len(shots)
+        connection.send(b"".join(shot.wire() for shot in shots))
+        return [connection.receive(shot.method) for shot in shots]
+
+
+def volley(shots: Sequence[Shot], timeout: float) -> list[Answer]:
+    """Send all requests at the same moment: each waits on its own connection with its last byte in hand."""
+    answers = [silence("it could not be sent")] * len(shots)
+    start = threading.Barrier(len(shots))
+
+    def one(number: int, shot: Shot) -> None:
+        with _opened(shot.address, timeout) as connection:
+            data = shot.wire()
+            if not isinstance(connection, Answer):
+                connection.send(data[:-1])
+            try:
+                start.wait(timeout)
+            except threading.BrokenBarrierError:
+                return
+            if isinstance(connection, Answer):
+                answers[number] = connection
+                return
+            connection.send(data[-1:])
+            answers[number] = connection.receive(shot.method)
+
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(shots)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def _on_its_own(shot: Shot, timeout: float, parts: Iterable[bytes], pause: float) -> Answer:
+    with _opened(shot.address, timeout) as connection:
+        if isinstance(connection, Answer):
+            return connection
+        for number, part in enumerate(parts):
+            if number:
+                time.sleep(pause)
+            connection.send(part)
+        return connection.receive(shot.method)
+
+
+@contextmanager
+def _opened(address: Address, timeout: float) -> Iterator[Connection | Answer]:
+    try:
+        connection = Connection(address, timeout)
+    except OSError as error:
+        yield silence(error)
+        return
+    with connection:
+        yield connection
+
+
+def _encrypted(plain: socket.socket, host: str) -> socket.socket:
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+
+
+def _read_answer(reader: BinaryIO, method: str) -> Answer:
+    status, reason, headers = _read_head(reader)
+    while _CONTINUE <= status < _SUCCESS:
+        status, reason, headers = _read_head(reader)
+    bare = Answer(status, reason, headers)
+    if method == "HEAD" or status in _BODILESS:
+        return bare
+    return Answer(status, reason, headers, _read_body(reader, bare))
+
+
+def _read_head(reader: BinaryIO) -> tuple[int, str, tuple[Header, ...]]:
+    first = reader.readline(_LINE).decode("latin-1").rstrip("\r\n")
+    if not first:
+        raise ValueError("the connection was closed without an answer")
+    version, _, rest = first.partition(" ")
+    code, _, reason = rest.partition(" ")
+    if not version.startswith("HTTP/1.") or not code.isdecimal():
+        raise ValueError(f"this is no HTTP/1.1: {first[:80]!r}")
+    headers: list[Header] = []
+    while line := reader.readline(_LINE).decode("latin-1").strip():
+        name, _, value = line.partition(":")
+        headers.append((name.strip(), value.strip()))
+        if len(headers) > _MOST_LINES:
+            raise ValueError("the answer has too many header lines")
+    return int(code), reason, tuple(headers)
+
+
+def _read_body(reader: BinaryIO, bare: Answer) -> bytes:
+    if "chunked" in (bare.header("Transfer-Encoding") or "").lower():
+        return b"".join(_read_chunks(reader))
+    length = bare.header("Content-Length")
+    if length is None:
+        return _exactly(reader, None)
+    return _exactly(reader, int(length))
+
+
+def _read_chunks(reader: BinaryIO) -> Iterator[bytes]:
+    left = LARGEST
+    while size := int(reader.readline(_LINE).partition(b";")[0], 16):
+        left -= size
+        if left < 0:
+            raise ValueError("the answer is too large")
+        yield _exactly(reader, size)
+        reader.readline(_LINE)
+    while reader.readline(_LINE).strip():
+        pass
+
+
+def _exactly(reader: BinaryIO, size: int | None) -> bytes:
+    if size is not None and size > LARGEST:
+        raise ValueError("the answer is too large")
+    data = reader.read(LARGEST + 1 if size is None else size)
+    if len(data) > LARGEST or (size is not None and len(data) < size):
+        raise ValueError("the answer's body is not whole")
+    return data

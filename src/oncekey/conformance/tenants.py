@@ -1,0 +1,107 @@
+"""Clauses about other callers: a key belongs to one of them, and knowing it gives nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
+from oncekey.conformance.judging import is_marked, is_same, shown
+from oncekey.conformance.probe import Probe
+
+_REFUSED: Final = {401, 403, 404}
+
+
+def independent(probe: Probe) -> Verdict:
+    """The same key and body from another tenant."""
+    key = probe.fresh()
+    first = probe.first(key)
+    before = probe.count(other_tenant=True)
+    answer = probe.fire(probe.as_other_tenant(probe.shot(key)))
+    if not answer.ok:
+        return Failed("the other tenant's request is executed as its own", shown(answer))
+    if is_marked(answer):
+        return Failed("an answer of its own for the other tenant", shown(answer))
+    if not is_same(first, answer):
+        return Passed()
+    if before is None:
+        raise UndecidedError("both tenants get equal answers", Need.COUNT)
+    after = probe.count(other_tenant=True)
+    if after is not None and after > before:
+        return Passed()
+    return Failed("the other tenant's request is executed as its own", f"{shown(answer)}, the first tenant's answer")
+
+
+def unseen(probe: Probe) -> Verdict:
+    """Another tenant cannot find out that a key is used."""
+    key = probe.fresh()
+    probe.first(key)
+    answer = probe.fire(probe.as_other_tenant(probe.shot(key, body=probe.other_body)))
+    return Passed() if answer.ok else Failed("for another tenant the key is as good as new", shown(answer))
+
+
+def no_pass(probe: Probe) -> Verdict:
+    """A key without credentials."""
+    key = probe.fresh()
+    first = probe.first(key)
+    answer = probe.fire(probe.as_nobody(probe.shot(key)))
+    if answer.status in _REFUSED and not (first.body and first.body in answer.body):
+        return Passed()
+    return Failed("without credentials 401 or 403, and nothing of the answer", shown(answer))
+
+
+def not_spoilt(probe: Probe) -> Verdict:
+    """A request without credentials does not use up the key."""
+    key = probe.fresh()
+    refused = probe.fire(probe.as_nobody(probe.shot(key)))
+    if refused.ok:
+        return Failed("without credentials 401 or 403", shown(refused))
+    answer = probe.until_settled(probe.shot(key))
+    return Passed() if answer.ok else Failed("with credentials the same key is executed", shown(answer))
+
+
+CLAUSES: Final = (
+    Clause(
+        id="tenants.independent",
+        title="The same key of two tenants is two operations",
+        why="One tenant would be shown the other's answer, and its own request would not happen.",
+        area=Area.TENANTS,
+        severity=Severity.CRITICAL,
+        requirements=("R23", "R27", "R243", "R257"),
+        needs=(Need.OTHER_TENANT,),
+        shots=4,
+        judge=independent,
+    ),
+    Clause(
+        id="tenants.unseen",
+        title="A tenant cannot find out which keys another one uses",
+        why="A refusal that only used keys get tells who does business with whom.",
+        area=Area.TENANTS,
+        severity=Severity.HIGH,
+        requirements=("R29",),
+        needs=(Need.OTHER_TENANT, Need.OTHER_BODY),
+        shots=2,
+        judge=unseen,
+    ),
+    Clause(
+        id="tenants.no-pass",
+        title="A used key opens nothing to those without credentials",
+        why="Keys are in logs; a replay to whoever knows one is a leak.",
+        area=Area.TENANTS,
+        severity=Severity.CRITICAL,
+        requirements=("R20", "R244"),
+        needs=(Need.CREDENTIALS,),
+        shots=2,
+        judge=no_pass,
+    ),
+    Clause(
+        id="tenants.not-spoilt",
+        title="A request that was refused for its credentials does not use up the key",
+        why="An expired token would turn a key into a dead end.",
+        area=Area.TENANTS,
+        severity=Severity.MEDIUM,
+        requirements=("R73", "R113"),
+        needs=(Need.CREDENTIALS,),
+        shots=4,
+        judge=not_spoilt,
+    ),
+)

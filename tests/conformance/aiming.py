@@ -1,0 +1,46 @@
+"""How the shop and the demo are described to the tester."""
+
+from __future__ import annotations
+
+from conformance.shop import Shop
+from oncekey.conformance import Address, Failed, Profile, Report, Target
+
+JSON = ("Content-Type", "application/json")
+
+
+def shop_target(shop: Shop, **more: object) -> Target:
+    given = {
+        "address": Address.parse(f"{shop.url}/orders"),
+        "body": b'{"item": "teapot", "quantity": 2}',
+        "headers": (JSON, ("Authorization", "Bearer alpha")),
+        "other_tenant": (("Authorization", "Bearer beta"),),
+        "slow": ("X-Slow", "0.15"),
+        "fail": ("X-Fail", "1"),
+        "count_address": Address.parse(f"{shop.url}/orders"),
+        "count_pointer": "/total",
+        "other_address": Address.parse(f"{shop.url}/refunds"),
+        "unsafe_methods": True,
+        "patience": 0.6,
+    }
+    return Target(**(given | more))
+
+
+def demo_target(url: str) -> Target:
+    return Target(
+        address=Address.parse(f"{url}/orders"),
+        body=b'{"customer_id": "cus_1", "items": [{"product_id": "sku_teapot", "quantity": 2}]}',
+        headers=(JSON, ("Authorization", "Bearer demo-alpha")),
+        other_tenant=(("Authorization", "Bearer demo-beta"),),
+        slow=("X-Demo-Delay", "0.6"),
+        count_address=Address.parse(f"{url}/orders?limit=10000"),
+        unsafe_methods=True,
+    )
+
+
+def broken(report: Report, *profiles: Profile) -> set[str]:
+    """Return the clauses that fail in one of the profiles, as promise or as advice."""
+    return {
+        finding.clause.id
+        for finding in report.findings
+        if isinstance(finding.verdict, Failed) and finding.verdict.only & set(profiles)
+    }

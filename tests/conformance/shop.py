@@ -1,0 +1,420 @@
+"""A small shop by the standard library alone: right by itself, and wrong in one way for every bug that it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import select
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+TENANTS = {"Bearer alpha": "alpha", "Bearer beta": "beta"}
+ENDPOINTS = ("/orders", "/refunds")
+DAY = "Mon, 16 Nov 2076 12:00:00 GMT"
+
+
+class Bug(StrEnum):
+    """What is wrong with the shop."""
+
+    CHECK_THEN_INSERT = "looks whether the key is there, and inserts it a moment later"
+    NO_FINGERPRINT = "answers whatever comes with a used key"
+    BODY_IN_KEY = "makes the body part of the key, so that another body is executed"
+    LATE_FINGERPRINT = "compares bodies of finished requests only"
+    MISMATCH_409 = "answers 409 to another body"
+    MISMATCH_SPOILS = "forgets the first answer when another body comes"
+    CHUNKED_EMPTY = "takes a body in chunks for an empty one"
+    CHUNKED_UNCOMPARED = "compares only bodies that have a Content-Length"
+    QUERY_IGNORED = "leaves the query out of the comparison"
+    ENDPOINT_IGNORED = "leaves the path out of the comparison"
+    RAW_BYTES = "compares bodies byte for byte"
+    PIECES_COMPARED = "makes the pieces in which a body comes part of the comparison"
+    REPLAY_200 = "answers 200 to a retry of a 201"
+    RESERIALISED = "writes the stored JSON anew for every replay"
+    LOST_LOCATION = "forgets Location"
+    RELOCKS = "locks a finished key again with every retry"
+    RUNS_AGAIN = "executes retries, and answers them with the first answer all the same"
+    NO_MARKER = "does not mark replays"
+    NO_EXPIRY = "does not say how long keys live"
+    CACHED_500 = "stores server errors"
+    LOCK_FOREVER = "never releases the lock of a failed request"
+    ERROR_AFTER_EFFECT = "fails after the effect, and forgets the request"
+    INVALID_STORED = "stores the refusal of an invalid body"
+    GLOBAL_SCOPE = "has one set of keys for all tenants"
+    REPLAY_BEFORE_LOGIN = "answers used keys before it looks at credentials"
+    STORED_401 = "stores the refusal of missing credentials"
+    MISSING_RUNS = "executes requests without a key"
+    NO_LINK = "refuses a missing key without a word on where to read on"
+    MALFORMED_IGNORED = "takes a malformed key for none, and executes"
+    FIRST_LINE_WINS = "takes the first of two keys"
+    KEY_CUT = "cuts long keys off"
+    KEY_LIMIT_64 = "takes keys of 64 characters only"
+    SHORT_KEYS = "takes keys of any length"
+    CASE_FOLDED = "compares keys without case"
+    QUOTED_REFUSED = "does not take quoted keys"
+    QUOTES_KEPT = "takes the quotes for a part of the key"
+    PARAMETERS_KEPT = "takes parameters for a part of the key"
+    DIGITS_REFUSED = "takes bare keys as tokens, which begin with a letter"
+    NAME_IN_ONE_CASE = "knows the header in one spelling only"
+    ODD_KEYS_CRASH = "builds SQL from the key"
+    NO_ECHO = "does not repeat the key"
+    NO_RETRY_AFTER = "does not say how long to wait"
+    CONTENDED_FOREVER = "never unlocks a key that was asked for while it was locked"
+    NO_409 = "answers 500 while the first request runs"
+    CONNECTION_TRUSTED = "does not look up keys again on the same connection"
+    HANGUP_FORGETS = "forgets the answer when the client has gone"
+    HALF_BODY_CLAIMS = "locks the key before the body is there, and keeps it locked when the client goes"
+    LEAKY_MISMATCH = "shows the first answer to whoever sends another body"
+    FINGERPRINT_SHOWN = "shows the stored hash to whoever sends another body"
+    COOKIE_REPLAYED = "replays Set-Cookie"
+    REFLECTS_KEY = "repeats a bad key in a page"
+    ONE_CODE = "has one code for all refusals"
+    GET_REPLAYS = "replays for GET as well"
+    PUT_REPLAYS = "answers PUT with what is stored for POST"
+    PUT_NEEDS_KEY = "refuses PUT without a key"
+    UNDESCRIBED = "does not describe the header"
+
+
+@dataclass
+class Stored:
+    """What is known under a key."""
+
+    fingerprint: str
+    status: int = 0
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    body: bytes = b""
+    busy_until: float = 0.0
+
+
+class RefusedError(Exception):
+    """An answer instead of work."""
+
+    def __init__(self, status: int, code: str, headers: tuple[tuple[str, str], ...] = (), **more: object) -> None:
+        self.status, self.code, self.headers, self.more = status, code, headers, more
+
+
+class Shop:
+    """The server, between entering and leaving the block. `stripe` is the other flavour."""
+
+    def __init__(self, *bugs: Bug, stripe: bool = False) -> None:
+        self.bugs, self.stripe = frozenset(bugs), stripe
+        self.lock = threading.Lock()
+        self.records: dict[tuple[str, str], Stored] = {}
+        self.orders: list[tuple[str, str]] = []
+        self.spoilt: set[str] = set()
+        shop = self
+
+        class Handler(_Handler):
+            pass
+
+        Handler.shop = shop
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def has(self, bug: Bug) -> bool:
+        return bug in self.bugs
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that hang up are what this is about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    shop: Shop
+    served = 0
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    # Methods
+
+    def do_GET(self) -> None:
+        target = urlsplit(self.path).path
+        if target == "/openapi.json":
+            named = [] if self.shop.has(Bug.UNDESCRIBED) else [{"name": "Idempotency-Key", "in": "header"}]
+            self._answer(200, [], {"openapi": "3.1.0", "paths": {"/orders": {"post": {"parameters": named}}}})
+            return
+        tenant = TENANTS.get(self.headers.get("Authorization", ""))
+        if tenant is None:
+            self._answer(401, [], {"code": "unauthorized"})
+            return
+        if self.shop.has(Bug.GET_REPLAYS) and self._replay_anything(tenant):
+            return
+        mine = [order for owner, order in self.shop.orders if owner == tenant]
+        self._answer(200, [], {"total": len(mine), "orders": mine})
+
+    def do_PUT(self) -> None:
+        self._body()
+        if self.shop.has(Bug.PUT_NEEDS_KEY) and "Idempotency-Key" not in self.headers:
+            self._answer(400, [], {"code": "key_missing"})
+            return
+        if self.shop.has(Bug.PUT_REPLAYS) and self._replay_anything("alpha"):
+            return
+        self._answer(405, [("Allow", "GET, POST")], {"code": "method_not_allowed"})
+
+    def do_DELETE(self) -> None:
+        self.do_PUT()
+
+    def do_POST(self) -> None:
+        self.served += 1
+        try:
+            self._post()
+        except RefusedError as refusal:
+            code = "refused" if self.shop.has(Bug.ONE_CODE) else refusal.code
+            self._answer(refusal.status, list(refusal.headers), {"code": code, **refusal.more}, problem=True)
+
+    # The operation
+
+    def _post(self) -> None:
+        shop = self.shop
+        body = self._body()
+        if body is None and shop.has(Bug.HALF_BODY_CLAIMS):
+            shop.records[self._tenant(), self._key() or ""] = Stored("")
+        if body is None:
+            self.close_connection = True
+            return
+        if urlsplit(self.path).path not in ENDPOINTS:
+            raise RefusedError(404, "not_found")
+        tenant = self._tenant()
+        key = self._key()
+        self._check_valid(tenant, key, body)
+        if key is None:
+            self._execute(tenant)
+            return
+        self._once(tenant, key, self._fingerprint(body), body)
+
+    def _tenant(self) -> str:
+        shop, key = self.shop, self.headers.get("Idempotency-Key", "")
+        tenant = TENANTS.get(self.headers.get("Authorization", ""))
+        if tenant is None and shop.has(Bug.REPLAY_BEFORE_LOGIN):
+            stored = next((one for (_, known), one in shop.records.items() if known == key.strip('"')), None)
+            if stored is not None:
+                raise RefusedError(stored.status, "", tuple(stored.headers), **json.loads(stored.body))
+        if tenant is None and shop.has(Bug.STORED_401):
+            shop.spoilt.add(key)
+        if tenant is None or key in shop.spoilt:
+            raise RefusedError(401, "unauthorized")
+        return tenant
+
+    def _key(self) -> str | None:
+        shop = self.shop
+        lines = self.headers.get_all("Idempotency-Key") or []
+        if shop.has(Bug.NAME_IN_ONE_CASE):
+            lines = [value for name, value in self.headers.items() if name == "Idempotency-Key"]
+        if not lines:
+            if shop.stripe or shop.has(Bug.MISSING_RUNS):
+                return None
+            link = () if shop.has(Bug.NO_LINK) else (("Link", '</keys>; rel="describedby"'),)
+            raise RefusedError(400, "key_missing", link)
+        if len(lines) > 1 and shop.has(Bug.FIRST_LINE_WINS):
+            lines = lines[:1]
+        key = None if len(lines) > 1 else self._parsed(lines[0].strip())
+        if key is not None:
+            return key
+        if shop.has(Bug.MALFORMED_IGNORED):
+            return None
+        if shop.has(Bug.REFLECTS_KEY):
+            raise RefusedError(400, "key_malformed", (("Content-Type", "text/html"),), page=lines[0])
+        raise RefusedError(400, "key_malformed")
+
+    def _parsed(self, line: str) -> str | None:
+        shop = self.shop
+        quoted = re.fullmatch(r'"((?:[ !#-\[\]-~]|\\["\\])*)"((?:; *[a-z]+(?:=[0-9]+)?)*)', line)
+        bare = re.fullmatch(r"[A-Za-z0-9._~:/+=@-]+", line)
+        if not quoted and not bare:
+            return None
+        if quoted and shop.has(Bug.QUOTED_REFUSED):
+            return None
+        if bare and shop.has(Bug.DIGITS_REFUSED) and line[0].isdigit():
+            return None
+        key = quoted[1] if quoted else line
+        if "'" in key and shop.has(Bug.ODD_KEYS_CRASH):
+            raise RefusedError(500, "database_error")
+        longest = 64 if shop.has(Bug.KEY_LIMIT_64) else 255
+        if len(key) > longest and shop.has(Bug.KEY_CUT):
+            key = key[:longest]
+        if not (1 if shop.has(Bug.SHORT_KEYS) else 16) <= len(key.strip()) <= longest:
+            return None
+        if quoted and shop.has(Bug.QUOTES_KEPT):
+            key = f'"{key}"'
+        if quoted and shop.has(Bug.PARAMETERS_KEPT):
+            key += quoted[2]
+        return key.lower() if shop.has(Bug.CASE_FOLDED) else key
+
+    def _check_valid(self, tenant: str, key: str | None, body: bytes) -> None:
+        try:
+            json.loads(body)
+        except ValueError:
+            if key is not None and self.shop.has(Bug.INVALID_STORED):
+                self.shop.records[tenant, key] = Stored(self._fingerprint(b"null"), 400, [], b'{"code": "invalid"}')
+            raise RefusedError(400, "invalid") from None
+
+    def _fingerprint(self, body: bytes) -> str:
+        shop, parts = self.shop, urlsplit(self.path)
+        path = "" if shop.has(Bug.ENDPOINT_IGNORED) else parts.path
+        if "Transfer-Encoding" in self.headers and shop.has(Bug.CHUNKED_EMPTY):
+            body = b"null"
+        query = "" if shop.has(Bug.QUERY_IGNORED) else parts.query
+        meaning = body.hex() if shop.has(Bug.RAW_BYTES) else json.dumps(json.loads(body), sort_keys=True)
+        pieces = self.pieces // 4 if shop.has(Bug.PIECES_COMPARED) else 0
+        return hashlib.sha256(f"{self.command} {path} {query} {meaning} {pieces}".encode()).hexdigest()
+
+    def _once(self, tenant: str, key: str, fingerprint: str, body: bytes) -> None:
+        shop = self.shop
+        if shop.has(Bug.BODY_IN_KEY):
+            key += fingerprint
+        place = ("" if shop.has(Bug.GLOBAL_SCOPE) else tenant, key)
+        if shop.has(Bug.CHECK_THEN_INSERT) and place not in shop.records:
+            time.sleep(0.03)
+            shop.records[place] = Stored(fingerprint)
+            self._run(tenant, place)
+            return
+        with shop.lock:
+            stored = shop.records.get(place)
+            if self.served > 1 and shop.has(Bug.CONNECTION_TRUSTED):
+                stored = None
+            if stored is None:
+                shop.records[place] = Stored(fingerprint)
+        if stored is None:
+            self._run(tenant, place)
+        else:
+            self._again(place, stored, fingerprint)
+
+    def _again(self, place: tuple[str, str], stored: Stored, fingerprint: str) -> None:
+        shop = self.shop
+        chunked = "Transfer-Encoding" in self.headers and shop.has(Bug.CHUNKED_UNCOMPARED)
+        late = not stored.status and shop.has(Bug.LATE_FINGERPRINT)
+        if stored.fingerprint not in {"", fingerprint} and not (chunked or late or shop.has(Bug.NO_FINGERPRINT)):
+            if shop.has(Bug.MISMATCH_SPOILS):
+                stored.body = b'{"code": "gone"}'
+                stored.status = 410
+            more = {"stored": json.loads(stored.body or b"{}")} if shop.has(Bug.LEAKY_MISMATCH) else {}
+            more |= {"fingerprint": stored.fingerprint} if shop.has(Bug.FINGERPRINT_SHOWN) else {}
+            status = 409 if shop.has(Bug.MISMATCH_409) else 400 if shop.stripe else 422
+            raise RefusedError(status, "key_mismatch", **more)
+        if not stored.status or time.monotonic() < stored.busy_until:
+            wait = () if shop.has(Bug.NO_RETRY_AFTER) else (("Retry-After", "1"),)
+            if shop.has(Bug.CONTENDED_FOREVER):
+                stored.busy_until = math.inf
+            raise RefusedError(500 if shop.has(Bug.NO_409) else 409, "in_progress", wait)
+        if shop.has(Bug.RELOCKS):
+            stored.busy_until = time.monotonic() + 0.3
+        if shop.has(Bug.RUNS_AGAIN):
+            self._order(place[0])
+        self._replay(stored)
+
+    def _run(self, tenant: str, place: tuple[str, str]) -> None:
+        shop, stored = self.shop, self.shop.records[place]
+        time.sleep(float(self.headers.get("X-Slow", "0")))
+        failing = "X-Fail" in self.headers
+        if failing and shop.has(Bug.ERROR_AFTER_EFFECT):
+            self._order(tenant)
+        if failing:
+            if shop.has(Bug.CACHED_500):
+                stored.body, stored.status = b'{"code": "broken"}', 500
+            elif not shop.has(Bug.LOCK_FOREVER):
+                del shop.records[place]
+            raise RefusedError(500, "broken")
+        status, headers, content = self._order(tenant)
+        stored.headers, stored.body, stored.status = headers, json.dumps(content).encode(), status
+        if shop.has(Bug.HANGUP_FORGETS) and self._client_has_gone():
+            shop.records.pop(place, None)
+        self._answer(status, headers, content)
+
+    def _execute(self, tenant: str) -> None:
+        self._answer(*self._order(tenant))
+
+    def _order(self, tenant: str) -> tuple[int, list[tuple[str, str]], dict[str, object]]:
+        order = str(uuid.uuid4())
+        with self.shop.lock:
+            self.shop.orders.append((tenant, order))
+        headers = [("Location", f"/orders/{order}"), ("Set-Cookie", f"visit={uuid.uuid4().hex}")]
+        return 201, headers, {"id": order, "status": "placed"}
+
+    def _replay(self, stored: Stored) -> None:
+        shop = self.shop
+        dropped = {"" if shop.has(Bug.COOKIE_REPLAYED) else "Set-Cookie"}
+        dropped |= {"Location"} if shop.has(Bug.LOST_LOCATION) else set()
+        headers = [line for line in stored.headers if line[0] not in dropped]
+        if not shop.has(Bug.NO_MARKER):
+            headers.append(("Idempotent-Replayed", "true"))
+        body = json.dumps(json.loads(stored.body), indent=1) if shop.has(Bug.RESERIALISED) else stored.body.decode()
+        self._answer(200 if shop.has(Bug.REPLAY_200) else stored.status, headers, body)
+
+    # The wire
+
+    def _body(self) -> bytes | None:
+        self.pieces = 0
+        if "Transfer-Encoding" in self.headers:
+            chunks = []
+            while size := int(self.rfile.readline() or b"0", 16):
+                chunks.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(chunks)
+        length, body = int(self.headers.get("Content-Length", "0")), b""
+        while len(body) < length:
+            piece = self.rfile.read1(length - len(body))
+            if not piece:
+                return None
+            self.pieces += 1
+            body += piece
+        return body
+
+    def _client_has_gone(self) -> bool:
+        if not select.select([self.connection], [], [], 0)[0]:
+            return False
+        with suppress(OSError):
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        return True
+
+    def _replay_anything(self, tenant: str) -> bool:
+        key = self.headers.get("Idempotency-Key", "").strip('"')
+        stored = self.shop.records.get((tenant, key))
+        if stored is not None:
+            self._replay(stored)
+        return stored is not None
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: object, *, problem: bool = False) -> None:
+        data = (content if isinstance(content, str) else json.dumps(content)).encode()
+        self.send_response(status)
+        names = {name for name, _ in headers}
+        if "Content-Type" not in names:
+            self.send_header("Content-Type", "application/problem+json" if problem else "application/json")
+        for name, value in headers:
+            self.send_header(name, value)
+        sent = self.headers.get("Idempotency-Key")
+        if sent is not None and self.command == "POST" and not self.shop.has(Bug.NO_ECHO):
+            with suppress(UnicodeEncodeError):
+                sent.encode("latin-1")
+                self.send_header("Idempotency-Key", sent)
+        if not self.shop.has(Bug.NO_EXPIRY):
+            self.send_header("Idempotency-Key-Expires", DAY)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(data)

@@ -1,0 +1,91 @@
+"""The tester is right about others: each bug breaks the clause that is there for it, and only related ones."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from conformance.aiming import broken, shop_target
+from conformance.mutants import KILLS, UNKILLED
+from conformance.shop import Bug, Shop
+from oncekey.conformance import CLAUSES, Failed, Need, Profile, Report, Skipped, check
+
+# One process: the runs of all shops share a pool, and no two workers should do them twice.
+pytestmark = pytest.mark.xdist_group("conformance")
+
+AT_ONCE = 6
+
+
+def _check(*bugs: Bug) -> Report:
+    with Shop(*bugs) as shop:
+        return check(shop_target(shop), profile=Profile.STRICT_MONEY)
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[Bug, Report]:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(Bug, pool.map(_check, Bug), strict=True))
+
+
+def test_the_correct_shop_passes_everything() -> None:
+    # R241-R248, R251, R257-R259, R262, R264
+    report = _check()
+    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()
+    assert report.skipped == []
+    assert report.matches == [Profile.IETF, Profile.STRICT_MONEY]
+
+
+def test_the_correct_shop_in_the_other_flavour_passes_everything() -> None:
+    # C7
+    with Shop(stripe=True) as shop:
+        report = check(shop_target(shop, key_optional=True), profile=Profile.STRIPE)
+    assert broken(report, Profile.STRIPE) == {"keys.explained"}  # which no profile but the draft's asks for
+    assert (report.failed, report.advice) == ([], [])
+    assert report.matches == [Profile.STRIPE]
+
+
+@pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
+def test_a_bug_breaks_its_clause_and_only_related_ones(bug: Bug, reports: dict[Bug, Report]) -> None:
+    assert broken(reports[bug], Profile.IETF, Profile.STRICT_MONEY) == set(KILLS[bug])
+
+
+def test_every_clause_is_broken_by_a_bug() -> None:
+    alone = {clauses[0] for clauses in KILLS.values()} | {name for clauses in KILLS.values() for name in clauses}
+    assert {clause.id for clause in CLAUSES} - alone == set(UNKILLED)
+    assert set(KILLS) == set(Bug)
+
+
+def test_a_finding_has_what_repeats_it(reports: dict[Bug, Report]) -> None:
+    for report in reports.values():
+        for finding in report.findings:
+            if isinstance(finding.verdict, Failed):
+                assert finding.verdict.exchange
+                assert finding.verdict.expected
+                assert finding.verdict.seen
+
+
+def test_the_most_dangerous_finding_comes_first(reports: dict[Bug, Report]) -> None:
+    severities = [finding.clause.severity for finding in reports[Bug.NO_FINGERPRINT].failed]
+    assert severities == sorted(severities, reverse=True)
+    assert reports[Bug.NO_FINGERPRINT].failed[0].clause.id == "mismatches.nothing-happens"
+
+
+def test_what_the_tester_was_not_told_is_skipped_and_says_what_to_pass() -> None:
+    nothing = dict.fromkeys(("slow", "fail", "count_address", "other_address"))
+    with Shop() as shop:
+        report = check(shop_target(shop, **nothing, other_tenant=(), unsafe_methods=False))
+    told = {clause.needs for clause in CLAUSES if clause.needs}
+    assert len(told) > 5
+    for finding in report.findings:
+        lacking = set(finding.clause.needs) - {Need.OTHER_BODY, Need.JSON, Need.CREDENTIALS}
+        assert isinstance(finding.verdict, Skipped) == bool(lacking), finding.clause.id
+        if isinstance(finding.verdict, Skipped):
+            assert finding.verdict.pass_this in lacking
+    assert report.failed == []
+
+
+def test_a_race_is_seen_without_a_count_by_its_answers() -> None:
+    with Shop(Bug.CHECK_THEN_INSERT) as shop:
+        report = check(shop_target(shop, count_address=None), clauses=[c for c in CLAUSES if c.id == "races.10"])
+    assert [finding.clause.id for finding in report.failed] == ["races.10"]
