@@ -19,7 +19,7 @@ from oncekey.testing.history import Kind
 from oncekey.testing.story import stories
 
 if TYPE_CHECKING:
-    from oncekey.testing.history import Effect, History, Operation
+    from oncekey.testing.history import Effect, History, Operation, Write
     from oncekey.testing.story import Story
 
 
@@ -123,11 +123,11 @@ def _no_phantom(story: Story) -> Iterator[str]:
         mine = prints.get(story.life_of(op), op.fingerprint)
         if mine != op.fingerprint:
             yield f"{op.id} sent {op.fingerprint} and was given the answer to {mine}"
-    last = {write.operation: write for write in story.writes if write.operation in by_id}
     for op in story.operations:
-        write = last.get(op.id)
-        if op.code == Code.IN_PROGRESS and write is not None and write.state == State.IN_PROGRESS:
-            yield f"{op.id} was told to wait for a claim that is its own: nobody runs it"
+        if op.code == Code.IN_PROGRESS and op.ended is not None:
+            last = max((write for write in story.writes if write.at < op.ended), key=_at, default=None)
+            if last is not None and last.operation == op.id and last.state == State.IN_PROGRESS:
+                yield f"{op.id} was told to wait for a claim that is its own: nobody runs it"
 
 
 def _real_time(story: Story) -> Iterator[str]:
@@ -224,6 +224,10 @@ LOOKS: Mapping[Rule, Callable[[Story], Iterator[str]]] = MappingProxyType(
 
 def _ok(story: Story) -> list[Operation]:
     return [op for op in story.operations if op.kind is Kind.OK]
+
+
+def _at(write: Write) -> int:
+    return write.at
 
 
 def _success(op: Operation) -> bool:

@@ -8,17 +8,20 @@ from uuid import uuid5
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import Code, Discarded, Lease, Replay, State
-from oncekey.core.rulings import LOCK_EXPIRED
+from oncekey.core.seed import seed_of
 from oncekey.engine import request
 from oncekey.testing.history import Kind
 from oncekey.testing.sim.handlers import InlineRun, LocalRun
 from oncekey.testing.sim.plan import raised
 from oncekey.testing.sim.serving import Answer, Serving, heartbeat
 from oncekey.testing.sim.steps import Commit, Reply, talk
-from oncekey.testing.sim.workers import Operator, Reaper, Resolver, Sweeper
+from oncekey.testing.sim.timing import POLICY
+from oncekey.testing.sim.workers import Operator, Reaper, Resolver
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Instant, Record, Settlement, Snapshot, Verdict
+    from uuid import UUID
+
+    from oncekey.core.model import Claim, Instant, Record, RecordId, Settlement, Snapshot, Verdict
     from oncekey.core.policy import Policy
     from oncekey.core.settle import Ending
     from oncekey.flow import Flow
@@ -102,15 +105,6 @@ class NeverWaits(Resolver):
         return True
 
 
-class SweepsForRetry(Sweeper):
-    """Every stale record may run again, whatever it did to the outside."""
-
-    def swept(self, record: Record, now: Instant) -> Process[None]:
-        """Always row 14."""
-        if record.state is State.IN_PROGRESS and record.lease_until is not None and record.lease_until <= now:
-            yield from self.say("sweep", record, {"to": "failed_retryable", "last_error": LOCK_EXPIRED})
-
-
 class ReleasesLive(Operator):
     """Releases what looks stuck, though its owner is alive (F39)."""
 
@@ -164,6 +158,25 @@ def claims_anew(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]
         claim = replace(claim, incarnation=uuid5(claim.incarnation, "again"), owner=claim.owner + "'")
 
 
+def claims_as_before(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
+    """A claim whose reply was lost is said again word for word, however long ago that was."""
+    flow = request.begin(records, claim, policy)
+    try:
+        transaction = next(flow)
+        while True:
+            try:
+                result = yield transaction
+            except CommitAmbiguousError as error:
+                if transaction.name != "claim":
+                    transaction = flow.throw(error)
+            except StoreError as error:
+                transaction = flow.throw(error)
+            else:
+                transaction = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+
+
 def cached(begin: Begin) -> Begin:
     """A replay cache in front of the store that knows no expiry, no fingerprint and no incarnation (F40)."""
     answers: dict[str, Replay] = {}
@@ -178,3 +191,13 @@ def cached(begin: Begin) -> Begin:
         return verdict
 
     return begin_cached
+
+
+def seed_from_life(record_id: RecordId, fingerprint: str, incarnation: UUID) -> bytes:
+    """Downstream keys that change with the incarnation (F38)."""
+    return seed_of(record_id, fingerprint + str(incarnation), POLICY.secret)
+
+
+def seed_from_key(record_id: RecordId, fingerprint: str, incarnation: UUID) -> bytes:  # noqa: ARG001  (as the real)
+    """Downstream keys that do not change with the body (F38)."""
+    return seed_of(record_id, "", POLICY.secret)

@@ -20,13 +20,14 @@ OWNERS: Final = ("renew", "settle_completed", "settle_retryable", "settle_unknow
 STRANGERS: Final = ("take_over", "supersede", "doubt", *UPKEEP)
 
 
-def with_flaw(flaw: Flaw, names: Iterable[str]) -> dict[str, Command]:
-    """All statements, the named ones with the flaw."""
+def with_flaws(*flaws: tuple[Flaw, Iterable[str]]) -> dict[str, Command]:
+    """All statements, the named ones with their flaw."""
     commands: dict[str, Command] = {**COMMANDS, **UPKEEP}
-    for name in names:
-        command = commands[name]
-        assert callable(command)
-        commands[name] = flaw(command)
+    for flaw, names in flaws:
+        for name in names:
+            command = commands[name]
+            assert callable(command)
+            commands[name] = flaw(command)
     return commands
 
 
@@ -49,20 +50,28 @@ def assuming(**columns: str) -> Flaw:
     return flaw
 
 
-def whatever_the_state(command: Function) -> Function:
-    """No state predicate: every row looks as if it were in progress."""
+def pretending(**columns: Any) -> Flaw:  # noqa: ANN401  (columns of any kind)
+    """Take the row for another: `pretending(state="in_progress")` has no state predicate."""
 
-    def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
-        line = line_of(table, params)
-        if line is None:
-            return command(table, **params)
-        state, line["state"] = line["state"], "in_progress"
-        rows = command(table, **params)
-        if not rows:
-            line["state"] = state
-        return rows
+    def flaw(command: Function) -> Function:
+        def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+            line = line_of(table, params)
+            before = dict(line or {})
+            if line is not None:
+                line.update(columns)
+            rows = command(table, **params)
+            if line is not None and not rows:
+                line.update(before)
+            return rows
 
-    return run
+        return run
+
+    return flaw
+
+
+def both(first: Flaw, second: Flaw) -> Flaw:
+    """Two things missing at once."""
+    return lambda command: first(second(command))
 
 
 def keeping(*columns: str) -> Flaw:
@@ -100,16 +109,28 @@ def setting(change: Callable[[Line, Line], Line]) -> Flaw:
     return flaw
 
 
-def showing(change: Callable[[Line], Line]) -> Flaw:
-    """Report a row other than it is."""
+def showing(change: Callable[[Line, Line], Line]) -> Flaw:
+    """Report a row other than it is, from what it is and what was asked."""
 
     def flaw(command: Function) -> Function:
         def run(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
-            return [{**row, **change({**params, **row, "asked": params})} for row in command(table, **params)]
+            return [{**row, **change(dict(row), params)} for row in command(table, **params)]
 
         return run
 
     return flaw
+
+
+def expired_first(row: Line, _: Line) -> Line:
+    """What is past its expiry is shown as expired, whatever its state."""
+    return {"state": "expired"} if row["expires_at"] is not None and row["expires_at"] <= row["now"] else {}
+
+
+def askers_fingerprint(row: Line, asked: Line) -> Line:
+    """What may be taken over is shown with the fingerprint of whoever asks."""
+    over = row["lease_until"] is not None and row["lease_until"] <= row["now"]
+    free = over or row["state"] == "failed_retryable"
+    return {"fingerprint": asked["fingerprint"]} if free else {}
 
 
 def anyhow(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)

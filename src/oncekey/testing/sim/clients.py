@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from oncekey.core.model import SECOND, Code
+from oncekey.core.model import MINUTE, SECOND, Code
 from oncekey.testing.history import Kind
 from oncekey.testing.sim.steps import Mailbox, Receive, Wait
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from oncekey.testing.sim.serving import Answer
     from oncekey.testing.sim.steps import Process
     from oncekey.testing.sim.world import World
+
+
+_PATIENCE: Final = (3 * SECOND, 30 * SECOND, 10 * MINUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def client(world: World, name: str, errand: Errand) -> Process[None]:
         caller = Mailbox()
         operation = f"{name}.{attempt + 1}"
         world.send(operation, errand.key, errand.body, caller)
-        answer: Answer | None = yield Receive(caller, dice.between(2, 40) * SECOND)
+        answer: Answer | None = yield Receive(caller, dice.pick(_PATIENCE))
         world.heard(operation, answer)
         if answer is not None and answer.code is Code.KEY_REUSED:
             return

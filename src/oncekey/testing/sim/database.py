@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.testing.history import Proof, Write
-from oncekey.testing.sim.steps import OpenTransaction
+from oncekey.testing.sim.steps import OpenTransaction, Saying
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant
@@ -61,12 +61,13 @@ class Database:
         holder = self.locks.get(where)
         if holder is not None and holder is not tx:
             return None
+        saying = Saying(by, statement, self._clock.store, self._clock.elapsed)
         if tx is None:
-            self._publish(where, after, (by, statement, self._clock.store), at)
+            self._publish(where, after, saying, at)
         else:
             self.locks[where] = tx
             tx.rows[where] = after
-            tx.said[where] = (by, statement, self._clock.store)
+            tx.said[where] = saying
         return rows
 
     def insert(self, tx: OpenTransaction, effect: Effect) -> None:
@@ -112,8 +113,7 @@ class Database:
         for where in tx.rows:
             del self.locks[where]
 
-    def _publish(self, where: Where, line: Line | None, said: tuple[str, Statement, Instant], at: int) -> None:
-        by, statement, now = said
+    def _publish(self, where: Where, line: Line | None, saying: Saying, at: int) -> None:
         before = self.table.get(where)
         if line is None:
             del self.table[where]
@@ -130,16 +130,16 @@ class Database:
                 incarnation=shown["incarnation"],
                 fence=shown["fence"],
                 version=shown["version"],
-                name=statement.name,
-                operation=by,
+                name=saying.statement.name,
+                operation=saying.by,
                 fingerprint=shown["fingerprint"],
-                now=now,
-                seen_at=self._looked.pop(where, now),
-                elapsed=self._clock.elapsed,
+                now=saying.now,
+                seen_at=self._looked.pop(where, saying.now),
+                elapsed=saying.elapsed,
                 lease_until=shown["lease_until"],
                 expires_at=shown["expires_at"],
                 ttl=shown["ttl"],
-                **_proven(statement.params),
+                **_proven(saying.statement.params),
             )
         )
 

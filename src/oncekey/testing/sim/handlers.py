@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
@@ -140,7 +141,9 @@ class LocalRun(_Run):
             return Answer(Kind.INFO, code=Code.OUTCOME_UNKNOWN)
         if settled.ours:
             return Answer(Kind.FAIL, code=Code.EXECUTION_FAILED)
-        return self.says(settled.snapshot)
+        # A record that was swept meanwhile does not wait for the commit: "come back later" promises nothing.
+        answer = self.says(settled.snapshot)
+        return answer if answer.kind is Kind.OK else replace(answer, kind=Kind.INFO)
 
     def undo(self, tx: OpenTransaction, settlement: Settlement) -> Process[Answer]:
         """Roll back, then say so in the record."""

@@ -8,53 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
-from oncekey.testing.sim.steps import Commit, Insert, Mailbox, Point, Receive, Reply, Rollback, Say, Wait
+from oncekey.testing.sim.hosts import Doom
+from oncekey.testing.sim.steps import Commit, Insert, Point, Receive, Reply, Rollback, Say, Wait
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant
     from oncekey.testing.sim.clock import Clock
     from oncekey.testing.sim.database import Database
     from oncekey.testing.sim.dice import Dice
+    from oncekey.testing.sim.hosts import Host
     from oncekey.testing.sim.steps import OpenTransaction, Process, Step
     from oncekey.testing.sim.weather import Weather
 
 MILLISECOND: Final = 1_000
 NEVER: Final = 1 << 62
-
-
-class Doom(StrEnum):
-    """What a fate does."""
-
-    CRASH = "crash"
-    PAUSE = "pause"
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """At its n-th step, this happens to a host."""
-
-    doom: Doom
-    step: int
-
-
-@dataclass(slots=True, eq=False)
-class Host:
-    """A process that serves one request, or a worker: what it runs dies, stands still and forgets together."""
-
-    name: str
-    fate: Fate | None = None
-    skew: Duration = 0
-    steps: int = 0
-    alive: bool = True
-    paused_until: Instant = 0
-    lost: bool = False
-    done: bool = False
-    trusted_until: Instant = 0
-    callers: tuple[Mailbox, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -196,7 +166,7 @@ class Scheduler:
         if isinstance(step, Point) and step.critical and host.paused_until == 0:
             if self._dice.chance(self.weather.crash / 4):
                 return Doom.CRASH
-            if self._dice.chance(self.weather.pause / 4):
+            if self._dice.chance(self.weather.pause / 2):
                 return Doom.PAUSE
         return None
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Instant, Lease, Record, RecordId, Settled, Settlement, StoredResponse
     from oncekey.stores.keystore import KeyStore
+    from oncekey.testing.sim.hosts import Host
     from oncekey.testing.sim.plan import Plan
-    from oncekey.testing.sim.scheduler import Host
     from oncekey.testing.sim.steps import Mailbox, Process
     from oncekey.testing.sim.world import World
 

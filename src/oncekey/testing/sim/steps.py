@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A statement that writes: who said it, and when by the store's clock and by the one that nobody can set."""
+
+    by: str
+    statement: Statement
+    now: int
+    elapsed: int
+
+
 @dataclass(slots=True, eq=False)
 class OpenTransaction:
     """A business transaction: what it wrote is seen by nobody until it commits."""
@@ -24,7 +34,7 @@ class OpenTransaction:
     host: str
     used_at: int
     rows: dict[tuple[str, str], dict[str, Any] | None] = field(default_factory=dict)
-    said: dict[tuple[str, str], tuple[str, Statement, int]] = field(default_factory=dict)
+    said: dict[tuple[str, str], Saying] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     open: bool = True
 

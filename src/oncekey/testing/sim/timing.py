@@ -28,7 +28,7 @@ CLOCK_TOLERANCE: Final = MINUTE
 
 PROVIDER_LAG: Final = 10 * SECOND
 """How long a call that was sent can take to be visible at the provider."""
-SEND_SLACK: Final = 2 * MINUTE
+SEND_SLACK: Final = 4 * MINUTE
 """How long an owner may stand still between its last look at its lease and the send: no fence covers it (U1)."""
 DOUBT_WAIT: Final = max(LEASE, 5 * MINUTE) + PROVIDER_LAG + CLOCK_TOLERANCE
 """How long a resolver watches an unknown record before "not executed" is believed (U1)."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record, RecordId
     from oncekey.flow import Flow, Rows, Steps, Value
     from oncekey.testing.sim.clock import Clock
-    from oncekey.testing.sim.scheduler import Host
+    from oncekey.testing.sim.hosts import Host
     from oncekey.testing.sim.steps import Process
     from oncekey.testing.sim.world import World
 
@@ -30,6 +30,7 @@ class Watch:
     """Compares the store's clock with a worker's own (A3), and remembers when it was last wrong."""
 
     clock: Clock
+    wrong: bool = False
     wrong_at: Instant | None = None
 
     def look(self, store: Instant) -> bool:
@@ -38,10 +39,11 @@ class Watch:
         It is that instant which decides what is due, so it is that one which must be right: a worker that
         compared the clocks first and then stood still would go on with another.
         """
-        if abs(store - self.clock.boot) > CLOCK_TOLERANCE:
+        before, self.wrong = self.wrong, abs(store - self.clock.boot) > CLOCK_TOLERANCE
+        if before or self.wrong:
+            # Also at the first look that finds it right again: nobody knows how long ago that was.
             self.wrong_at = self.clock.boot
-            return False
-        return True
+        return not self.wrong
 
     def settled(self, store: Instant) -> bool:
         """They have agreed for so long that what was stamped wrongly has had its full time all the same."""
@@ -58,6 +60,8 @@ class Worker:
     first_seen: dict[str, Instant] = field(default_factory=dict)
 
     name: ClassVar[str] = "worker"
+    diligence: ClassVar[float] = 1.0
+    """How often it comes when it is called."""
 
     def round(self) -> Process[None]:
         """One look at everything; an outage is no reason to stop."""
@@ -168,6 +172,7 @@ class Operator(Sweeper):
     """Releases by hand what looks stuck, and may do no more than the sweeper and the resolver (A1)."""
 
     name = "operator"
+    diligence = 0.3
 
     def act(self, record: Record, now: Instant) -> Process[None]:
         """Rows 14, 15 and 21; never on a live lease."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.model import MINUTE, SECOND, Effects, RecordId, State
+from oncekey.core.model import MINUTE, SECOND, RecordId, State
 from oncekey.stores.keystore import KeyStore
 from oncekey.testing import history
 from oncekey.testing.history import History, Kind, Operation
@@ -14,9 +14,10 @@ from oncekey.testing.sim.clients import Errand, Key, client
 from oncekey.testing.sim.clock import EPOCH, Clock
 from oncekey.testing.sim.database import Database
 from oncekey.testing.sim.dice import Dice
+from oncekey.testing.sim.hosts import Doom, Fate, Host
 from oncekey.testing.sim.plan import Plan, draw_plan
 from oncekey.testing.sim.provider import Provider
-from oncekey.testing.sim.scheduler import Doom, Fate, Host, Scheduler
+from oncekey.testing.sim.scheduler import Scheduler
 from oncekey.testing.sim.serving import Asked
 from oncekey.testing.sim.steps import Point, Wait
 from oncekey.testing.sim.timing import (
@@ -26,9 +27,9 @@ from oncekey.testing.sim.timing import (
     DEADLINE,
     DOUBT_WAIT,
     LEASE,
-    SEND_SLACK,
     SKEW,
     SMALL_JUMP,
+    TTL,
 )
 from oncekey.testing.sim.weather import FAIR, forecast
 from oncekey.testing.sim.workers import Watch
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant
     from oncekey.testing.sim.database import Line
     from oncekey.testing.sim.parts import Parts
+    from oncekey.testing.sim.scenarios import Scenario
     from oncekey.testing.sim.serving import Answer
     from oncekey.testing.sim.steps import Mailbox, Process
     from oncekey.testing.sim.workers import Worker
@@ -45,18 +47,9 @@ SCOPE: Final = "tenant-1"
 BODIES: Final = ("body-a", "body-b")
 PATIENCE: Final = DEADLINE + LEASE + BIG_JUMP + 2 * DOUBT_WAIT
 """How long healthy workers may take to bring everything to rest."""
+_CROWDS: Final = ((1, 2, 3), (0, 0, 1, 1, 2))
+"""How many clients come at first, and at each later beat."""
 _AT_REST: Final = frozenset({State.COMPLETED, State.FAILED_RETRYABLE, State.EXPIRED})
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What kind of world it is; by default, one in which every promise must hold."""
-
-    effects: tuple[Effects, ...] = (Effects.LOCAL, Effects.INLINE)
-    send_slack: Duration = SEND_SLACK
-    provider_remembers: bool = False
-    loses_records: bool = False
-    """Records vanish, as in a restore from an old backup; only the provider's memory can help then."""
 
 
 class World:
@@ -68,7 +61,8 @@ class World:
         self.dice = Dice(seed)
         self.clock = Clock()
         self.database = Database(self.clock, idle_limit=DEADLINE)
-        self.scheduler = Scheduler(self.clock, self.dice, self.database, forecast(self.dice), self._nap)
+        weather = scenario.weather or forecast(self.dice)
+        self.scheduler = Scheduler(self.clock, self.dice, self.database, weather, self._nap)
         self.provider = Provider(self.scheduler, self.dice, remembers=scenario.provider_remembers)
         self.watch = Watch(self.clock)
         self.soft = self.dice.chance(0.3)
@@ -137,15 +131,17 @@ class World:
     def _populate(self) -> None:
         for key in self._keys:
             for number, beat in enumerate(BEATS):
-                crowd = self.dice.between(1, 3) if number == 0 else self.dice.pick((0, 0, 1, 2))
+                crowd = 0 if number in self.scenario.quiet else self.dice.pick(_CROWDS[min(number, 1)])
+                late = beat >= TTL
                 for who in range(crowd):
-                    body = self.dice.pick(BODIES if number else BODIES[:1] * 4 + BODIES)
+                    # While a key lives most requests are honest retries; afterwards it may be anything.
+                    body = self.dice.pick(BODIES if late else BODIES[:1] * 4 + BODIES)
                     start = beat + self.dice.between(0, self.dice.pick((1, 20)) * SECOND)
                     name = f"client-{number + 1}{'abc'[who]}-{key.id.key}"
                     self._client(name, Errand(key, body, start, tries=self.dice.between(1, 3)))
         for beat in BEATS:
             for _ in range(self.dice.between(1, 2)):
-                self._send_workers(beat, within=40 * SECOND)
+                self._send_workers(beat, within=30 * SECOND)
         if self.dice.chance(self.scheduler.weather.jumps):
             for _ in range(self.dice.between(1, 3)):
                 around = self.dice.pick(BEATS) + self.dice.between(-MINUTE, 20 * SECOND)
@@ -158,6 +154,8 @@ class World:
 
     def _send_workers(self, start: Duration, within: Duration) -> None:
         for kind in self.parts.workers:
+            if not self.dice.chance(kind.diligence):
+                continue
             host = Host(kind.name, self._fate(steps=6))
             worker = kind(self, host, self.notebook)
             late = start + self.dice.between(0, within)
@@ -169,7 +167,7 @@ class World:
 
     def _jump(self, start: Duration) -> Process[None]:
         yield Wait(start)
-        far = self.dice.pick((SMALL_JUMP, BIG_JUMP))
+        far = self.dice.pick((SMALL_JUMP, BIG_JUMP, BIG_JUMP))
         offset = self.dice.between(-far, far)
         yield Point(f"sets the store's clock to {offset / SECOND:+.1f} s")
         if self.scheduler.weather is not FAIR:
@@ -211,7 +209,7 @@ class World:
     def _nap(self) -> Instant:
         """When a host that stands still goes on: soon, or just when something else is about to change."""
         now = self.clock.boot
-        later = [EPOCH + beat for beat in BEATS if EPOCH + beat > now]
+        later = [EPOCH + BEATS[beat] for beat in self.scenario.wakes if EPOCH + BEATS[beat] > now]
         around = self.dice.pick((now, *later[:2], *later[-2:]))
         return around + self.dice.between(1, 30) * SECOND
 
