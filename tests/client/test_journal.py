@@ -130,6 +130,24 @@ def test_what_was_committed_was_synced(journal, monkeypatch):
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "truncate"
 
 
+def test_opening_the_journal_leaves_the_locks_of_other_threads_alone(journal):
+    """To close any handle of a file drops the locks that this process has on it, by the rules of POSIX."""
+    begin(journal)
+    other = [sys.executable, "-c", LOCKED, str(journal.path)]
+    with closing(journal._connect()) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        journal._connect().close()
+        assert subprocess.run(other, capture_output=True, text=True, check=True).stdout.strip() == "database is locked"
+
+
+LOCKED = """
+import sqlite3, sys
+try:
+    sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute("BEGIN IMMEDIATE")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+
 PROGRAM = """
 import sys
 from oncekey.client.exchange import Call, Reply

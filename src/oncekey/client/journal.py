@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
@@ -197,14 +198,30 @@ class Journal:
             raise JournalError(f"the journal {self.path.name} cannot be used: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
-        # Made by us, so that nobody but its owner reads what is in the bodies.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        if not self.path.exists():
+            _make(self.path)
         connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
         connection.row_factory = sqlite3.Row
         # No WAL: some SQLite versions can lose a commit there when two processes meet, and we write little.
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
         return connection
+
+
+def _make(path: Path) -> None:
+    """Make the file, readable by its owner only, because bodies are in it.
+
+    It gets its name when it is closed already: to close a file that SQLite has open elsewhere in the process would
+    drop the locks that keep writers apart.
+    """
+    handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    os.close(handle)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass  # another process or thread was quicker
+    finally:
+        Path(draft).unlink()
 
 
 def _without_user(call: Call) -> Call:
