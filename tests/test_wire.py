@@ -15,7 +15,7 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.drivers.sqlite_async import AsyncSqliteDriver
-from oncekey.drivers.sqlite_files import best_module
+from oncekey.drivers.sqlite_files import repaired_module
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -182,7 +182,7 @@ def test_the_migrations_of_a_url_need_no_database():
 # Inside a caller's transaction
 
 
-@pytest.mark.parametrize("module", [sqlite3, best_module()], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [sqlite3, repaired_module()], ids=lambda module: module.__name__)
 def test_a_connection_of_sqlite_is_joined(module, tmp_path):
     with closing(module.connect(tmp_path / "a.db", isolation_level=None)) as connection:
         connection.executescript(wire.migrations_for("sqlite:///a.db").script())

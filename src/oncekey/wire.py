@@ -33,6 +33,7 @@ FORMS: Final = "memory:, sqlite:///relative.db, sqlite:////absolute.db or postgr
 NO_ENGINE: Final = "a store is a URL or a SQLAlchemy engine made by create_async_engine(...)"
 POOL_SIZE: Final = 10
 
+_SQLITE: Final = {"sqlite": None, "sqlite+pysqlite3": "pysqlite3"}
 _POSTGRES: Final = {
     "postgresql": None,
     "postgres": None,
@@ -66,7 +67,8 @@ def connect(url: str, *, clock: Callable[[], Instant] | None = None) -> Engine:
         case Kind.MEMORY:
             return Engine(MemoryStore(clock=clock), MemoryDriver())
         case Kind.SQLITE:
-            return Engine(SqliteStore(clock=clock), _driver("sqlite").SqliteDriver(address.place))
+            blocking = _driver("sqlite").SqliteDriver(address.place, module=_sqlite_module(address))
+            return Engine(SqliteStore(clock=clock), blocking)
         case Kind.POSTGRES:
             if address.package == "asyncpg":
                 raise ConfigurationError("asyncpg is for `async def` only: use postgresql+psycopg:// here")
@@ -83,7 +85,7 @@ def aconnect(url: str, *, clock: Callable[[], Instant] | None = None) -> AsyncEn
         case Kind.MEMORY:
             return AsyncEngine(MemoryStore(clock=clock), AsyncMemoryDriver())
         case Kind.SQLITE:
-            driver = _driver("sqlite_async").AsyncSqliteDriver(address.place)
+            driver = _driver("sqlite_async").AsyncSqliteDriver(address.place, module=_sqlite_module(address))
             return AsyncEngine(SqliteStore(clock=clock), driver)
         case Kind.POSTGRES:
             driver = _postgres_async(address.package)(address.place, pool_size=address.pool_size)
@@ -148,14 +150,14 @@ def understand(url: str) -> Address:
         raise ConfigurationError(f"{_safely(url)} is no store: say {FORMS}")
     if scheme == "memory" and not rest.strip("/"):
         return Address(Kind.MEMORY)
-    if scheme == "sqlite":
-        return _sqlite(rest)
+    if scheme in _SQLITE:
+        return _sqlite(rest, _SQLITE[scheme])
     if scheme in _POSTGRES:
         return _postgres(scheme, rest)
     raise ConfigurationError(f"there is no store for {scheme}: say {FORMS}")
 
 
-def _sqlite(rest: str) -> Address:
+def _sqlite(rest: str, package: str | None) -> Address:
     if "?" in rest:
         raise ConfigurationError("a SQLite store takes no options; a question mark in a file's name is %3F")
     path = unquote(rest.removeprefix("///"))
@@ -163,7 +165,7 @@ def _sqlite(rest: str) -> Address:
         raise ConfigurationError(
             "a SQLite store is a file: sqlite:///relative.db (three slashes) or sqlite:////absolute.db (four)"
         )
-    return Address(Kind.SQLITE, path)
+    return Address(Kind.SQLITE, path, package)
 
 
 def _postgres(scheme: str, rest: str) -> Address:
@@ -174,6 +176,13 @@ def _postgres(scheme: str, rest: str) -> Address:
     kept = "&".join(option for option in options if not option.startswith("pool_size="))
     dsn = f"postgresql:{place}?{kept}" if kept else f"postgresql:{place}"
     return Address(Kind.POSTGRES, dsn, _POSTGRES[scheme], _pool_size(sizes))
+
+
+def _sqlite_module(address: Address) -> ModuleType | None:
+    if address.package is None:
+        return None
+    module: ModuleType = _driver("sqlite_files").repaired_module()
+    return module
 
 
 def _pool_size(sizes: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from oncekey import wire
-from oncekey.drivers.sqlite_files import best_module
 
 ONCEKEY = Path(sys.executable).with_name("oncekey")
 LABEL = wire.migrations_for("sqlite:///any.db").migrations[0].label
@@ -54,7 +54,7 @@ def test_only_what_older_code_can_live_with(tmp_path):
 
 def test_a_store_that_was_made_otherwise(tmp_path):
     oncekey("migrate", "up", "--store", "sqlite:///shop.db", cwd=tmp_path)
-    with closing(best_module().connect(tmp_path / "shop.db", isolation_level=None)) as connection:
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as connection:
         connection.execute("UPDATE oncekey_migration SET checksum = 'tampered'")
 
     status = oncekey("migrate", "status", "--store", "sqlite:///shop.db", cwd=tmp_path)
@@ -80,7 +80,7 @@ def test_sql_is_printed_without_a_database(tmp_path, dialect):
 
 def test_the_printed_sql_is_all_that_is_needed(tmp_path):
     script = oncekey("migrate", "sql", "--dialect", "sqlite", cwd=tmp_path).stdout
-    with closing(best_module().connect(tmp_path / "shop.db")) as connection:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         connection.executescript(script)
 
     assert oncekey("migrate", "status", "--store", "sqlite:///shop.db", cwd=tmp_path).returncode == 0

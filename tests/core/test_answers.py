@@ -229,8 +229,7 @@ class TestOutcomeUnknown:
     # R85, R99
     def test_is_not_taken_for_work_in_progress(self):
         running, unknown = (
-            json.loads(refuse(Refuse(code), Policy()).body)
-            for code in (Code.IN_PROGRESS, Code.OUTCOME_UNKNOWN)
+            json.loads(refuse(Refuse(code), Policy()).body) for code in (Code.IN_PROGRESS, Code.OUTCOME_UNKNOWN)
         )
         assert running["status"] == unknown["status"] == 409
         assert running["type"] != unknown["type"]
@@ -300,10 +299,7 @@ class TestReplay:
     def test_is_not_cached_unless_the_answer_itself_said_how(self):
         assert value(replay(Replay(RECORD, NOW), Policy()), b"cache-control") == b"no-store"
         own = StoredResponse(201, ((b"cache-control", b"private, max-age=5"),), b"x")
-        assert (
-            value(replay(Replay(record(response=own), NOW), Policy()), b"cache-control")
-            == b"private, max-age=5"
-        )
+        assert value(replay(Replay(record(response=own), NOW), Policy()), b"cache-control") == b"private, max-age=5"
 
     def test_repeated_headers_stay_repeated(self):
         twice = StoredResponse(200, ((b"link", b"<a>"), (b"link", b"<b>")), b"x")
@@ -368,9 +364,7 @@ class TestMarks:
         assert marks(Policy(), echo=bad, expires_at=None) == ()
 
     # R164
-    @pytest.mark.parametrize(
-        "seconds", [0, 86_399, 951_782_400, 1_709_164_800, 4_102_444_799, 253_402_300_799]
-    )
+    @pytest.mark.parametrize("seconds", [0, 86_399, 951_782_400, 1_709_164_800, 4_102_444_799, 253_402_300_799])
     def test_write_an_http_date(self, seconds):
         ((_, text),) = marks(Policy(), echo=None, expires_at=seconds * SECOND + 999_999)
         assert parsedate_to_datetime(text.decode()).timestamp() == seconds
@@ -379,17 +373,13 @@ class TestMarks:
 
 # R196: the key is part of the status resource's address
 def test_a_status_url_cannot_break_out_of_its_header():
-    answer = refuse(
-        Refuse(Code.OUTCOME_UNKNOWN), Policy(), status_url="/idempotency-keys/a b\r\nx: y%2F?tenant=ü"
-    )
+    answer = refuse(Refuse(Code.OUTCOME_UNKNOWN), Policy(), status_url="/idempotency-keys/a b\r\nx: y%2F?tenant=ü")
     assert value(answer, b"location") == b"/idempotency-keys/a%20b%0D%0Ax:%20y%2F?tenant=%C3%BC"
 
 
 class TestRetryAfter:
     # R80: an integer, at least 1, at most what is left of the lease
-    @pytest.mark.parametrize(
-        "left", [-5 * SECOND, 0, 1, SECOND - 1, SECOND, SECOND + 1, 10 * SECOND, 300 * SECOND]
-    )
+    @pytest.mark.parametrize("left", [-5 * SECOND, 0, 1, SECOND - 1, SECOND, SECOND + 1, 10 * SECOND, 300 * SECOND])
     @pytest.mark.parametrize("running", [0, 1, SECOND, 5 * SECOND, 3600 * SECOND])
     def test_stays_within_the_lease(self, left, running):
         seconds = retry_after(left, running_for=running)

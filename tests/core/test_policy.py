@@ -178,9 +178,7 @@ def test_a_wrong_choice_names_setting_value_and_choices(name, kind, bad):
 
 
 def test_every_choice_is_covered_here():
-    assert set(CHOICES) == {name for name, value in DEFAULTS.items() if hasattr(value, "name")} | {
-        "on_lease_expired"
-    }
+    assert set(CHOICES) == {name for name, value in DEFAULTS.items() if hasattr(value, "name")} | {"on_lease_expired"}
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -274,9 +272,7 @@ class TestSecret:
     def test_is_not_shown_when_it_is_refused(self, bad):
         with pytest.raises(ConfigurationError) as caught:
             Policy().override(secret=bad)
-        assert str(caught.value).startswith(
-            "secret: not shown is not allowed; allowed is None, or bytes, 16 "
-        )
+        assert str(caught.value).startswith("secret: not shown is not allowed; allowed is None, or bytes, 16 ")
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__
 
@@ -380,9 +376,7 @@ class TestStrictness:
     CELLS = tuple(
         (setting, value, effects, stance)
         for setting, value, row in MATRIX
-        for effects, stance in zip(
-            (Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE), row, strict=True
-        )
+        for effects, stance in zip((Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE), row, strict=True)
     )
 
     def test_the_matrix_below_is_the_whole_table(self):
@@ -407,9 +401,7 @@ class TestStrictness:
             policy.recovery_for(effects)
 
     # P2: stricter is always possible, together too
-    @pytest.mark.parametrize(
-        ("effects", "recovery"), [*product(Effects, [Recovery.UNKNOWN, Recovery.FAIL, None])]
-    )
+    @pytest.mark.parametrize(("effects", "recovery"), [*product(Effects, [Recovery.UNKNOWN, Recovery.FAIL, None])])
     def test_stricter_is_always_allowed(self, effects, recovery):
         policy = Policy(on_lease_expired=recovery)
         assert policy.recovery_for(effects) is (recovery or BY_EFFECTS[effects])

@@ -91,9 +91,7 @@ class TestProblem:
         assert body["status"] == status
 
     def test_a_detail_of_the_occasion_replaces_the_default_and_the_title_stays(self):
-        body = json.loads(
-            render(Code.KEY_MALFORMED, 400, Policy(), detail="The key is shorter than 16.").body
-        )
+        body = json.loads(render(Code.KEY_MALFORMED, 400, Policy(), detail="The key is shorter than 16.").body)
         assert body["detail"] == "The key is shorter than 16."
         assert body["title"] == PROBLEMS[Code.KEY_MALFORMED].title
 
@@ -105,9 +103,7 @@ class TestProblem:
         assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{2,}", name) for name in members)
 
     def test_an_api_gives_its_own_type_urls(self):
-        policy = Policy(
-            problem_types="https://api.example.com/problems/", docs_url="https://api.example.com/docs"
-        )
+        policy = Policy(problem_types="https://api.example.com/problems/", docs_url="https://api.example.com/docs")
         assert type_of(Code.KEY_REUSED, policy) == "https://api.example.com/problems/key-mismatch"
         assert documentation_of(Code.KEY_REUSED, policy) == "https://api.example.com/docs#key-mismatch"
 
@@ -123,9 +119,7 @@ class TestProblem:
             "code": "idempotency_key_reused_with_different_payload",
             "message": PROBLEMS[Code.KEY_REUSED].detail,
         }
-        kinds = {
-            code: json.loads(render(code, STATUSES[code], policy).body)["error"]["type"] for code in Code
-        }
+        kinds = {code: json.loads(render(code, STATUSES[code], policy).body)["error"]["type"] for code in Code}
         assert set(kinds.values()) == {"idempotency_error", "invalid_request_error", "api_error"}
         assert {code for code, kind in kinds.items() if kind == "api_error"} == {
             code for code, status in STATUSES.items() if status >= 500
@@ -137,9 +131,7 @@ class TestFault:
 
     # R232, R233: the envelope of the source, its code and its words
     def test_a_mismatch_is_the_published_envelope(self):
-        page = render(
-            Code.KEY_REUSED, 422, self.POLICY, detail="anything", fault_id="abc-123", trace_id="xyz-456"
-        )
+        page = render(Code.KEY_REUSED, 422, self.POLICY, detail="anything", fault_id="abc-123", trace_id="xyz-456")
         assert page.media_type == b"application/json"
         assert json.loads(page.body) == {
             "fault": {

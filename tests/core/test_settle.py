@@ -377,9 +377,7 @@ class TestStoredResponse:
     def test_is_the_answer_byte_for_byte(self):
         body = b'{"b":1e2,"a":"\\u0000"}\xff'
         stored = stored_response(ended(201, body=body), Policy())
-        assert stored == StoredResponse(
-            201, ((b"content-type", b"application/json"),), body, schema_version=1
-        )
+        assert stored == StoredResponse(201, ((b"content-type", b"application/json"),), body, schema_version=1)
 
     def test_an_empty_body_is_a_body(self):
         assert stored_response(ended(204, body=b""), Policy()).body == b""

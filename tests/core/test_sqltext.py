@@ -11,9 +11,7 @@ from oncekey.core.sqltext import LEADING, Dialect, sentences
 BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
 TRIGGER = "create trigger t after insert on a begin update b set c = case when 1 then 2 end; select 1; end"
 RULE = "create rule r as on insert to a do also (insert into b values (1); insert into b values (2))"
-ROUTINE = (
-    "create or replace function f() returns int begin atomic select case when true then 1 end; select 2; end"
-)
+ROUTINE = "create or replace function f() returns int begin atomic select case when true then 1 end; select 2; end"
 
 
 def texts(sql: str, dialect: Dialect) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import time
 import uuid
@@ -15,7 +16,6 @@ import pytest
 from harness.demo import ALPHA, COMMAND, Demo
 from harness.ports import free_port
 from harness.postgres import PostgresServer
-from oncekey.drivers.sqlite_files import best_module
 
 DRIVERS = ("asyncpg", "psycopg")
 MINE = {"Authorization": f"Bearer {ALPHA}"}
@@ -82,7 +82,7 @@ def test_a_server_that_dies_in_flight_costs_nothing(tmp_path: Path, driver: str)
 def test_a_file_that_somebody_else_keeps_locked_is_an_outage_and_no_more(tmp_path: Path) -> None:
     key = str(uuid.uuid4())
     with Demo(tmp_path) as demo:
-        sqlite = best_module()
+        sqlite = sqlite3
         with closing(sqlite.connect(tmp_path / "oncekey-demo.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             answer = demo.order(key)

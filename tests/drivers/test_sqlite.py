@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -74,15 +75,16 @@ def test_commits_are_durable_and_the_log_is_used_only_where_it_is_safe(driver, m
     assert synchronous == 2  # FULL
 
 
-def test_a_version_that_may_lose_commits_is_warned_of_once(tmp_path, module, caplog, monkeypatch):
-    monkeypatch.setattr(sqlite_files, "_warned", set())
+def test_a_version_that_may_lose_commits_is_told_of_once(tmp_path, module, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, logger="oncekey")
+    monkeypatch.setattr(sqlite_files, "_told", set())
     monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: False)
     for name in ("a.db", "b.db"):
         driver = SqliteDriver(tmp_path / name, module=module)
         driver.run(saying(Mode.READ, "SELECT 1"))
         driver.close()
 
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
     assert module.sqlite_version in caplog.text
 
 
@@ -109,14 +111,20 @@ def test_a_log_that_others_use_is_refused_by_a_version_that_may_lose_commits(tmp
     driver.close()
 
 
-def test_the_repaired_module_is_preferred_and_a_broken_one_is_not(monkeypatch):
+def test_the_standard_librarys_sqlite_is_used_unless_another_is_asked_for(tmp_path):
+    assert SqliteDriver(tmp_path / "a.db").begin().error_class("Error") is sqlite3.Error
+
+
+def test_the_repaired_module_has_to_be_there_and_to_be_repaired(monkeypatch):
     import pysqlite3.dbapi2
 
-    assert sqlite_files.best_module() is pysqlite3.dbapi2
+    assert sqlite_files.repaired_module() is pysqlite3.dbapi2
     monkeypatch.setattr(pysqlite3.dbapi2, "sqlite_version_info", (3, 51, 1))
-    assert sqlite_files.best_module().__name__ == "sqlite3"
+    with pytest.raises(ConfigurationError, match="not repaired"):
+        sqlite_files.repaired_module()
     monkeypatch.setitem(sys.modules, "pysqlite3.dbapi2", None)
-    assert sqlite_files.best_module().__name__ == "sqlite3"
+    with pytest.raises(ConfigurationError, match=r"pip install 'oncekey\[sqlite\]'"):
+        sqlite_files.repaired_module()
 
 
 def test_a_database_in_memory_is_not_shared_and_so_refused(module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -13,7 +14,6 @@ from fastapi import FastAPI
 from frameworks.shop import KEY, tenant_of
 from harness.asgi import Caller, Reply
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite_files import best_module
 from oncekey.once import Once
 
 ORDERS = "CREATE TABLE orders (item TEXT NOT NULL, UNIQUE (item) {deferred})"
@@ -34,7 +34,7 @@ class SqliteFile:
         self.execute(ORDERS.format(deferred=""))
 
     def execute(self, sql: str) -> list[Any]:
-        with closing(best_module().connect(self.path)) as connection, connection:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
             rows: list[Any] = connection.execute(sql).fetchall()
             return rows
 

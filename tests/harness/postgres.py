@@ -68,9 +68,7 @@ class PostgresServer:
     Use it as a context manager: entering starts it, leaving stops it and removes its data.
     """
 
-    def __init__(
-        self, installation: Installation | None = None, settings: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, installation: Installation | None = None, settings: Mapping[str, str] | None = None) -> None:
         self.installation = installation or preferred_installation()
         self.port = free_port()
         self._settings = {**_SETTINGS, **(settings or {})}

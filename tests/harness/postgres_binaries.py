@@ -158,16 +158,12 @@ def _within_reach(folder: Path) -> Path:
         return folder
     package = folder.parent.parent
     if package.name != _WHEEL:
-        raise PostgresMissingError(
-            f"{folder} is closed to the account that PostgreSQL runs under; open it to others."
-        )
+        raise PostgresMissingError(f"{folder} is closed to the account that PostgreSQL runs under; open it to others.")
     copy = private_folder("postgres-programs")
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     # The programs find their libraries by a path relative to themselves, so the sibling goes along.
     for source in (package, package.with_name(f"{_WHEEL}.libs")):
         if source.is_dir():
-            shutil.copytree(
-                source, copy / source.name, symlinks=True, ignore=shutil.ignore_patterns("*.py", "*.a")
-            )
+            shutil.copytree(source, copy / source.name, symlinks=True, ignore=shutil.ignore_patterns("*.py", "*.a"))
     account().owns(*copy.rglob("*"))
     return copy / folder.relative_to(package.parent)

@@ -48,9 +48,7 @@ def _from_stat(pid: int, line: str) -> Process:
 
 
 def _ps() -> str:
-    return subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
-    ).stdout
+    return subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
 
 
 def _from_ps(line: str) -> Process:

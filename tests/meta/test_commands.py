@@ -17,12 +17,8 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 def _make(*words: str) -> subprocess.CompletedProcess[str]:
     # Free of what an outer make hands down: its variables and its job server.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
-    return subprocess.run(
-        ["make", *words], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
-    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
 
 
 def _script(path: Path, *lines: str) -> Path:

@@ -74,7 +74,5 @@ def test_every_module_is_short_enough_to_hold_one_idea() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    mute = [
-        str(path.relative_to(ROOT)) for path in MODULES if not ast.get_docstring(ast.parse(path.read_bytes()))
-    ]
+    mute = [str(path.relative_to(ROOT)) for path in MODULES if not ast.get_docstring(ast.parse(path.read_bytes()))]
     assert mute == []

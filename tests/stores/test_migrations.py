@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -13,7 +14,6 @@ from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.migrations import Migration, Phase, Standing
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_files import best_module
 from oncekey.engine import migrate
 from oncekey.engine.shell import Engine
 from oncekey.flow import drive
@@ -47,12 +47,12 @@ def extended(*texts: tuple[str, str]) -> SqlSchema:
 
 def look(path) -> list[tuple]:
     """Everything that makes up a schema."""
-    with closing(best_module().connect(path)) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name").fetchall()
 
 
 def change(path, sql) -> None:
-    with closing(best_module().connect(path, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(sql)
 
 
@@ -90,7 +90,7 @@ def test_the_engine_checks_and_migrates(driver):
 def test_the_printed_script_makes_the_same_store(driver, path, tmp_path):
     drive(migrate.up(sqlite.tables()), driver.run)
     by_hand = tmp_path / "by_hand.db"
-    with closing(best_module().connect(by_hand)) as connection:
+    with closing(sqlite3.connect(by_hand)) as connection:
         connection.executescript(sqlite.tables().script())
 
     assert look(by_hand) == look(path)

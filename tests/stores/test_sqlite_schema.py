@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_files import best_module
 from oncekey.engine.shell import Engine
 from oncekey.stores.rows import COLUMNS
 from oncekey.stores.sqlite import SqliteStore
@@ -24,7 +25,7 @@ def connection(tmp_path):
     engine.begin(a_claim("running"), Policy())
     engine.settle(engine.begin(a_claim("done"), Policy()).lease, answered())
     engine.close()
-    connection = best_module().connect(path, isolation_level=None)
+    connection = sqlite3.connect(path, isolation_level=None)
     yield connection
     connection.close()
 
@@ -59,17 +60,17 @@ def test_the_columns_are_those_of_a_record(connection):  # R56
     ],
 )
 def test_an_impossible_record_is_refused(connection, key, change, constraint):
-    with pytest.raises(best_module().IntegrityError, match=constraint):
+    with pytest.raises(sqlite3.IntegrityError, match=constraint):
         connection.execute(f"UPDATE oncekey_record SET {change} WHERE key = ?", (key,))
 
 
 def test_a_value_of_another_type_is_refused(connection):
-    with pytest.raises(best_module().IntegrityError, match="TEXT"):
+    with pytest.raises(sqlite3.IntegrityError, match="TEXT"):
         connection.execute("UPDATE oncekey_record SET fence = 'one'")
 
 
 def test_a_record_has_its_name_to_itself(connection):
-    with pytest.raises(best_module().IntegrityError, match="UNIQUE"):
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
         connection.execute("UPDATE oncekey_record SET key = 'done'")
 
 
@@ -96,5 +97,5 @@ def test_a_record_has_its_name_to_itself(connection):
     ],
 )
 def test_what_every_record_has_cannot_be_missing(connection, column):  # R56
-    with pytest.raises(best_module().IntegrityError, match="NOT NULL"):
+    with pytest.raises(sqlite3.IntegrityError, match="NOT NULL"):
         connection.execute(f"UPDATE oncekey_record SET {column} = NULL")

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
-from oncekey.drivers.sqlite_files import SqliteFile, best_module
+from oncekey.drivers.sqlite_files import SqliteFile
 from oncekey.flow import Mode, step
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SqliteDriver:
         busy_timeout: float = BUSY_TIMEOUT,
         module: ModuleType | None = None,
     ) -> None:
-        self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or best_module())
+        self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or sqlite3)
         self._turn = threading.Lock()
 
     @property

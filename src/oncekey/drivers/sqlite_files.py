@@ -18,22 +18,26 @@ from oncekey.drivers.sqlite_version import wal_is_safe
 
 _log = logging.getLogger("oncekey")
 _POLL: Final = 0.005
-_warned: set[str] = set()
+_told: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
 """Connections of a parent process: SQLite forbids to use them here, and closing them would too."""
 
 
-def best_module() -> ModuleType:
-    """`pysqlite3` if its SQLite keeps what was committed in a write-ahead log, else the standard library's.
+def repaired_module() -> ModuleType:
+    """`pysqlite3`, whose SQLite keeps what was committed in a write-ahead log.
 
-    An application that opens the same file in the same process must use the same module: locks of two copies of
-    SQLite do not see each other within one process, and that corrupts files.
+    It is used only where it is asked for. Two copies of SQLite in one process do not see each other's locks, and an
+    application that opened the file with the standard library's would lose acknowledged commits (ADR 0005).
     """
     try:
-        import pysqlite3.dbapi2 as fixed  # noqa: PLC0415  (an optional package)
+        import pysqlite3.dbapi2 as repaired  # noqa: PLC0415  (an optional package)
     except ImportError:
-        return sqlite3
-    return cast("ModuleType", fixed) if wal_is_safe(fixed.sqlite_version_info) else sqlite3
+        raise ConfigurationError("sqlite+pysqlite3:// needs a package: pip install 'oncekey[sqlite]'") from None
+    if not wal_is_safe(repaired.sqlite_version_info):
+        raise ConfigurationError(
+            f"pysqlite3 has SQLite {repaired.sqlite_version}, which is not repaired: pip install -U 'oncekey[sqlite]'"
+        )
+    return cast("ModuleType", repaired)
 
 
 class SqliteFile:
@@ -121,7 +125,7 @@ class SqliteFile:
             if mode != "wal":  # some file systems cannot share the memory it needs
                 connection.execute("PRAGMA journal_mode = TRUNCATE")
         else:
-            self._warn_once()
+            self._tell_once()
             self._leave_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
 
@@ -133,7 +137,8 @@ class SqliteFile:
                 raise
             raise StoreUnavailableError(
                 "the SQLite file is in write-ahead mode and in use by others, and this SQLite "
-                f"({self.module.sqlite_version}) can lose commits there: pip install 'oncekey[sqlite]'"
+                f"({self.module.sqlite_version}) can lose commits there: pip install 'oncekey[sqlite]' and use "
+                "sqlite+pysqlite3:// here too"
             ) from error
 
     def _patiently(self, connection: sqlite3.Connection, pragma: str) -> str:
@@ -147,14 +152,14 @@ class SqliteFile:
                     raise
             time.sleep(_POLL)
 
-    def _warn_once(self) -> None:
+    def _tell_once(self) -> None:
         version = self.module.sqlite_version
-        if version in _warned:
+        if version in _told:
             return
-        _warned.add(version)
-        _log.warning(
+        _told.add(version)
+        _log.info(
             "SQLite %s can lose commits in write-ahead mode, so a rollback journal is used, which is slower; "
-            "pip install 'oncekey[sqlite]' brings a repaired SQLite",
+            "sqlite+pysqlite3:// with pip install 'oncekey[sqlite]' uses a repaired SQLite",
             version,
         )
 
