@@ -46,8 +46,20 @@ class Report:
 
 
 def race(url: str, courses: list[Course], line: Barrier, reports: Queue[Report]) -> None:
-    """Run all courses and report."""
-    report, clock = Report(), ManualClock()
+    """Run all courses and report; who falls ends the race for all."""
+    report = Report()
+    try:
+        _run(url, courses, line, report)
+    except BaseException as error:
+        report.wrong.append(repr(error))
+        line.abort()
+        raise
+    finally:
+        reports.put(report)
+
+
+def _run(url: str, courses: list[Course], line: Barrier, report: Report) -> None:
+    clock = ManualClock()
     with closing(wire.connect(url, clock=clock)) as engine:
         for course in courses:
             clock.now = course.now
@@ -74,7 +86,6 @@ def race(url: str, courses: list[Course], line: Barrier, reports: Queue[Report])
                         report.waited += 1
                     case verdict:
                         report.wrong.append(f"{claim.id.key} got {verdict}")
-    reports.put(report)
 
 
 def _body(claim: Claim) -> bytes:

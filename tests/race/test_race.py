@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sqlite3
 from collections import Counter
 from contextlib import closing
 
@@ -13,7 +14,6 @@ from harness.tables import make_tables
 from oncekey import wire
 from oncekey.core.model import Retryable
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite_files import best_module
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.testing.claims import LEASE, TTL, answered
@@ -53,7 +53,7 @@ class OnSqlite:
         self.rows(EFFECTS)
 
     def rows(self, text: str) -> list[tuple]:
-        with closing(best_module().connect(self._path)) as connection, connection:
+        with closing(sqlite3.connect(self._path)) as connection, connection:
             return connection.execute(text).fetchall()
 
 
@@ -96,9 +96,8 @@ def test_every_key_is_executed_by_exactly_one_process(ground):
     seen = [reports.get(timeout=2 * PATIENCE) for _ in racers]
     for racer in racers:
         racer.join(PATIENCE)
-    assert [racer.exitcode for racer in racers] == [0] * RACERS
-
     assert [report.wrong for report in seen] == [[]] * RACERS
+    assert [racer.exitcode for racer in racers] == [0] * RACERS
     keys = {course.key(number) for course in courses(ground) for number in range(course.rounds)}
     # One winner for each key, and one effect, and the answer is the winner's.
     won = Counter(key for report in seen for key in report.won)
