@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 _PATIENCE = 10.0
+_LOOK = 0.02
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,6 @@ class ScriptedServer:
         self.arrived = threading.Event()
         self._over = threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self._socket.settimeout(_PATIENCE)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, name="scripted")
 
@@ -75,20 +76,31 @@ class ScriptedServer:
         return [seen.key for seen in self.seen]
 
     def _serve(self) -> None:
+        talks: list[threading.Thread] = []
         while not self._over.is_set():
             connection, _ = self._socket.accept()
-            with connection:
-                connection.settimeout(_PATIENCE)
-                self._talk(connection)
+            talks.append(threading.Thread(target=self._talk, args=(connection,), name="scripted talk"))
+            talks[-1].start()
+        for talk in talks:
+            talk.join(_PATIENCE)
 
     def _talk(self, connection: socket.socket) -> None:
-        data = b""
+        connection.settimeout(_LOOK)
+        with connection, contextlib.suppress(ConnectionError):
+            self._exchange(connection)
+
+    def _more(self, connection: socket.socket) -> bytes:
+        """What comes next; nothing if the client hung up or the test is over."""
         while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                return connection.recv(65_536)
+        return b""
+
+    def _exchange(self, connection: socket.socket) -> None:
+        data = b""
+        while True:
             while b"\r\n\r\n" not in data:
-                try:
-                    more = connection.recv(65_536)
-                except OSError:
-                    return
+                more = self._more(connection)
                 if not more:
                     return
                 data += more
@@ -99,7 +111,10 @@ class ScriptedServer:
             }
             length = int(headers.get("content-length", "0"))
             while len(data) < length:
-                data += connection.recv(65_536)
+                more = self._more(connection)
+                if not more:
+                    return
+                data += more
             body, data = data[:length], data[length:]
             method, target, _ = lines[0].split(" ")
             self.seen.append(Seen(method, target, headers, body))

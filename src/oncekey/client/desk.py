@@ -24,6 +24,7 @@ from oncekey.client.attempts import (
 from oncekey.client.errors import KeyExpiredError, KeyReusedError, OutcomeUnknownError, PersonalKeyWarning
 from oncekey.client.exchange import Call, Failure, Reply
 from oncekey.client.journal import Entry, Journal
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import looks_personal
 
 OPERATION_FIELD: Final = "Oncekey-Operation"
@@ -84,6 +85,12 @@ class Desk:
         if entry.reply is not None:
             return entry.reply
         return self._checked(self.journal, entry, profile.put(call, entry.key))
+
+    def unfinished(self) -> list[Entry]:
+        """What the journal holds without an answer, of the APIs that this desk speaks to."""
+        if self.journal is None:
+            raise ConfigurationError("there is nothing to resume without a journal")
+        return [entry for entry in self.journal.unfinished() if entry.profile == self.rules.profile.name]
 
     def take_up(self, entry: Entry, call: Call) -> Operation:
         """Go on with an entry of the journal; `call` is its call with what the journal did not keep."""

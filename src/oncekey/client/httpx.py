@@ -92,9 +92,9 @@ class OncekeyTransport(BaseTransport):
         response, or the exception that `handle_request` would have raised.
         """
         done: list[tuple[Entry, Response | Exception]] = []
-        for entry in _unfinished(self.desk):
-            call = _completed(entry, headers)
+        for entry in self.desk.unfinished():
             try:
+                call = entry.completed({} if headers is None else headers(entry))
                 operation = self.desk.take_up(entry, call)
                 done.append((entry, self._finish(operation, _request(call, _package_of(self._inner)))))
             except Exception as error:  # noqa: BLE001  (one that fails must not keep the others from being sent)
@@ -175,9 +175,9 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
     ) -> list[tuple[Entry, Response | Exception]]:
         """Send what the journal holds without an answer, with the same keys; see `OncekeyTransport.resume`."""
         done: list[tuple[Entry, Response | Exception]] = []
-        for entry in await self._aside(_unfinished, self.desk):
-            call = _completed(entry, headers)
+        for entry in await self._aside(self.desk.unfinished):
             try:
+                call = entry.completed({} if headers is None else headers(entry))
                 operation = await self._aside(self.desk.take_up, entry, call)
                 done.append((entry, await self._finish(operation, _request(call, _package_of(self._inner)))))
             except Exception as error:  # noqa: BLE001  (one that fails must not keep the others from being sent)
@@ -297,16 +297,3 @@ def _failure(error: Exception) -> Failure:
         cause = cause.__cause__ or cause.__context__
     known = (_LOSSES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _LOSSES)
     return Failure(next(known, Loss.LOST), error)
-
-
-def _unfinished(desk: Desk) -> list[Entry]:
-    if desk.journal is None:
-        raise ConfigurationError("there is nothing to resume without a journal")
-    return [entry for entry in desk.journal.unfinished() if entry.profile == desk.rules.profile.name]
-
-
-def _completed(entry: Entry, headers: Callable[[Entry], Mapping[str, str]] | None) -> Call:
-    call = entry.call
-    for name, value in ({} if headers is None else headers(entry)).items():
-        call = call.with_field(name, value)
-    return call

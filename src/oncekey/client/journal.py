@@ -15,7 +15,7 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -87,6 +87,13 @@ class Entry:
     begun_at: float
     note: str
     reply: Reply | None
+
+    def completed(self, headers: Mapping[str, str]) -> Call:
+        """The call with what the journal does not keep."""
+        call = self.call
+        for name, value in headers.items():
+            call = call.with_field(name, value)
+        return call
 
 
 class Journal:
