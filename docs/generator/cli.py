@@ -19,6 +19,10 @@ ALSO: Final[Mapping[str, str]] = {
         "It comes with the extra `cli`: `pip install 'oncekey[cli]'`. A mistake is one line on standard error. The "
         "exit code is 0 when all is well."
     ),
+    "oncekey client": (
+        "A journal is written by programs; see [Send requests that happen once](../howto/client.md). The command "
+        "`resume` needs the extra `client`."
+    ),
     "oncekey demo": (
         "It makes the tables that it needs, and prints requests to try. The file of the default store is made in the "
         "working folder. It is for trying things out: its two tokens are public. It needs the extra `demo`."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 from uuid import uuid4
@@ -86,11 +86,12 @@ class Desk:
             return entry.reply
         return self._checked(self.journal, entry, profile.put(call, entry.key))
 
-    def unfinished(self) -> list[Entry]:
-        """What the journal holds without an answer, of the APIs that this desk speaks to."""
+    def unfinished(self, only: Container[str] | None = None) -> list[Entry]:
+        """What the journal holds without an answer, of the APIs that this desk speaks to; `only` names the keys."""
         if self.journal is None:
             raise ConfigurationError("there is nothing to resume without a journal")
-        return [entry for entry in self.journal.unfinished() if entry.profile == self.rules.profile.name]
+        ours = [entry for entry in self.journal.unfinished() if entry.profile == self.rules.profile.name]
+        return [entry for entry in ours if only is None or entry.key in only]
 
     def take_up(self, entry: Entry, call: Call) -> Operation:
         """Go on with an entry of the journal; `call` is its call with what the journal did not keep."""

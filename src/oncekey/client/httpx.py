@@ -11,7 +11,7 @@ import asyncio
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, TracebackType
@@ -84,15 +84,15 @@ class OncekeyTransport(BaseTransport):
         return self._finish(Operation(error.key, error.call), _request(error.call, _package_of(self._inner)))
 
     def resume(
-        self, headers: Callable[[Entry], Mapping[str, str]] | None = None
+        self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
     ) -> list[tuple[Entry, Response | Exception]]:
         """Send what the journal holds without an answer, with the same keys (R225).
 
-        `headers` gives what the journal does not keep, such as `Authorization`. What became of each is its
-        response, or the exception that `handle_request` would have raised.
+        `headers` gives what the journal does not keep, such as `Authorization`; `only` names the keys, if not all
+        are meant. What became of each is its response, or the exception that `handle_request` would have raised.
         """
         done: list[tuple[Entry, Response | Exception]] = []
-        for entry in self.desk.unfinished():
+        for entry in self.desk.unfinished(only):
             try:
                 call = entry.completed({} if headers is None else headers(entry))
                 operation = self.desk.take_up(entry, call)
@@ -171,11 +171,11 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
         return await self._finish(Operation(error.key, error.call), _request(error.call, _package_of(self._inner)))
 
     async def resume(
-        self, headers: Callable[[Entry], Mapping[str, str]] | None = None
+        self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
     ) -> list[tuple[Entry, Response | Exception]]:
         """Send what the journal holds without an answer, with the same keys; see `OncekeyTransport.resume`."""
         done: list[tuple[Entry, Response | Exception]] = []
-        for entry in await self._aside(self.desk.unfinished):
+        for entry in await self._aside(self.desk.unfinished, only):
             try:
                 call = entry.completed({} if headers is None else headers(entry))
                 operation = await self._aside(self.desk.take_up, entry, call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Final
 
 import requests
@@ -84,14 +84,17 @@ class OncekeyAdapter(HTTPAdapter):
     def resume(
         self,
         headers: Callable[[Entry], Mapping[str, str]] | None = None,
+        *,
+        only: Container[str] | None = None,
         **options: Any,  # noqa: ANN401  (handed on to HTTPAdapter.send)
     ) -> list[tuple[Entry, requests.Response | Exception]]:
         """Send what the journal holds without an answer, with the same keys (R225).
 
-        `headers` gives what the journal does not keep, such as `Authorization`.
+        `headers` gives what the journal does not keep, such as `Authorization`; `only` names the keys, if
+        not all are meant.
         """
         done: list[tuple[Entry, requests.Response | Exception]] = []
-        for entry in self.desk.unfinished():
+        for entry in self.desk.unfinished(only):
             try:
                 operation = self.desk.take_up(entry, entry.completed({} if headers is None else headers(entry)))
                 done.append((entry, self._finish(operation, options)))
