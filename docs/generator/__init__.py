@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from . import cli, headers, problems, schema, settings
+from . import cli, conformance, headers, problems, schema, settings
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "reference"
 
@@ -21,6 +21,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
         "headers.md": headers.page,
         "cli.md": cli.page,
         "schema.md": schema.page,
+        "conformance.md": conformance.page,
     }
 )
 """File names and what writes them."""

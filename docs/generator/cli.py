@@ -19,6 +19,10 @@ ALSO: Final[Mapping[str, str]] = {
         "It comes with the extra `cli`: `pip install 'oncekey[cli]'`. A mistake is one line on standard error. The "
         "exit code is 0 when all is well."
     ),
+    "oncekey check": (
+        "[Check an API](../howto/check-an-api.md) shows how to use it, [Conformance clauses](conformance.md) lists "
+        "what it tries. The report is on standard output, what it is doing on standard error."
+    ),
     "oncekey client": (
         "A journal is written by programs; see [Send requests that happen once](../howto/client.md). The command "
         "`resume` needs the extra `client`."

@@ -50,7 +50,7 @@ def is_same(first: Answer, again: Answer) -> bool:
 def _meaning(answer: Answer) -> object:
     try:
         return json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return answer.body
 
 

@@ -304,7 +304,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.quoted",
         title="Quoted keys are taken, whether they begin with a digit or a letter",
-        why="The draft's keys are quoted; half of all UUIDs begin with a digit and parse differently.",
+        why="The draft's keys are quoted; UUIDs that begin with a digit parse differently from others.",
         area=Area.KEYS,
         severity=Severity.MEDIUM,
         requirements=("R5", "R6"),

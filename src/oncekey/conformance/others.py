@@ -65,7 +65,7 @@ def _operation(document: dict[str, object], path: str, method: str) -> object:
     assert isinstance(paths, dict)
     for template, item in paths.items():
         pattern = _PLACEHOLDER.sub("[^/]+", re.escape(template))
-        if re.search(rf"{pattern}$", path) and isinstance(item, dict) and method.lower() in item:
+        if re.search(rf"{pattern}$", path) and isinstance(item, dict) and isinstance(item.get(method.lower()), dict):
             operation = item[method.lower()]
             shared = document.get("components") if "$ref" in json.dumps(operation.get("parameters", [])) else None
             return [operation, item.get("parameters"), shared]

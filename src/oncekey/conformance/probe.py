@@ -186,8 +186,14 @@ class Probe:
             raise UndecidedError(f"the run's {self._most} requests are used up")
         self.sent += len(many)
         answers = list(act())
-        self.trail += [Exchange(shot, answer, how) for shot, answer in zip(many, answers, strict=True)]
+        self.trail += [
+            Exchange(shot, answer, how or self._by_whom(shot)) for shot, answer in zip(many, answers, strict=True)
+        ]
         return answers
+
+    def _by_whom(self, shot: Shot) -> str:
+        """Reports hide credentials, so they must say when somebody else's were sent."""
+        return "as the other tenant" if set(self.target.other_tenant) & set(shot.headers) else ""
 
 
 class _Pair:

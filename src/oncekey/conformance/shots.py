@@ -5,6 +5,7 @@ A client library would repair what is to be tried: repeated header lines, half b
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
 import threading
@@ -12,10 +13,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from oncekey.core.errors import OncekeyError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 Header: TypeAlias = tuple[str, str]
 
@@ -143,7 +147,8 @@ class Connection:
         except BaseException:
             plain.close()
             raise
-        self._reader: BinaryIO = self._socket.makefile("rb")
+        self._stream = _Stream(self._socket, timeout)
+        self._reader = io.BufferedReader(self._stream)
 
     def __enter__(self) -> Self:
         return self
@@ -165,10 +170,35 @@ class Connection:
 
     def receive(self, method: str) -> Answer:
         """The next answer on this connection."""
+        self._stream.begin()
         try:
             return _read_answer(self._reader, method)
         except (OSError, ValueError) as error:
             return silence(error)
+
+
+class _Stream(io.RawIOBase):
+    """What comes in, up to a moment: a server that sends a byte now and then must not hold the run."""
+
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
+        super().__init__()
+        self._socket, self._timeout, self._ends = connection, timeout, 0.0
+
+    def begin(self) -> None:
+        """Start the clock of an answer."""
+        self._ends = time.monotonic() + self._timeout
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Read what is there, or wait for the rest of the time."""
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+        return self._socket.recv_into(buffer)
 
 
 def fire(shot: Shot, timeout: float) -> Answer:

@@ -1,0 +1,102 @@
+"""The report for people who were not there: one page that needs nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+from typing import Final
+
+from oncekey.conformance.clauses import Area, Failed, Skipped
+from oncekey.conformance.curl import steps, transcript
+from oncekey.conformance.running import Finding, Report, word_for
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; --warn: #b26a00; --dim: #777; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+.verdict { font-size: 1.1rem; padding: .8rem 1rem; border-left: .4rem solid var(--good); background: #8881; }
+.verdict.bad { border-color: var(--bad); }
+table { border-collapse: collapse; width: 100%; } caption { text-align: left; font-weight: 600; padding: .6rem 0; }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
+td:first-child { width: 6rem; font-weight: 600; } code, pre { font: .85rem/1.45 ui-monospace, monospace; }
+.FAILED { color: var(--bad); } .passed { color: var(--good); } .advice { color: var(--warn); }
+.skipped, .dim { color: var(--dim); }
+article { border: 1px solid var(--line); padding: .2rem 1rem 1rem; margin: 1rem 0; }
+article.FAILED { border-left: .4rem solid var(--bad); color: inherit; }
+pre { background: #8881; padding: .7rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+"""
+
+
+def to_html(report: Report) -> str:
+    """The page."""
+    title = f"Idempotency of {report.target.method} {report.target.address}"
+    began = datetime.fromtimestamp(report.began_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    run = f"{report.sent} requests in {report.seconds:.0f} seconds"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="dim">oncekey check, profile {escape(report.profile)}, {began}: {run}</p>',
+        _verdict(report),
+        _findings("The most dangerous findings", report.failed[:3], report),
+        _findings("Other broken promises", report.failed[3:], report),
+        _findings("Advice", report.advice, report),
+        "<h2>All clauses</h2>",
+        *(_area(area, report) for area in Area),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _verdict(report: Report) -> str:
+    kept = f"{len(report.passed)} passed, {len(report.failed)} failed, {len(report.advice)} advice, "
+    kept += f"{len(report.skipped)} could not be judged."
+    matches = ", ".join(report.matches) or "none"
+    bad = " bad" if report.failed else ""
+    word = "Promises are broken." if report.failed else "No promise that could be judged is broken."
+    return f'<p class="verdict{bad}"><strong>{word}</strong> {kept} Profiles of which none is broken: {matches}.</p>'
+
+
+def _findings(heading: str, found: list[Finding], report: Report) -> str:
+    if not found:
+        return ""
+    return "\n".join([f"<h2>{heading}</h2>", *(_finding(finding, report) for finding in found)])
+
+
+def _finding(finding: Finding, report: Report) -> str:
+    clause, verdict = finding.clause, finding.verdict
+    assert isinstance(verdict, Failed)
+    exchange = "\n\n".join(map(transcript, verdict.exchange))
+    return (
+        f'<article class="{word_for(finding, report.profile)}" id="{escape(clause.id)}">'
+        f"<h3>{escape(clause.title)}</h3>"
+        f'<p>{escape(clause.why)} <span class="dim">{clause.severity.name.lower()}; {escape(clause.id)}; '
+        f"{', '.join(clause.requirements)}</span></p>"
+        f"<p><strong>Expected</strong> {escape(verdict.expected)}<br><strong>Seen</strong> {escape(verdict.seen)}</p>"
+        f"<p>To repeat it:</p><pre>{escape(chr(10).join(steps(verdict.exchange)))}</pre>"
+        f"<details><summary>What went over the wire</summary><pre>{escape(exchange)}</pre></details></article>"
+    )
+
+
+def _area(area: Area, report: Report) -> str:
+    found = [finding for finding in report.asked if finding.clause.area is area]
+    if not found:
+        return ""
+    rows = "\n".join(_row(finding, report) for finding in found)
+    head = '<tr><th scope="col">Result</th><th scope="col">Clause</th></tr>'
+    return f"<table><caption>{escape(area.value.capitalize())}</caption>\n{head}\n{rows}\n</table>"
+
+
+def _row(finding: Finding, report: Report) -> str:
+    word, verdict = word_for(finding, report.profile), finding.verdict
+    more = ""
+    if isinstance(verdict, Skipped):
+        told = f"; pass <code>{escape(verdict.pass_this)}</code>" if verdict.pass_this else ""
+        more = f'<br><span class="dim">{escape(verdict.because)}{told}</span>'
+    elif isinstance(verdict, Failed) and word != "passed":
+        more = f'<br><a href="#{escape(finding.clause.id)}">{escape(verdict.seen)}</a>'
+    return f'<tr><td class="{word}">{word}</td><td>{escape(finding.clause.title)}{more}</td></tr>'

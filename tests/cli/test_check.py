@@ -1,0 +1,147 @@
+"""`oncekey check`: what it is told, what it says, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from conformance.shop import Bug, Shop
+from harness.ports import free_port
+from oncekey import cli
+from oncekey.cli import check as command
+from oncekey.conformance import CLAUSES, planned, running
+
+pytestmark = pytest.mark.xdist_group("conformance")
+
+BODY = '{"item": "teapot", "quantity": 2}'
+FAST = tuple(clause for clause in CLAUSES if clause.area.value in {"keys", "tenants", "failures"})
+
+
+@pytest.fixture(autouse=True)
+def _few_clauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command says is tested here, and the clauses elsewhere."""
+    monkeypatch.setattr(command, "check", lambda *words, **named: running.check(*words, clauses=FAST, **named))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["oncekey", "check", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        told = capsys.readouterr()
+        return int(caught.value.code or 0), told.out, " ".join(told.err.replace("│", " ").split())
+
+    return run
+
+
+def _described(shop: Shop) -> list[str]:
+    return [
+        *(f"{shop.url}/orders", "--body", BODY, "--header", "Authorization: Bearer alpha"),
+        *("--count-url", f"{shop.url}/orders", "--count-pointer", "/total", "--fail-header", "X-Fail: 1"),
+        *("--other-tenant-header", "Authorization: Bearer beta", "--patience", "0.5"),
+    ]
+
+
+def test_an_api_that_keeps_its_promises_is_exit_code_0(run) -> None:
+    with Shop() as shop:
+        code, out, err = run(*_described(shop))
+    assert code == 0, out
+    assert "passed   The same key of two tenants is two operations" in out
+    assert out.endswith("profiles without a broken promise: ietf, stripe, strict-money\n")
+    assert f"{len(CLAUSES)} clauses, about {planned()} requests to {shop.url}/orders" in err
+
+
+def test_a_broken_promise_is_exit_code_1_and_comes_first(run) -> None:
+    with Shop(Bug.GLOBAL_SCOPE) as shop:
+        code, out, _ = run(*_described(shop))
+    assert code == 1
+    assert out.splitlines()[2].startswith("CRITICAL  The same key of two tenants is two operations")
+    assert '-H "Authorization: $AUTHORIZATION"' in out
+
+
+def test_reports_are_written(run, tmp_path: Path) -> None:
+    body = tmp_path / "order.json"
+    body.write_text(BODY)
+    with Shop(Bug.SHORT_KEYS) as shop:
+        words = [f"@{body}" if word == BODY else word for word in _described(shop)]
+        files = ("--junit", str(tmp_path / "junit.xml"), "--html", str(tmp_path / "report.html"))
+        code, out, _ = run(*words, "--json", "--profile", "strict-money", *files)
+    assert code == 1
+    assert json.loads(out)["most_dangerous"] == ["keys.too-short"]
+    assert fromstring((tmp_path / "junit.xml").read_text()).find(".//failure") is not None
+    assert "keys.too-short" in (tmp_path / "report.html").read_text()
+
+
+def test_a_terminal_gets_a_table_and_progress(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Shop(Bug.SHORT_KEYS) as shop:
+        monkeypatch.setattr(command, "_is_terminal", lambda _: True)
+        code, out, err = run(*_described(shop), "--profile", "strict-money")
+    assert code == 1
+    assert "MEDIUM  A key that is easily guessed is refused with 400" in out
+    assert "tenants" in out
+    assert f"1/{len(FAST)} keys.missing" in err
+
+
+def test_nobody_there_is_said_in_one_line(run) -> None:
+    url = f"http://127.0.0.1:{free_port()}/orders"
+    code, _, err = run(url, "--body", BODY)
+    assert code == 2
+    assert f"oncekey: {url} does not answer: " in err
+
+
+def test_a_first_request_that_fails_says_what_it_saw(run) -> None:
+    with Shop() as shop:
+        code, _, err = run(f"{shop.url}/orders", "--body", BODY)
+    assert code == 2
+    assert "with a fresh key must succeed before anything can be checked, and got 401 Unauthorized" in err
+    assert '{"code": "unauthorized"}' in err
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--count-pointer", "/nothing"], "there is no 'nothing' on the way to '/nothing'"),
+        (["--count-pointer", "total"], "must begin with a slash"),
+        (["--count-pointer", ""], "neither a whole number nor a list"),
+        (["--count-url", "{url}/openapi.json", "--count-pointer", "/paths/~1orders/post/parameters"], "by 0, not by 1"),
+        (["--other-body", "{"], "--other-body was not taken under a fresh key: 400"),
+    ],
+)
+def test_what_cannot_be_counted_or_compared_is_said(run, more: list[str], sentence: str) -> None:
+    with Shop() as shop:
+        code, _, err = run(*_described(shop), *(word.replace("{url}", shop.url) for word in more))
+    assert code == 2
+    assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["shop.example"], "'shop.example' is no URL that can be asked"),
+        (["http://shop.example", "--body", "{"], "the body is not JSON"),
+        (["http://shop.example", "--body", "@no-such-file"], "no-such-file cannot be read"),
+        (["http://shop.example", "--header", "Authorization"], "is no header: write 'Name: value'"),
+        (["http://shop.example", "--header", "A: b\r\nC: d"], "is no header: write 'Name: value'"),
+        (["http://shop.example", "--slow-header", "nothing"], "is no header: write 'Name: value'"),
+        (["http://shop.example", "--header", "Idempotency-Key: k"], "keys are made by the check itself"),
+        (["http://shop.example", "--profile", "paypal"], "'paypal' is not one of"),
+    ],
+)
+def test_a_mistake_is_exit_code_2_and_says_how_to_mend_it(run, words: list[str], sentence: str) -> None:
+    code, _, err = run(*words)
+    assert code == 2
+    assert sentence in err
+
+
+def test_a_body_of_another_media_type_is_not_taken_for_json(run) -> None:
+    with Shop() as shop:
+        code, out, _ = run(*_described(shop), "--body", "null", "--header", "Content-Type: text/plain")
+    assert code == 0, out
+    assert "A tenant cannot find out which keys another one uses (it needs --other-body)" in out
+    assert "does not use up its key (no body is known that this API refuses)" in out
