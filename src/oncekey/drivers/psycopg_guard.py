@@ -263,4 +263,6 @@ def _text(query: Any, context: Any) -> str:  # noqa: ANN401  (text, bytes, or wh
         return query
     if isinstance(query, bytes):
         return query.decode("utf-8", "replace")
-    return sql.as_string(query, context)
+    if isinstance(query, sql.Composable):
+        return query.as_string(context)
+    return sql.as_string(query, context)  # a template string

@@ -54,17 +54,18 @@ class PsycopgTransaction:
 
     def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
-        if self._raw is None:
+        connection = self._raw
+        if connection is None:
             raise TransactionControlError(OVER)
-        self._raw.limit = self._limit
+        connection.limit = self._limit
         try:
-            if was_ended(self._raw):
+            if was_ended(connection):
                 # The business rows are in already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
-                begin(self._raw, BEGIN, WHAT)
-            return step(steps, partial(execute, self._raw, Mode.ATOMIC))
+                begin(connection, BEGIN, WHAT)
+            return step(steps, partial(execute, connection, Mode.ATOMIC))
         finally:
-            self._raw.limit = None
+            connection.limit = None
 
     def commit(self) -> None:
         """Commit, and give the connection back."""
@@ -110,17 +111,18 @@ class AsyncPsycopgTransaction:
 
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
-        if self._raw is None:
+        connection = self._raw
+        if connection is None:
             raise TransactionControlError(OVER)
-        self._raw.limit = self._limit
+        connection.limit = self._limit
         try:
-            if was_ended(self._raw):
+            if was_ended(connection):
                 # The business rows are in already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
-                await abegin(self._raw, BEGIN, WHAT)
-            return await astep(steps, partial(aexecute, self._raw, Mode.ATOMIC))
+                await abegin(connection, BEGIN, WHAT)
+            return await astep(steps, partial(aexecute, connection, Mode.ATOMIC))
         finally:
-            self._raw.limit = None
+            connection.limit = None
 
     async def commit(self) -> None:
         """Commit, and give the connection back."""
