@@ -43,6 +43,10 @@ NO_THREADS = (
     "effects=LOCAL on a plain `def` handler needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: "
     "make the handler `async def`"
 )
+NO_LIFESPAN = (
+    "once.lifespan is not running, so nothing was checked at start-up and nothing waits for settlements at a stop: "
+    "give the application lifespan=once.lifespan, or once.lifespan_with(its_own)"
+)
 NO_TENANT = (
     "once.install(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
     "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
@@ -95,6 +99,7 @@ class Once:
         self.policy = policy or Policy()
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self._migrate = migrate
+        self._started = False
         self._installed: dict[Any, Installation] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
@@ -252,6 +257,7 @@ class Once:
 
     async def start(self, app: Any = None) -> None:  # noqa: ANN401
         """The checks of `lifespan`."""
+        self._started = True
         engine = self.asynchronous()
         if self._migrate:
             await engine.migrate()
@@ -277,6 +283,8 @@ class Once:
         loop = asyncio.get_running_loop()
         engine = self._engines.get(loop)
         if engine is None:
+            if not self._started:
+                log.warning("oncekey: %s", NO_LIFESPAN)
             connected = aconnect(self.store) if isinstance(self.store, str) else aconnect_sqlalchemy(self.store)
             engine = self._engines[loop] = connected
         return engine

@@ -22,6 +22,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.once import Once
 
 
 def starlette_shop(**shopping: Any) -> Shop:
@@ -348,3 +349,16 @@ def test_settings_of_a_path_are_checked_too() -> None:
         once.by_path(effects=INLINE, operation="x", leese=3)
     with pytest.raises(ConfigurationError, match="set naturally_idempotent=True"):
         once.by_path(effects=INLINE, operation="x", on_5xx="retry_fresh")
+
+
+async def test_a_forgotten_lifespan_is_told_of_at_the_first_use(tmp_path, caplog):
+    once = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True)
+    once.asynchronous()
+    once.asynchronous()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "lifespan=once.lifespan" in caplog.text
+    caplog.clear()
+    await once.stop()
+    async with once.lifespan():
+        once.asynchronous()
+    assert caplog.records == []
