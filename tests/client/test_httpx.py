@@ -275,6 +275,15 @@ def test_resume_sends_what_is_open_with_the_same_keys_and_the_headers_that_are_g
     assert journal.unfinished() == []
 
 
+def test_a_server_that_says_nothing_does_not_stop_a_resume_for_ever(way, tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    with ScriptedServer(answer(401), HANG, DONE) as server:
+        way.send(way.transport(journal=journal), "POST", server.url)
+        ((_, response),) = way.ask(way.transport(journal=journal, timeout=0.05), "resume")
+    assert response.status_code == 201
+    assert len(set(server.keys)) == 1
+
+
 def test_one_that_fails_does_not_keep_the_others_from_being_resumed(way, tmp_path):
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(answer(401), answer(401), answer(422, {"code": Code.KEY_REUSED.value}), DONE) as server:

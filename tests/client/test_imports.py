@@ -12,7 +12,7 @@ import pytest
 import oncekey.client
 
 FOLDER = Path(oncekey.client.__file__).parent
-ADAPTERS = {"httpx": {"httpx"}, "requests": {"requests", "urllib3"}, "aiohttp": {"aiohttp"}}
+ADAPTERS = {"httpx": {"httpx"}, "requests": {"requests", "urllib3"}, "aiohttp": {"aiohttp", "yarl"}}
 PLAIN = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ADAPTERS)
 
 

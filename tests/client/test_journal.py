@@ -254,4 +254,6 @@ def test_every_outcome_is_written_down_and_handed_on(journal):
 
 def test_no_error_shows_credentials():
     error = OutcomeUnknownError("it may have happened", call=CALL, key=KEY)
-    assert "s3cr3t" not in repr(error) + str(error) + repr(error.call)
+    shown = repr(error) + str(error) + repr(error.call)
+    assert "s3cr3t" not in shown
+    assert "hunter2" not in shown

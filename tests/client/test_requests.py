@@ -9,7 +9,7 @@ import threading
 import pytest
 import requests
 
-from client.scripted import DROP, RESET, TRUNCATED, ScriptedServer, answer
+from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
 from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, Rules
 from oncekey.client.exchange import Loss
@@ -126,14 +126,14 @@ def test_the_journal_answers_the_second_time_and_resumes_what_is_open(make, tmp_
     journal = Journal(tmp_path / "journal.db")
     session, adapter = make(journal=journal)
     named = {"Oncekey-Operation": "o-1"}
-    with ScriptedServer(DONE, *[DROP] * 4, DONE) as server:
+    with ScriptedServer(DONE, *[DROP] * 4, HANG, DONE) as server:
         session.post(server.url, json={"a": 1}, headers=named, timeout=10)
         again = session.post(server.url, json={"a": 1}, headers=named, timeout=10)
         assert (again.status_code, again.json(), again.headers["Location"]) == (201, {"id": 1}, "/orders/1")
         with pytest.raises(OutcomeUnknownError):
             session.post(server.url, json={"a": 2}, timeout=10)
         assert [entry.standing for entry in journal.unfinished()] == [Standing.UNKNOWN]
-        ((_, response),) = adapter.resume(lambda _: {"Authorization": "Bearer t"}, timeout=10)
+        ((_, response),) = adapter.resume(lambda _: {"Authorization": "Bearer t"}, timeout=0.2)
     assert isinstance(response, requests.Response)
     assert response.status_code == 201
     assert server.seen[-1].key == server.seen[-2].key

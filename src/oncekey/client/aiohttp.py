@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from ssl import SSLContext
 from typing import Final
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
+from yarl import URL
 
 from oncekey.client.attempts import Rules, adrive
 from oncekey.client.desk import Desk, Operation
@@ -62,7 +64,7 @@ class OncekeyMiddleware:
 
         async def exchange(call: Call) -> ClientResponse:
             if (call.method, call.url) != (begun.call.method, begun.call.url):
-                return await _beside(request.session, call)
+                return await _beside(request.session, call, ssl=request.ssl, proxy=request.proxy)
             request.headers.clear()
             request.headers.extend(call.headers)
             # What was to be streamed is whole now, and has a length.
@@ -108,7 +110,13 @@ async def _call(request: ClientRequest) -> Call:
     return Call(request.method, str(request.url), fields(request.headers.items())).with_body(body)
 
 
-async def _beside(session: aiohttp.ClientSession, call: Call) -> ClientResponse:
+async def _beside(
+    session: aiohttp.ClientSession,
+    call: Call,
+    *,
+    ssl: SSLContext | bool | aiohttp.Fingerprint = True,
+    proxy: URL | None = None,
+) -> ClientResponse:
     """A request of its own, which passes no middleware: another address or method than the one that came in."""
     return await session.request(
         call.method,
@@ -117,4 +125,6 @@ async def _beside(session: aiohttp.ClientSession, call: Call) -> ClientResponse:
         data=call.body or None,
         allow_redirects=False,
         middlewares=(),
+        ssl=ssl,
+        proxy=proxy,
     )

@@ -23,8 +23,8 @@ class Call:
     """A request whose body is bytes, so that nothing can change it between tries (R224)."""
 
     method: str
-    url: str
-    # Credentials are in here, which is why no repr shows them.
+    # Credentials are in an address and in header fields, which is why no repr shows them.
+    url: str = field(repr=False)
     headers: Fields = field(default=(), repr=False)
     body: bytes = field(default=b"", repr=False)
 

@@ -33,6 +33,9 @@ else:
     # Clients ask for the methods, not for the class; the class is for type checkers.
     BaseTransport = AsyncBaseTransport = object
 
+PATIENCE: Final = 30.0
+"""Seconds for each try of what no client sends: `ask_again` and `resume`."""
+
 _LOSSES: Final[Mapping[str, Loss]] = {
     "ConnectError": Loss.NOT_SENT,
     "ConnectTimeout": Loss.NOT_SENT,
@@ -47,7 +50,8 @@ _LOSSES: Final[Mapping[str, Loss]] = {
 class OncekeyTransport(BaseTransport):
     """Sends state-changing requests so that they happen once; other methods pass as they are.
 
-    Each request is one operation with one key: the caller's if it has one, else a new one.
+    Each request is one operation with one key: the caller's if it has one, else a new one. `timeout` (seconds) is for
+    `ask_again` and `resume`; other requests bring their client's.
     """
 
     def __init__(
@@ -58,10 +62,12 @@ class OncekeyTransport(BaseTransport):
         journal: Journal | None = None,
         desk: Desk | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        timeout: float = PATIENCE,
     ) -> None:
         self._inner: BaseTransport = inner if inner is not None else _package().HTTPTransport()
         self.desk = desk or Desk(rules=rules or Rules(), journal=journal)
         self._sleep = sleep
+        self._timeout = timeout
 
     def handle_request(self, request: Request) -> Response:
         """Answer a request.
@@ -81,7 +87,9 @@ class OncekeyTransport(BaseTransport):
 
     def ask_again(self, error: OutcomeUnknownError) -> Response:
         """Go on with an operation whose outcome was unknown, with its key."""
-        return self._finish(Operation(error.key, error.call), _request(error.call, _package_of(self._inner)))
+        return self._finish(
+            Operation(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
+        )
 
     def resume(
         self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
@@ -96,7 +104,7 @@ class OncekeyTransport(BaseTransport):
             try:
                 call = entry.completed({} if headers is None else headers(entry))
                 operation = self.desk.take_up(entry, call)
-                done.append((entry, self._finish(operation, _request(call, _package_of(self._inner)))))
+                done.append((entry, self._finish(operation, _request(call, _package_of(self._inner), self._timeout))))
             except Exception as error:  # noqa: BLE001  (one that fails must not keep the others from being sent)
                 done.append((entry, error))
         return done
@@ -150,10 +158,12 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
         journal: Journal | None = None,
         desk: Desk | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        timeout: float = PATIENCE,
     ) -> None:
         self._inner: AsyncBaseTransport = inner if inner is not None else _package().AsyncHTTPTransport()
         self.desk = desk or Desk(rules=rules or Rules(), journal=journal)
         self._sleep = sleep
+        self._timeout = timeout
 
     async def handle_async_request(self, request: Request) -> Response:
         """Answer a request; see `OncekeyTransport.handle_request`."""
@@ -168,7 +178,9 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
 
     async def ask_again(self, error: OutcomeUnknownError) -> Response:
         """Go on with an operation whose outcome was unknown, with its key."""
-        return await self._finish(Operation(error.key, error.call), _request(error.call, _package_of(self._inner)))
+        return await self._finish(
+            Operation(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
+        )
 
     async def resume(
         self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
@@ -179,7 +191,9 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
             try:
                 call = entry.completed({} if headers is None else headers(entry))
                 operation = await self._aside(self.desk.take_up, entry, call)
-                done.append((entry, await self._finish(operation, _request(call, _package_of(self._inner)))))
+                done.append(
+                    (entry, await self._finish(operation, _request(call, _package_of(self._inner), self._timeout)))
+                )
             except Exception as error:  # noqa: BLE001  (one that fails must not keep the others from being sent)
                 done.append((entry, error))
         return done
@@ -255,8 +269,11 @@ def _sent(call: Call, request: Request) -> Request:
     return sent
 
 
-def _request(call: Call, package: ModuleType) -> Request:
-    made: Request = package.Request(call.method, call.url, headers=list(call.headers), content=call.body)
+def _request(call: Call, package: ModuleType, timeout: float) -> Request:
+    limits = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout)}
+    made: Request = package.Request(
+        call.method, call.url, headers=list(call.headers), content=call.body, extensions=limits
+    )
     return made
 
 

@@ -23,6 +23,9 @@ from oncekey.client.errors import OutcomeUnknownError
 from oncekey.client.exchange import Call, Failure, Loss, Reply, fields
 from oncekey.client.journal import Entry, Journal
 
+PATIENCE: Final = 30.0
+"""Seconds for each try of `ask_again` and `resume`, unless they are told otherwise."""
+
 _NOTHING_SENT: Final = (
     requests.exceptions.ConnectTimeout,
     requests.exceptions.ProxyError,
@@ -79,7 +82,7 @@ class OncekeyAdapter(HTTPAdapter):
 
     def ask_again(self, error: OutcomeUnknownError, **options: Any) -> requests.Response:  # noqa: ANN401
         """Go on with an operation whose outcome was unknown; the options are those of `send`."""
-        return self._finish(Operation(error.key, error.call), options)
+        return self._finish(Operation(error.key, error.call), {"timeout": PATIENCE, **options})
 
     def resume(
         self,
@@ -97,7 +100,7 @@ class OncekeyAdapter(HTTPAdapter):
         for entry in self.desk.unfinished(only):
             try:
                 operation = self.desk.take_up(entry, entry.completed({} if headers is None else headers(entry)))
-                done.append((entry, self._finish(operation, options)))
+                done.append((entry, self._finish(operation, {"timeout": PATIENCE, **options})))
             except Exception as error:  # noqa: BLE001  (one that fails must not keep the others from being sent)
                 done.append((entry, error))
         return done
