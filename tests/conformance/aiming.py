@@ -14,7 +14,7 @@ def shop_target(shop: Shop, **more: object) -> Target:
         "body": b'{"item": "teapot", "quantity": 2}',
         "headers": (JSON, ("Authorization", "Bearer alpha")),
         "other_tenant": (("Authorization", "Bearer beta"),),
-        "slow": ("X-Slow", "0.15"),
+        "slow": ("X-Slow", "0.25"),
         "fail": ("X-Fail", "1"),
         "count_address": Address.parse(f"{shop.url}/orders"),
         "count_pointer": "/total",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncekey.conformance import failures, hangups, keys, leaks, mismatches, others, races, replays, tenants
+from oncekey.conformance import failures, hangups, keys, leaks, mismatches, others, races, replays, spellings, tenants
 from oncekey.conformance.clauses import Clause
 
 CLAUSES: Final[tuple[Clause, ...]] = (
     *keys.CLAUSES,
+    *spellings.CLAUSES,
     *replays.CLAUSES,
     *mismatches.CLAUSES,
     *races.CLAUSES,

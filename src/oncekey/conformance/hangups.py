@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,7 @@ def unfinished(probe: Probe, place: str) -> Verdict:
     key, before = probe.fresh(), probe.count()
     shot = probe.shot(key)
     probe.cut_off(shot, _position(shot, place))
+    time.sleep(probe.lead)  # the server must have seen that the client left, or there is nothing to see
     answer = probe.until_settled(shot)
     effects = probe.since(before)
     if not answer.ok:

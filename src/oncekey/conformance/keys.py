@@ -9,21 +9,19 @@ from typing import Final
 from oncekey.conformance.clauses import (
     DRAFT,
     EVERY,
+    MARKED,
     SAFE,
     Area,
     Clause,
     Failed,
     Passed,
-    Profile,
     Severity,
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, gets, is_marked, is_same, shown, worst
-from oncekey.conformance.probe import KEY, Probe
-from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, gets, shown, worst
+from oncekey.conformance.probe import Probe
 
-_STRIPE: Final = frozenset({Profile.STRIPE})
 _TRICKY: Final = (
     "x' OR '1'='1'; DROP TABLE keys; --",
     "../../../../../etc/passwd-0000",
@@ -73,12 +71,7 @@ def doubled(probe: Probe) -> Verdict:
 
 def too_long(probe: Probe) -> Verdict:
     """256 characters."""
-    return _refuses(probe, [probe.written(_long(256))], "a key of 256 characters")
-
-
-def longest(probe: Probe) -> Verdict:
-    """255 characters."""
-    return _taken(probe, probe.written(_long(255)), "a key of 255 characters")
+    return _refuses(probe, [probe.written(of_length(256))], "a key of 256 characters")
 
 
 def too_short(probe: Probe) -> Verdict:
@@ -95,55 +88,6 @@ def tricky(probe: Probe) -> Verdict:
     return Passed()
 
 
-def quoted(probe: Probe) -> Verdict:
-    """Quoted keys, whatever their first character is."""
-    return worst(*(_taken(probe, f'"{key}"', f'the quoted key "{key}"') for key in _firsts()))
-
-
-def bare(probe: Probe) -> Verdict:
-    """Bare keys, whatever their first character is."""
-    return worst(*(_taken(probe, key, f"the bare key {key}") for key in _firsts()))
-
-
-def two_spellings(probe: Probe) -> Verdict:
-    """The same key with and without quotes."""
-    return _never_again(probe, '"{}"', "{}", "the key once quoted and once bare")
-
-
-def parameters(probe: Probe) -> Verdict:
-    """A key with a parameter, which is not part of it."""
-    return _never_again(probe, '"{}"', '"{}";v=1', "the key once with a parameter and once without")
-
-
-def case_counts(probe: Probe) -> Verdict:
-    """Keys that differ in the case of letters only."""
-    key = f"a{uuid.uuid4().hex[1:8]}-{str(uuid.uuid4())[9:]}"
-    return _two_operations(probe, key, key.upper(), "two keys that differ in the case of letters")
-
-
-def not_deduplication(probe: Probe) -> Verdict:
-    """Equal bodies under different keys."""
-    return _two_operations(probe, probe.fresh(), probe.fresh(), "two keys with equal bodies")
-
-
-def field_name(probe: Probe) -> Verdict:
-    """Names of header fields have no case."""
-    key = probe.fresh()
-    first = probe.first(key)
-    shot = probe.shot(key)
-    shouted = Shot(shot.method, shot.address, _renamed(shot), shot.body)
-    return _replays(first, probe.fire(shouted), "the field's name in capitals")
-
-
-def echoed(probe: Probe) -> Verdict:
-    """The key comes back."""
-    key = probe.fresh()
-    for answer in (probe.first(key), probe.send(key)):
-        if answer.header(KEY) != probe.written(key):
-            return Failed(f"{KEY} in the answer, as it was sent", f"{shown(answer)}; {KEY}: {answer.header(KEY)}")
-    return Passed()
-
-
 def _refuses(probe: Probe, values: Sequence[str], what: str) -> Verdict:
     before = probe.count()
     answer = probe.fire(probe.raw_shot(*values))
@@ -153,52 +97,9 @@ def _refuses(probe: Probe, values: Sequence[str], what: str) -> Verdict:
     return gets(answer, {BAD_REQUEST}, what)
 
 
-def _taken(probe: Probe, value: str, what: str) -> Verdict:
-    first = probe.fire(probe.raw_shot(value))
-    if not first.ok:
-        return Failed(f"{what}: taken", shown(first))
-    return _replays(first, probe.fire(probe.raw_shot(value)), what)
-
-
-def _replays(first: Answer, again: Answer, what: str) -> Verdict:
-    return Passed() if is_same(first, again) else Failed(f"{what}: {shown(first)} again", shown(again))
-
-
-def _never_again(probe: Probe, one: str, two: str, what: str) -> Verdict:
-    """The second spelling is refused, or is the same key; it is never another operation."""
-    key, before = probe.fresh(), probe.count()
-    first = probe.fire(probe.raw_shot(one.format(key)))
-    again = probe.fire(probe.raw_shot(two.format(key)))
-    effects = probe.since(before)
-    if (effects or 0) > 1 or (first.ok and again.ok and not is_same(first, again)):
-        return Failed(
-            f"{what}: one operation", f"{shown(first)}, then {shown(again)}; effects: {effects or 'not counted'}"
-        )
-    return Passed()
-
-
-def _two_operations(probe: Probe, one: str, two: str, what: str) -> Verdict:
-    before = probe.count()
-    first, second = probe.first(one), probe.send(two)
-    effects = probe.since(before)
-    if not second.ok or is_marked(second) or effects == 1 or (effects is None and is_same(first, second)):
-        seen = f"{shown(first)}, then {shown(second)}{', the same body' if is_same(first, second) else ''}"
-        return Failed(f"{what}: two operations", seen)
-    return Passed()
-
-
-def _firsts() -> tuple[str, str]:
-    """A UUID that begins with a digit, and one that begins with a letter."""
-    rest = str(uuid.uuid4())[1:]
-    return f"5{rest}", f"f{rest}"
-
-
-def _long(length: int) -> str:
+def of_length(length: int) -> str:
+    """A key of so many characters."""
     return (uuid.uuid4().hex * 8)[:length]
-
-
-def _renamed(shot: Shot) -> tuple[tuple[str, str], ...]:
-    return tuple((name.upper() if name == KEY else name, value) for name, value in shot.headers)
 
 
 CLAUSES: Final = (
@@ -265,20 +166,10 @@ CLAUSES: Final = (
         area=Area.KEYS,
         severity=Severity.MEDIUM,
         requirements=("R8",),
+        must=MARKED,
+        should=EVERY - MARKED,
         shots=1,
         judge=too_long,
-    ),
-    Clause(
-        id="keys.longest",
-        title="A key of 255 characters is taken",
-        why="It is the limit that clients know.",
-        area=Area.KEYS,
-        severity=Severity.LOW,
-        requirements=("R8",),
-        must=SAFE,
-        should=EVERY - SAFE,
-        shots=2,
-        judge=longest,
     ),
     Clause(
         id="keys.too-short",
@@ -300,92 +191,5 @@ CLAUSES: Final = (
         requirements=("R3", "R6"),
         shots=4,
         judge=tricky,
-    ),
-    Clause(
-        id="keys.quoted",
-        title="Quoted keys are taken, whether they begin with a digit or a letter",
-        why="The draft's keys are quoted; UUIDs that begin with a digit parse differently from others.",
-        area=Area.KEYS,
-        severity=Severity.MEDIUM,
-        requirements=("R5", "R6"),
-        must=DRAFT,
-        shots=4,
-        judge=quoted,
-    ),
-    Clause(
-        id="keys.bare",
-        title="Bare keys are taken, whether they begin with a digit or a letter",
-        why="Most clients send them so.",
-        area=Area.KEYS,
-        severity=Severity.MEDIUM,
-        requirements=("R5",),
-        must=_STRIPE,
-        should=DRAFT,
-        shots=4,
-        judge=bare,
-    ),
-    Clause(
-        id="keys.two-spellings",
-        title="A key with and without quotes is never two operations",
-        why="A client library that is updated between two tries would execute twice.",
-        area=Area.KEYS,
-        severity=Severity.CRITICAL,
-        requirements=("R5",),
-        must=DRAFT,
-        shots=2,
-        judge=two_spellings,
-    ),
-    Clause(
-        id="keys.parameters",
-        title="A parameter after the key does not make it another key",
-        why="RFC 9651 lets intermediaries and later versions add parameters.",
-        area=Area.KEYS,
-        severity=Severity.HIGH,
-        requirements=("R6",),
-        must=DRAFT,
-        shots=2,
-        judge=parameters,
-    ),
-    Clause(
-        id="keys.case",
-        title="Keys that differ in case are two operations",
-        why="Keys are opaque; a database that compares without case would drop an operation.",
-        area=Area.KEYS,
-        severity=Severity.HIGH,
-        requirements=("R3",),
-        shots=2,
-        judge=case_counts,
-    ),
-    Clause(
-        id="keys.not-deduplication",
-        title="Equal bodies under different keys are two operations",
-        why="Two customers who order the same thing are two customers.",
-        area=Area.KEYS,
-        severity=Severity.HIGH,
-        requirements=("R21", "R22"),
-        shots=2,
-        judge=not_deduplication,
-    ),
-    Clause(
-        id="keys.field-name",
-        title="The field's name is read in any case",
-        why="Proxies change it.",
-        area=Area.KEYS,
-        severity=Severity.HIGH,
-        requirements=("R1",),
-        shots=2,
-        judge=field_name,
-    ),
-    Clause(
-        id="keys.echoed",
-        title="Answers repeat the key's header",
-        why="The client sees that its key was understood.",
-        area=Area.KEYS,
-        severity=Severity.LOW,
-        requirements=("R17",),
-        must=frozenset(),
-        should=SAFE,
-        shots=2,
-        judge=echoed,
     ),
 )

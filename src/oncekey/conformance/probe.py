@@ -31,7 +31,7 @@ class Probe:
         self.target = target
         self.usual = usual
         """The status of a success."""
-        self.lead = min(max(3 * latency, 0.05), 0.5)
+        self.lead = min(max(3 * latency, 0.08), 0.5)
         """Seconds after which a request that was sent has surely begun."""
         self.trail: list[Exchange] = []
         self.sent = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Final
@@ -94,8 +95,7 @@ def pipelined(probe: Probe) -> Verdict:
     """Duplicates in one packet."""
     key, before = probe.fresh(), probe.count()
     shot = probe.shot(key)
-    open_one = type(shot)(shot.method, shot.address, shot.headers, shot.body, keep_open=True)
-    answers = probe.pipelined([open_one, shot])
+    answers = probe.pipelined([replace(shot, keep_open=True), shot])
     if not answers[0].status:
         raise UndecidedError("this server does not take a second request on a connection")
     if answers[0].ok and answers[1].ok and not is_same(*answers):

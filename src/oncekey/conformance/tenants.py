@@ -8,7 +8,7 @@ from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Seve
 from oncekey.conformance.judging import is_marked, is_same, shown
 from oncekey.conformance.probe import Probe
 
-_REFUSED: Final = {401, 403, 404}
+_REFUSED: Final = range(400, 500)
 
 
 def independent(probe: Probe) -> Verdict:
@@ -46,7 +46,7 @@ def no_pass(probe: Probe) -> Verdict:
     answer = probe.fire(probe.as_nobody(probe.shot(key)))
     if answer.status in _REFUSED and not (first.body and first.body in answer.body):
         return Passed()
-    return Failed("without credentials 401 or 403, and nothing of the answer", shown(answer))
+    return Failed("without credentials 401 or 403, or another 4xx, and nothing of the answer", shown(answer))
 
 
 def not_spoilt(probe: Probe) -> Verdict:

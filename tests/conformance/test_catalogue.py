@@ -1,0 +1,133 @@
+"""The table of clauses, and the small parts that clauses are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from conformance.shop import Shop
+from oncekey.conformance import CLAUSES, Address, Need, Target, bodies
+from oncekey.conformance.clauses import UndecidedError
+from oncekey.conformance.pointer import amount_at
+from oncekey.conformance.probe import Probe
+from oncekey.conformance.target import is_secret, replaced
+
+ORDER = b'{"customer": "c\\u00fc", "items": [{"sku": "t", "n": 2}, true], "note": null}'
+
+
+def test_every_clause_is_told_once_and_completely() -> None:
+    assert len({clause.id for clause in CLAUSES}) == len(CLAUSES)
+    for clause in CLAUSES:
+        assert re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", clause.id)
+        assert clause.why.endswith(".")
+        assert not clause.title.endswith(".")
+        assert clause.requirements
+        assert all(re.fullmatch(r"R\d+", number) and int(number[1:]) <= 266 for number in clause.requirements)
+        assert clause.must | clause.should
+        assert not clause.must & clause.should
+        assert clause.shots > 0
+
+
+def test_every_need_is_somebodys() -> None:
+    assert {need for clause in CLAUSES for need in clause.needs} == set(Need)
+
+
+def test_nothing_is_lacked_where_all_is_told_and_all_where_nothing_is() -> None:
+    address = Address.parse("http://shop.example/")
+    nothing = Target(address=address, body=b"x", is_json=False)
+    line = ("Authorization", "x")
+    everything = Target(
+        address=address,
+        body=b"{}",
+        headers=(line,),
+        other_body=b"[]",
+        other_tenant=(line,),
+        slow=line,
+        fail=line,
+        count_address=address,
+        other_address=address,
+        unsafe_methods=True,
+    )
+    assert [need for need in Need if everything.lacks(need)] == []
+    assert [need for need in Need if not nothing.lacks(need)] == []
+
+
+def test_another_body_differs_in_one_number() -> None:
+    other = json.loads(bodies.other(ORDER) or b"")
+    assert other == {"customer": "cü", "items": [{"sku": "t", "n": 3}, True], "note": None}
+
+
+@pytest.mark.parametrize(
+    ("body", "other"),
+    [(b'{"a": "b"}', {"a": "bx"}), (b"[true, 1.5]", [True, 2.5]), (b'"a"', "ax"), (b"{}", None), (b"[null]", None)],
+)
+def test_another_body_is_made_of_what_is_there(body: bytes, other: object) -> None:
+    made = bodies.other(body)
+    assert (None if made is None else json.loads(made)) == other
+
+
+@pytest.mark.parametrize("spell", [bodies.spaced, bodies.escaped])
+def test_another_spelling_is_the_same_document(spell) -> None:
+    # R34
+    for body in (ORDER, b'{"\\"": "\\ud83d\\ude00", "b": [[], {}, -1.5e3]}'):
+        assert json.loads(spell(body)) == json.loads(body)
+        assert spell(body) != body
+
+
+def test_a_broken_body_is_no_json() -> None:
+    with pytest.raises(ValueError):
+        bodies.parsed(bodies.broken(ORDER + b"\n"))
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "amount"),
+    [
+        ([1, 2, 3], "", 3),
+        ({"total": 7}, "/total", 7),
+        ({"a/b": {"~": [0, 5.0]}}, "/a~1b/~0/1", 5),
+        ({"": 4}, "/", 4),
+    ],
+)
+def test_a_pointer_leads_to_a_number_or_a_list(document: object, pointer: str, amount: int) -> None:
+    assert amount_at(document, pointer) == amount
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer"),
+    [
+        ({}, ""),
+        ({"a": True}, "/a"),
+        ({"a": 1.5}, "/a"),
+        ({"a": "1"}, "/a"),
+        ([1], "/1"),
+        ([1], "/-"),
+        (1, "a"),
+        (1, "/a"),
+    ],
+)
+def test_a_pointer_that_leads_elsewhere_says_so(document: object, pointer: str) -> None:
+    with pytest.raises(ValueError):
+        amount_at(document, pointer)
+
+
+def test_headers_are_replaced_by_name_in_any_case() -> None:
+    assert replaced((("A", "1"), ("B", "2")), (("a", "3"),)) == (("B", "2"), ("a", "3"))
+
+
+@pytest.mark.parametrize("name", ["Authorization", "cookie", "Set-Cookie", "X-Api-Key", "X-Auth-Token"])
+def test_credentials_are_known_by_their_names(name: str) -> None:
+    assert is_secret(name)
+    assert not is_secret("Content-Type")
+    assert not is_secret("Idempotency-Key")
+
+
+def test_a_run_ends_when_its_requests_are_used_up() -> None:
+    with Shop() as shop:
+        target = Target(address=Address.parse(f"{shop.url}/orders"), body=b"{}", timeout=5)
+        probe = Probe(target, quoted=True, usual=201, latency=0.0, most=2)
+        probe.send(probe.fresh())
+        probe.send(probe.fresh())
+        with pytest.raises(UndecidedError, match="2 requests are used up"):
+            probe.send(probe.fresh())
