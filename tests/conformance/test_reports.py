@@ -12,7 +12,7 @@ import pytest
 
 from conformance.aiming import shop_target
 from conformance.shop import Bug, Shop
-from oncekey.conformance import CLAUSES, Failed, Profile, Report, check
+from oncekey.conformance import CLAUSES, Failed, Profile, Report, Severity, check
 from oncekey.conformance.clauses import Exchange
 from oncekey.conformance.curl import curl_line, steps, transcript
 from oncekey.conformance.report_html import to_html
@@ -40,6 +40,8 @@ def test_the_three_most_dangerous_come_first(report: Report) -> None:
     assert all(text.startswith("CRITICAL") for text in first[:2])
     assert all("expected:" in text and "seen:" in text and "curl -i -X POST" in text for text in first)
     assert plain(report).startswith("The most dangerous findings")
+    assert len({finding.clause.area for finding in report.dangers}) == 3
+    assert [finding.clause.severity for finding in report.dangers[:2]] == [Severity.CRITICAL] * 2
 
 
 def test_the_text_says_what_to_pass_to_judge_more(report: Report) -> None:
@@ -110,6 +112,16 @@ def test_the_commands_say_when_somebody_else_asks(report: Report) -> None:
     finding = next(found for found in report.failed if found.clause.id == "tenants.independent")
     assert isinstance(finding.verdict, Failed)
     assert [line.endswith("# as the other tenant") for line in steps(finding.verdict.exchange)] == [False, True]
+
+
+def test_a_volley_is_repeated_as_a_volley() -> None:
+    with Shop(Bug.CHECK_THEN_INSERT) as shop:
+        found = check(shop_target(shop), clauses=[clause for clause in CLAUSES if clause.id == "races.10"])
+    (finding,) = found.failed
+    assert isinstance(finding.verdict, Failed)
+    first, *_ = steps(finding.verdict.exchange)
+    assert first.startswith("for i in $(seq 10); do curl -i -X POST ")
+    assert first.endswith(" & done; wait")
 
 
 ADDRESS = Address.parse("http://shop.example/orders?a='b'")

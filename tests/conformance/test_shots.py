@@ -157,6 +157,15 @@ def test_nobody_there_is_no_answer() -> None:
     ] * 4
 
 
+def test_an_https_address_is_never_asked_in_the_clear() -> None:
+    got: list[bytes] = []
+    with server(_answering(OK, got)) as address:
+        answer = fire(Shot("POST", Address("https", address.host, address.port, "/"), (("A", "secret"),)), 5)
+    assert answer.status == 0
+    assert "SSL" in answer.reason
+    assert b"secret" not in b"".join(got)
+
+
 def test_hanging_up_sends_no_byte_more() -> None:
     got: list[bytes] = []
     with server(lambda connection: _everything(connection, got)) as address:

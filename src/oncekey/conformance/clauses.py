@@ -78,6 +78,7 @@ class Exchange:
     shot: Shot
     answer: Answer
     how: str = ""
+    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,17 @@ def steps(exchanges: Iterable[Exchange]) -> list[str]:
     """The commands of a finding in order, each once, with a comment where curl cannot do what was done."""
     lines: list[str] = []
     for exchange in exchanges:
-        comment = f"  # {exchange.how}" if exchange.how else ""
-        line = f"{curl_line(exchange.shot)}{comment}"
+        line = _done(curl_line(exchange.shot), exchange)
         if not lines or lines[-1] != line:
             lines.append(line)
     return lines
+
+
+def _done(command: str, exchange: Exchange) -> str:
+    """The command in the way in which it was sent, or with a word about it."""
+    if exchange.at_once > 1:
+        return f"for i in $(seq {exchange.at_once}); do {command} & done; wait"
+    return f"{command}  # {exchange.how}" if exchange.how else command
 
 
 def transcript(exchange: Exchange) -> str:

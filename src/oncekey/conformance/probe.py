@@ -94,7 +94,8 @@ class Probe:
 
     def volley(self, many: Sequence[Shot]) -> list[Answer]:
         """Send requests at the same moment."""
-        return self._noted(many, lambda: shots.volley(many, self.target.timeout), f"{len(many)} at the same moment")
+        how, at_once = f"{len(many)} at the same moment", len(many)
+        return self._noted(many, lambda: shots.volley(many, self.target.timeout), how, at_once)
 
     def pipelined(self, many: Sequence[Shot]) -> list[Answer]:
         """Send requests in one go on one connection."""
@@ -181,13 +182,16 @@ class Probe:
     def _rekeyed(self, shot: Shot, key: str) -> Shot:
         return replace(shot, headers=replaced(shot.headers, ((KEY, self.written(key)),)))
 
-    def _noted(self, many: Sequence[Shot], act: Callable[[], Sequence[Answer]], how: str = "") -> list[Answer]:
+    def _noted(
+        self, many: Sequence[Shot], act: Callable[[], Sequence[Answer]], how: str = "", at_once: int = 1
+    ) -> list[Answer]:
         if self.sent + len(many) > self._most:
             raise UndecidedError(f"the run's {self._most} requests are used up")
         self.sent += len(many)
         answers = list(act())
         self.trail += [
-            Exchange(shot, answer, how or self._by_whom(shot)) for shot, answer in zip(many, answers, strict=True)
+            Exchange(shot, answer, how or self._by_whom(shot), at_once)
+            for shot, answer in zip(many, answers, strict=True)
         ]
         return answers
 

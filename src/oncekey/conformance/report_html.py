@@ -36,8 +36,8 @@ def to_html(report: Report) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="dim">oncekey check, profile {escape(report.profile)}, {began}: {run}</p>',
         _verdict(report),
-        _findings("The most dangerous findings", report.failed[:3], report),
-        _findings("Other broken promises", report.failed[3:], report),
+        _findings("The most dangerous findings", report.dangers, report),
+        _findings("Other broken promises", [found for found in report.failed if found not in report.dangers], report),
         _findings("Advice", report.advice, report),
         "<h2>All clauses</h2>",
         *(_area(area, report) for area in Area),
@@ -77,7 +77,7 @@ def _finding(finding: Finding, report: Report) -> str:
         f'<p>{escape(clause.why)} <span class="dim">{clause.severity.name.lower()}; {escape(clause.id)}; '
         f"{', '.join(clause.requirements)}</span></p>"
         f"<p><strong>Expected</strong> {escape(verdict.expected)}<br><strong>Seen</strong> {escape(verdict.seen)}</p>"
-        f"<p>To repeat it:</p><pre>{escape(chr(10).join(steps(verdict.exchange)))}</pre>"
+        f"<p>To repeat it, with another key:</p><pre>{escape(chr(10).join(steps(verdict.exchange)))}</pre>"
         f"<details><summary>What went over the wire</summary><pre>{escape(exchange)}</pre></details></article>"
     )
 

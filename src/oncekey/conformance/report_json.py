@@ -24,7 +24,7 @@ def to_json(report: Report) -> str:
         "failed": len(report.failed),
         "advice": len(report.advice),
         "skipped": len(report.skipped),
-        "most_dangerous": [finding.clause.id for finding in report.failed[:3]],
+        "most_dangerous": [finding.clause.id for finding in report.dangers],
         "clauses": [_clause(finding, report) for finding in report.findings],
     }
     return json.dumps(document, indent=2, ensure_ascii=False)

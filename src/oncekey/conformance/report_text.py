@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from oncekey.conformance.clauses import Area, Failed, Skipped
 from oncekey.conformance.curl import steps
-from oncekey.conformance.running import Finding, Report, word_for
-
-MOST_DANGEROUS = 3
+from oncekey.conformance.running import MOST_DANGEROUS, Finding, Report, word_for
 
 
 def verdict_line(report: Report) -> str:
@@ -29,7 +27,7 @@ def rows(report: Report) -> Iterator[tuple[Area, list[tuple[str, str, str]]]]:
 
 def dangers(report: Report) -> list[str]:
     """The most dangerous findings, each as a few lines with the commands that repeat it."""
-    return [told(finding) for finding in (report.failed or report.advice)[:MOST_DANGEROUS]]
+    return [told(finding) for finding in report.dangers or report.advice[:MOST_DANGEROUS]]
 
 
 def told(finding: Finding) -> str:
@@ -41,7 +39,7 @@ def told(finding: Finding) -> str:
         f"  why it matters: {clause.why}",
         f"  expected:       {verdict.expected}",
         f"  seen:           {verdict.seen}",
-        "  to repeat it:",
+        "  to repeat it, with another key:",
         *(f"    {line}" for line in steps(verdict.exchange)),
     ]
     return "\n".join(lines)

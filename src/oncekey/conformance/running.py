@@ -21,6 +21,9 @@ from oncekey.conformance.probe import Probe
 from oncekey.conformance.sighting import take_aim
 from oncekey.conformance.target import Target
 
+MOST_DANGEROUS = 3
+"""Findings that are told before all others."""
+
 MOST_SHOWN = 6
 """Exchanges of a finding that are kept: the first ones and the last."""
 
@@ -70,6 +73,14 @@ class Report:
         """The broken promises, the most dangerous first."""
         broken = [finding for finding in self.findings if finding.fails_in(self.profile)]
         return sorted(broken, key=lambda finding: -finding.clause.severity)
+
+    @property
+    def dangers(self) -> list[Finding]:
+        """The three most dangerous findings; an area has a second one only if there are not three areas."""
+        heads = list({finding.clause.area: finding for finding in reversed(self.failed)}.values())
+        heads.sort(key=self.failed.index)
+        rest = [finding for finding in self.failed if finding not in heads]
+        return [*heads, *rest][:MOST_DANGEROUS]
 
     @property
     def advice(self) -> list[Finding]:
