@@ -130,7 +130,6 @@ def test_an_engine_can_be_made_where_no_event_loop_runs():
     ("connect", "url", "missing", "command"),
     [
         (wire.connect, "postgresql://h/d", "psycopg", "oncekey[postgres]"),
-        (wire.connect, "postgresql://h/d", "psycopg_pool", "oncekey[postgres]"),
         (wire.aconnect, "postgresql+psycopg://h/d", "psycopg", "oncekey[postgres]"),
         (wire.aconnect, "postgresql+asyncpg://h/d", "asyncpg", "oncekey[asyncpg]"),
     ],

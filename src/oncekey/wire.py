@@ -204,7 +204,7 @@ def _postgres_async(package: str | None) -> Callable[..., Any]:
 
 
 def _psycopg() -> ModuleType:
-    return _driver("psycopg", needs=("psycopg", "psycopg_pool"), extra="postgres")
+    return _driver("psycopg", needs=("psycopg",), extra="postgres")
 
 
 def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:

@@ -48,6 +48,7 @@ def test_the_columns_are_those_of_a_record(connection):  # R56
         ("done", "response_headers = NULL", "completed_has_answer"),
         ("done", "response_schema = NULL", "completed_has_answer"),
         ("done", "outcome = 'perhaps'", "completed_has_answer"),
+        ("done", "outcome = NULL", "completed_has_answer"),
         ("done", "finished_at = NULL", "completed_has_answer"),
         ("done", f"intent = '{INTENT}'", "completed_has_no_intent"),  # F6
         ("running", "response_status = 200", "answer_only_when_done"),

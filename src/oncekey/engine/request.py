@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 ROUNDS = 8
 """How often a request that loses race after race looks again before it is told to come back later."""
 
+LOSSES = 3
+"""How many replies may be lost before the outage is reported: each may have been waited for."""
+
 COMMIT_LOST = "commit_reply_lost"
 
 
@@ -33,7 +36,9 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
     """
     snapshot: Snapshot | None = None
     lost: CommitAmbiguousError | None = None
-    for attempt in range(ROUNDS):
+    rounds = losses = 0
+    while rounds < ROUNDS and losses < LOSSES:
+        rounds += 1
         try:
             if snapshot is None:
                 snapshot = yield from records.claim(claim)
@@ -52,8 +57,8 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
                 case _:
                     assert_never(ruled)
         except CommitAmbiguousError as error:
-            lost, snapshot = error, None
-            claim = replace(claim, incarnation=uuid5(claim.incarnation, str(attempt)))
+            lost, snapshot, losses = error, None, losses + 1
+            claim = replace(claim, incarnation=uuid5(claim.incarnation, str(losses)))
         except StoreError as error:
             if lost is None:
                 raise

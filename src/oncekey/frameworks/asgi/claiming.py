@@ -90,7 +90,7 @@ async def make_claim(
             effects=enrolment.effects,
             recovery=enrolment.recovery,
             method=request.method,
-            path=request.path,
+            path=request.path.replace("\0", "%00"),  # PostgreSQL's text has no NUL
             fingerprint=mark,
             seed=seed_of(record_id, mark, policy.secret),
             owner=f"{PROCESS}:{secrets.token_hex(8)}",

@@ -47,7 +47,7 @@ CREATE TABLE oncekey_record (
     CONSTRAINT completed_has_answer CHECK (
         state <> 'completed'
         OR (response_status IS NOT NULL AND response_headers IS NOT NULL AND response_schema IS NOT NULL
-            AND outcome IN ('success', 'failure') AND finished_at IS NOT NULL)),
+            AND outcome IS NOT NULL AND outcome IN ('success', 'failure') AND finished_at IS NOT NULL)),
     CONSTRAINT completed_has_no_intent CHECK (state <> 'completed' OR intent IS NULL),
     CONSTRAINT answer_only_when_done CHECK (
         state IN ('completed', 'expired') OR (response_status IS NULL AND outcome IS NULL)),
