@@ -58,9 +58,7 @@ def refuse(
     return Answer(status, (*headers, *marks(policy, echo=echo, expires_at=None)), page.body)
 
 
-def replay(
-    verdict: Replay, policy: Policy, *, echo: bytes | None = None, status_url: str | None = None
-) -> Answer:
+def replay(verdict: Replay, policy: Policy, *, echo: bytes | None = None, status_url: str | None = None) -> Answer:
     """The stored answer, byte for byte, marked as a replay."""
     record, stored = verdict.record, verdict.record.response
     marked = (

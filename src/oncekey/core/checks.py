@@ -34,9 +34,7 @@ class Check:
             return self.convert(value)
         except (TypeError, ValueError, OverflowError):
             shown = "not shown" if self.secret else repr(value)
-            raise ConfigurationError(
-                f"{setting}: {shown} is not allowed; allowed is {self.allowed}"
-            ) from None
+            raise ConfigurationError(f"{setting}: {shown} is not allowed; allowed is {self.allowed}") from None
 
 
 Rule = Mapping[str, Check]

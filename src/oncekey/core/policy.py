@@ -85,9 +85,7 @@ class Policy:
     namespace: str = field(default="", metadata=checks.text(100))
     bind_to: BindTo = field(default=BindTo.TENANT, metadata=checks.choice(BindTo))
     selection: Selection = field(default_factory=Selection, metadata=checks.a(Selection))
-    secret: bytes | None = field(
-        default=None, repr=False, metadata=checks.optional(checks.secret_bytes(at_least=16))
-    )
+    secret: bytes | None = field(default=None, repr=False, metadata=checks.optional(checks.secret_bytes(at_least=16)))
     big_ints: BigInts = field(default=BigInts.EXACT, metadata=checks.choice(BigInts))
     max_json_depth: int = field(default=100, metadata=checks.whole(1, 500))
     max_request_bytes: int = field(default=_MIB, metadata=checks.whole(1))
@@ -145,9 +143,7 @@ class Policy:
         metadata=checks.field_names(never=NEVER_KEPT),
     )
     replayed_header: str = field(default="Idempotent-Replayed", metadata=checks.own_field(never=NEVER_KEPT))
-    expires_header: str = field(
-        default="Idempotency-Key-Expires", metadata=checks.own_field(never=NEVER_KEPT)
-    )
+    expires_header: str = field(default="Idempotency-Key-Expires", metadata=checks.own_field(never=NEVER_KEPT))
     max_response_bytes: int = field(default=_MIB, metadata=checks.whole(0))
     max_spool_bytes: int = field(default=64 * _MIB, metadata=checks.whole(0))
 

@@ -146,9 +146,7 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
     act = ACTS[effects, policy.on_5xx][reading]
     match act:
         case Act.STORE:
-            return Decision(
-                Completed(stored_response(ending, policy), _outcome(reading)), _rows(effects, ending)
-            )
+            return Decision(Completed(stored_response(ending, policy), _outcome(reading)), _rows(effects, ending))
         case Act.RETRY:
             return Decision(Retryable(_error_of(reading, ending)), Business.ROLLBACK)
         case Act.DOUBT:
