@@ -11,7 +11,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check bench pins clean
+.PHONY: help install run test check bench soak pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 
 bench: $(VENV)/.dev ## Measure the demo with and without oncekey
 	$(PY) -m bench $(ARGS)
+
+soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
+	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
 
 # Everything is compiled from pyproject.toml, and the check at the end keeps registries' addresses out of the tree.
 COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header

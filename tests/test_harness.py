@@ -268,6 +268,14 @@ async def test_a_loss_hits_one_request_even_in_pieces_and_none_before_it() -> No
             assert await reader.readline() == b"COMMIT\n"
 
 
+async def test_a_reply_can_be_cut_short() -> None:
+    async with _shouting() as proxy, _client(proxy) as (reader, writer):
+        lost = proxy.lose_reply(b"commit", b"COMMIT", keep=3)
+        writer.write(b"commit\n")
+        assert await reader.read() == b"COM"
+        assert lost.is_set()
+
+
 async def test_cut_resets_connections_and_lets_new_ones_in() -> None:
     async with _shouting() as proxy:
         async with _client(proxy) as (reader, writer):

@@ -60,14 +60,14 @@ class Proxy:
         self._thread.join(_PATIENCE)
         self._loop.close()
 
-    def lose_reply(self, request: bytes, reply: bytes = b"") -> threading.Event:
-        """Let a request with these bytes arrive, drop what comes back, and end the connection.
+    def lose_reply(self, request: bytes, reply: bytes = b"", *, keep: int = 0) -> threading.Event:
+        """Let a request with these bytes arrive, drop what comes back after `keep` bytes, and end the connection.
 
         The client sees the end only when the dropped bytes contain `reply`, so by then the server has done
         the work. A client that sends ahead must name the reply: else that of an earlier request will do.
         Returns an event that is set when it happened.
         """
-        return self._arm(_Loss(request, reply)).happened
+        return self._arm(_Loss(request, reply, keep=keep)).happened
 
     def lose_request(self, request: bytes) -> threading.Event:
         """End the connection instead of passing on a request with these bytes; the event says it happened."""
@@ -198,6 +198,9 @@ class Proxy:
                     continue
                 dropped += chunk
                 if loss.reply is not None and loss.reply in dropped:
+                    if loss.keep:
+                        link.to_client.write(dropped[: loss.keep])
+                        await link.to_client.drain()
                     loss.happened.set()
                     loss.answered.set()
                     link.end()
@@ -233,6 +236,7 @@ class _Loss:
     request: bytes
     reply: bytes | None
     due: asyncio.Event | None = None
+    keep: int = 0
     happened: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
 

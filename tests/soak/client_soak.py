@@ -1,4 +1,4 @@
-"""A client that is killed again and again, before a demo whose network loses, delays and resets at random.
+"""A client that is killed again and again, before a demo whose network loses, delays, truncates and resets at random.
 
     python tests/soak/client_soak.py --operations 1000 --kills 50
 
@@ -119,6 +119,8 @@ def _disturb(
                 proxy.cut()
             case 3:
                 proxy.delay(chance.uniform(0, 0.05))
+            case 4:
+                proxy.lose_reply(_REQUEST, keep=chance.randrange(1, 300))
         time.sleep(_POLL)
     assert process.returncode == 0, f"the client ended with {process.returncode}"
     proxy.delay(0)
