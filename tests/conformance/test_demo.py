@@ -20,6 +20,7 @@ UNTOLD = {Need.OTHER_URL, Need.FAIL}
 
 
 def test_the_demo_keeps_every_promise_of_the_draft_and_of_money(tmp_path: Path) -> None:
+    # R1 among them: the clause keys.field-name sends the field in other cases
     with Demo(tmp_path) as demo:
         report = check(demo_target(demo.url), profile=Profile.IETF)
     assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()

@@ -94,7 +94,7 @@ def test_every_live_situation_refuses_another_request():  # R38, C8
             assert rulings[True] is rulings[False]
 
 
-def test_situations():  # P6, F3
+def test_situations():  # P6, F3, R45, R49
     assert situate(None, NOW) is Situation.ABSENT
     seen = set()
     for record in every_record():

@@ -83,7 +83,7 @@ def declining_shop(effects: Any, **options: Any) -> Shop:
     ],
 )
 async def test_how_a_local_handler_ends(status: int, way: str, rows: int, state: str) -> None:
-    # L6, F17, R91, R104, R113
+    # L6, F17, R46, R47, R91, R104, R113
     shop = declining_shop(LOCAL)
     target = f"/orders?status={status}&way={way}"
     first = await shop.send(target)
