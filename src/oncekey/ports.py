@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 if TYPE_CHECKING:
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
+        Announcement,
         Claim,
         Duration,
         Instant,
         Lease,
+        MemoEntry,
+        Parcel,
         Record,
         RecordId,
         Settled,
@@ -47,6 +50,42 @@ class Records(Protocol):
         """`settle` as statements of a transaction that is already open (L4: the last before its commit)."""
 
 
+class Phases(Protocol):
+    """What the owner of a phased record writes between its claim and its settlement (O)."""
+
+    def checkpointing(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Steps[Snapshot | None]:
+        """A finished phase, as the last statement of its own transaction. None: not ours any more."""
+
+    def announce(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
+    ) -> Flow[Snapshot | None]:
+        """The intent, before the call is made. None: not ours, or not to be repeated."""
+
+    def result(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Flow[Snapshot | None]:
+        """The result of an open call, also of a record that was only swept. None: not ours any more."""
+
+    def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
+        """Take an announcement back that was provably never followed by a call."""
+
+    def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
+        """Whether a phase whose COMMIT got no reply was committed. None: not ours any more."""
+
+
+class Outbox(Protocol):
+    """Parcels, in stores that share the application's transactions."""
+
+    def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
+        """Write parcels as part of an open transaction."""
+
+
+class Locks(Protocol):
+    """LOCAL in one commit, in stores with a lock that ends with its transaction (L1)."""
+
+
 class Inspect(Protocol):
     """Read only."""
 
@@ -74,6 +113,18 @@ class Store(Records, Inspect, Protocol):
     @property
     def schema(self) -> Schema:
         """Its tables."""
+
+    @property
+    def phases(self) -> Phases:
+        """Steps of phased records."""
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """Its outbox, if it shares the application's transactions."""
+
+    @property
+    def locks(self) -> Locks | None:
+        """Its locks, if it has such; without them LOCAL claims first."""
 
 
 class OpenTransaction(Protocol):

@@ -47,5 +47,32 @@ class TransactionControlError(OncekeyError):
     """A handler tried to end the transaction that it was handed (L5)."""
 
 
+class ReplayDivergedError(OncekeyError):
+    """A resumed handler asked for other steps than those that were stored: nothing more is run (H4)."""
+
+
+class ResultNotStorableError(OncekeyError):
+    """A step's result has no stored form, or one over `max_result_bytes`: return plain data (H1)."""
+
+
+class CallUncertainError(OncekeyError):
+    """A call of this operation has no known outcome, so nothing may follow it; the answer says so (P4)."""
+
+
 class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler makes, not a fault)
-    """Raised by a handler that knows that nothing reached the outside: the same key may run again (R102)."""
+    """Raised by a handler that knows that nothing reached the outside: the same key may run again (R102).
+
+    `retry_after` (seconds) is passed on by a worker, which does not try again sooner.
+    """
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Rejected(OncekeyError):  # noqa: N818  (the provider's statement, not a fault)
+    """The provider's final no to this call. Its `value` is stored, and a resumed handler hears the same (H2)."""
+
+    def __init__(self, value: object = None) -> None:
+        super().__init__("the provider's answer is final: no")
+        self.value = value

@@ -6,7 +6,7 @@ reads a clock: `now` always arrives with a `Snapshot`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -162,6 +162,8 @@ class Record:
     last_run_at: Instant
     finished_at: Instant | None
     expires_at: Instant
+    request: bytes | None = field(default=None, repr=False)
+    """The request as a completer repeats it, sealed where there is a secret; gone when the record is settled (H7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ class Claim:
     call_timeout: Duration
     ttl: Duration
     entered: bool = True
+    request: bytes | None = field(default=None, repr=False)
+    """Kept with the claim where a completer may go on without the client (H7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,7 @@ class Lease:
     lease_until: Instant
     deadline: Instant
     expires_at: Instant
+    owner: str = ""
 
     @classmethod
     def of(cls, record: Record) -> Lease:
@@ -222,7 +227,63 @@ class Lease:
             lease_until=record.lease_until or 0,
             deadline=record.deadline,
             expires_at=record.expires_at,
+            owner=record.owner or "",
         )
+
+
+class ParcelKind(StrEnum):
+    """What a parcel is for."""
+
+    DEFER = "defer"
+    """The request's own outside call; its result becomes the response."""
+    EMIT = "emit"
+    """A message to others after the commit, at least once; the response does not depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One item of the outbox, written in the transaction of what it tells about.
+
+    `payload` is JSON. Parcels with the same `order_by` are delivered one after the other, in the order of their
+    transactions. `downstream_key` is the same whenever the same request writes the same parcel (D1).
+    """
+
+    id: UUID
+    kind: ParcelKind
+    record_id: RecordId
+    incarnation: UUID
+    topic: str
+    payload: str
+    downstream_key: str
+    position: int = 0
+    order_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldParcel:
+    """A parcel in a worker's hands: every write about it proves `fence`."""
+
+    parcel: Parcel
+    fence: int
+    attempts: int
+    lease_until: Instant
+    created_at: Instant
+    first_error: str | None = None
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A call to the outside that is about to be made, as the owner says it; the store adds its instants (H2)."""
+
+    phase: str
+    downstream_key: str
+    digest: str
+    sends: int
+    repeatable: Duration | None
+    """For how long after the first send a repetition is safe; None: not at all (H3)."""
+    send_window: Duration
+    call_timeout: Duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +309,23 @@ class Doubtful:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedBack:
+    """Settle as resumable: what is done is kept, the rest waits for the client or a completer (H6)."""
+
+    last_error: str
+    resume_after: Duration = 0
+    counted: bool = True
+    """False gives the attempt back: a stop is not the handler's failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Settle as pending: the business rows and the parcel are there, a worker makes the call (O1)."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True, slots=True)
 class Discarded:
     """Take the claim back: the handler was never entered, so the key was never used."""
 
@@ -260,7 +338,7 @@ class Settled:
     snapshot: Snapshot
 
 
-Settlement: TypeAlias = Completed | Retryable | Doubtful | Discarded
+Settlement: TypeAlias = Completed | Retryable | Doubtful | HandedBack | Deferred | Discarded
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,9 @@ class Policy:
         default=StoreErrorPolicy.FAIL_CLOSED, metadata=checks.choice(StoreErrorPolicy)
     )
     max_attempts: int = field(default=10, metadata=checks.whole(1))
+    send_window: timedelta = field(default=timedelta(seconds=5), metadata=checks.span())
+    max_result_bytes: int = field(default=256 * 1024, metadata=checks.whole(1))
+    complete: bool = field(default=True, metadata=checks.flag())
 
     # How long a key is remembered
     ttl: timedelta = field(default=_DAY, metadata=checks.span())
@@ -129,6 +132,8 @@ class Policy:
     reconcile_interval: timedelta = field(default=timedelta(seconds=30), metadata=checks.span())
     reconcile_max_tries: int = field(default=10, metadata=checks.whole(1))
     outbox_max_attempts: int = field(default=10, metadata=checks.whole(1))
+    outbox_lease: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
+    complete_interval: timedelta = field(default=timedelta(seconds=5), metadata=checks.span())
     redis: RedisUse = field(default=RedisUse.OFF, metadata=checks.choice(RedisUse))
     audit: bool = field(default=True, metadata=checks.flag())
 

@@ -17,11 +17,15 @@ from oncekey.core.choices import On5xx
 from oncekey.core.headers import ALWAYS_KEPT, NEVER_KEPT, field_name
 from oncekey.core.model import (
     Completed,
+    Deferred,
     Discarded,
     Doubtful,
+    Duration,
     Effects,
+    HandedBack,
     Headers,
     Outcome,
+    Parcel,
     Retryable,
     Settlement,
     StoredResponse,
@@ -34,6 +38,22 @@ NEVER_STORED: Final = frozenset({401, 403, 408, 425, 429})
 """Answers about the caller or the moment, not about the request: they cannot be a key's result (R113)."""
 
 _CODE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a phased handler came: what its record holds, and what must not be lost with its answer."""
+
+    begun: bool = False
+    """Something was stored: a step, or a call that was announced."""
+    call_open: bool = False
+    """A call was made whose outcome nobody knows."""
+    repeatable: bool = False
+    """That call may be made once more, with the same key, now."""
+    exhausted: bool = False
+    """The handler has been begun as often as it may be (H6)."""
+    parked: str | None = None
+    """Why nobody may go on by himself: the steps diverged, or a result could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +73,9 @@ class Ending:
     kept: bool = False
     rolled_back: bool = False
     error: str | None = None
-    intent_open: bool = False
+    progress: Progress = Progress()
+    deferred: tuple[Parcel, ...] = ()
+    resume_after: Duration = 0
 
 
 class Business(StrEnum):
@@ -74,7 +96,11 @@ class Decision:
 class Reading(StrEnum):
     """The name of an ending."""
 
+    PARKED = "parked"
+    CALL_REPEATABLE = "call_repeatable"
     CALL_OPEN = "call_open"
+    DEFERRED = "deferred"
+    NOT_DEFERRED = "not_deferred"
     NOT_ENTERED = "not_entered"
     DONE = "done"
     NOT_EXECUTED = "not_executed"
@@ -89,13 +115,19 @@ class Act(StrEnum):
 
     STORE = "store"
     RETRY = "retry"
+    HAND_BACK = "hand_back"
+    DEFER = "defer"
     DOUBT = "doubt"
     DISCARD = "discard"
 
 
 # Endings that mean the same whatever the handler does; an open call is in doubt whatever was answered (F6).
 _ALWAYS: Final[Mapping[Reading, Act]] = {
+    Reading.PARKED: Act.DOUBT,
+    Reading.CALL_REPEATABLE: Act.HAND_BACK,
     Reading.CALL_OPEN: Act.DOUBT,
+    Reading.DEFERRED: Act.DEFER,
+    Reading.NOT_DEFERRED: Act.RETRY,
     Reading.NOT_ENTERED: Act.DISCARD,
     Reading.DONE: Act.STORE,
     Reading.NOT_EXECUTED: Act.RETRY,
@@ -115,13 +147,21 @@ _SENT: Final[Mapping[Reading, Act]] = {
     Reading.SERVER_ERROR: Act.DOUBT,
     Reading.INCOMPLETE: Act.DOUBT,
 }
+# What is done is done; what is left can be done later, by the client's retry or by a completer (H6).
+_BEGUN: Final[Mapping[Reading, Act]] = {
+    **_ALWAYS,
+    Reading.NOT_EXECUTED: Act.HAND_BACK,
+    Reading.NEVER_STORED: Act.HAND_BACK,
+    Reading.SERVER_ERROR: Act.HAND_BACK,
+    Reading.INCOMPLETE: Act.HAND_BACK,
+}
 
 ACTS: Final[Mapping[tuple[Effects, On5xx], Mapping[Reading, Act]]] = MappingProxyType(
     {
         **{(Effects.LOCAL, on_5xx): _ROLLED_BACK for on_5xx in On5xx},
         # Up to its defer an outbox handler is one transaction like a local one (O1).
         **{(Effects.OUTBOX, on_5xx): _ROLLED_BACK for on_5xx in On5xx},
-        **{(Effects.PHASED, on_5xx): _SENT for on_5xx in On5xx},
+        **{(Effects.PHASED, on_5xx): _BEGUN for on_5xx in On5xx},
         (Effects.INLINE, On5xx.CLASSIFY): _SENT,
         # Refused at enrolment unless running twice does no harm (F7); then no failure is worth a doubt.
         (Effects.INLINE, On5xx.RETRY_FRESH): _ROLLED_BACK,
@@ -139,16 +179,23 @@ _BY_CLASS: Final[Mapping[int, Reading]] = {
 }
 _HANDED_A_TRANSACTION: Final = frozenset({Effects.LOCAL, Effects.OUTBOX})
 
+EXHAUSTED: Final = "attempts_exhausted"
+NOT_DEFERRED: Final = "not_deferred_once"
+
 
 def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
     """The settlement of an ended handler, and what becomes of its business rows."""
-    reading = read(ending, policy)
-    act = ACTS[effects, policy.on_5xx][reading]
+    reading = read(effects, ending, policy)
+    act = _tempered(ACTS[effects, policy.on_5xx][reading], ending.progress)
     match act:
         case Act.STORE:
             return Decision(Completed(stored_response(ending, policy), _outcome(reading)), _rows(effects, ending))
         case Act.RETRY:
             return Decision(Retryable(_error_of(reading, ending)), Business.ROLLBACK)
+        case Act.HAND_BACK:
+            return Decision(HandedBack(_error_of(reading, ending), ending.resume_after), Business.ROLLBACK)
+        case Act.DEFER:
+            return Decision(Deferred(ending.deferred[0]), Business.COMMIT)
         case Act.DOUBT:
             return Decision(Doubtful(_error_of(reading, ending)), Business.ROLLBACK)
         case Act.DISCARD:
@@ -157,13 +204,29 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
             assert_never(act)
 
 
-def read(ending: Ending, policy: Policy) -> Reading:
+def _tempered(act: Act, progress: Progress) -> Act:
+    """Nothing stored is nothing to resume, and the last attempt hands nothing back."""
+    if act is not Act.HAND_BACK:
+        return act
+    if not progress.begun:
+        return Act.RETRY
+    return Act.DOUBT if progress.exhausted else Act.HAND_BACK
+
+
+def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
     """The name of an ending: the first line that fits, so the order is the precedence."""
     status = ending.status or 0
     by_class = _BY_CLASS.get(status // 100, Reading.INCOMPLETE)
+    progress = ending.progress
+    outbox_done = effects is Effects.OUTBOX and ending.entered and by_class is Reading.DONE
     lines = (
-        (ending.intent_open, Reading.CALL_OPEN),
-        (not ending.entered, Reading.NOT_ENTERED),
+        (progress.parked is not None, Reading.PARKED),
+        (progress.call_open and progress.repeatable, Reading.CALL_REPEATABLE),
+        (progress.call_open, Reading.CALL_OPEN),
+        (not ending.entered and not progress.begun, Reading.NOT_ENTERED),
+        # Exactly one parcel is the request's own call: with none or two nobody could say what the answer is (O1).
+        (outbox_done and len(ending.deferred) == 1, Reading.DEFERRED),
+        (outbox_done, Reading.NOT_DEFERRED),
         # Told "done", a client will not come back: that answer is kept whatever else was claimed.
         (by_class is Reading.DONE, Reading.DONE),
         (ending.not_executed or status in policy.not_executed_statuses, Reading.NOT_EXECUTED),
@@ -212,11 +275,17 @@ def _rows(effects: Effects, ending: Ending) -> Business:
 
 def _error_of(reading: Reading, ending: Ending) -> str:
     """A short code, never a text of an exception: those quote what the client sent (R143)."""
+    if ending.progress.parked is not None:
+        return ending.progress.parked
+    if ending.progress.exhausted and reading is not Reading.CALL_OPEN:
+        return EXHAUSTED
     if ending.error is not None and _CODE.fullmatch(ending.error):
         return ending.error
     match reading:
-        case Reading.CALL_OPEN:
+        case Reading.CALL_OPEN | Reading.CALL_REPEATABLE:
             return "call_uncertain"
+        case Reading.NOT_DEFERRED:
+            return NOT_DEFERRED
         case Reading.NOT_EXECUTED:
             return "not_executed"
         case Reading.INCOMPLETE:

@@ -48,6 +48,7 @@ class Trigger(StrEnum):
     SETTLE = "settle"
     DISCARD = "discard"
     NOT_EXECUTED = "not_executed"
+    WITHDRAW = "withdraw"
     HAND_BACK = "hand_back"
     DOUBT = "doubt"
     TAKE_OVER = "take_over"
@@ -182,6 +183,7 @@ def _rows() -> tuple[Row, ...]:
     row(31, _EXPIRABLE, t.COMMIT, _DONE, req, v, up, (g.FREE, g.REQUEST_LOCAL, g.LOCKED), (*_ANEW, *_ANSWER))
     row(31, _EXPIRABLE, t.DEFER, _PENDING, req, v, up, (g.FREE, g.REQUEST_OUTBOX), (*_ANEW, "item"))
     row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
+    row(33, (_RUNNING,), t.WITHDRAW, _RUNNING, own, o, same, (g.PHASED, g.INTENT_OPEN, g.NO_INTENT_OR_NEVER_SENT), ("intent",))
     # fmt: on
     return tuple(rows)
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, assert_never
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import (
     Completed,
+    Deferred,
     Discarded,
     Doubtful,
+    HandedBack,
     Retryable,
     Settled,
     Snapshot,
     State,
 )
-from oncekey.flow import Mode, Statement, Transaction
+from oncekey.flow import Mode, Transaction
 from oncekey.stores.migrations import NoSchema
+from oncekey.stores.phases import PhaseStore
 from oncekey.stores.rows import (
     claim_params,
     owner_proof,
@@ -29,11 +33,12 @@ from oncekey.stores.rows import (
     version_proof,
 )
 from oncekey.stores.saying import repeated, said
+from oncekey.stores.statements import Statements
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
-    from oncekey.flow import Command, Flow, Rows, Steps, Value
-    from oncekey.ports import Schema
+    from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
+    from oncekey.ports import Locks, Outbox, Phases, Schema
 
 STATEMENTS: tuple[str, ...] = (
     "find",
@@ -45,6 +50,8 @@ STATEMENTS: tuple[str, ...] = (
     "settle_completed",
     "settle_retryable",
     "settle_unknown",
+    "settle_handed_back",
+    "settle_deferred",
     "discard",
 )
 
@@ -62,12 +69,12 @@ class KeyStore:
         schema: Schema | None = None,
         clock: Callable[[], Instant] | None = None,
     ) -> None:
-        missing = set(STATEMENTS) - set(commands)
-        if missing:
-            raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
         self.schema: Schema = schema or NoSchema()
-        self._commands = commands
-        self._clock = clock
+        self.outbox: Outbox | None = None
+        self.locks: Locks | None = None
+        self._statements = Statements(commands, clock)
+        self._statements.require(STATEMENTS)
+        self.phases: Phases = PhaseStore(self._statements)
 
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
         """The record as it stands, and the store's clock."""
@@ -107,10 +114,18 @@ class KeyStore:
         """The settlement as statements; nothing written means that the record says something else."""
         name, params = _settlement(settlement)
         rows = yield self._say(name, {**owner_proof(lease), **params})
+        if rows and isinstance(settlement, Deferred):
+            yield from self._parcels.putting((settlement.parcel,))
         if rows:
             return Settled(ours=True, snapshot=snapshot_of(rows[0]))
         snapshot = yield from self._find(lease.id)
         return Settled(ours=_says(snapshot, lease, settlement), snapshot=snapshot)
+
+    @property
+    def _parcels(self) -> Outbox:
+        if self.outbox is None:
+            raise ConfigurationError("effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL")
+        return self.outbox
 
     def _find(self, record_id: RecordId) -> Steps[Snapshot]:
         rows = yield self._say("find", {"scope": record_id.scope, "key": record_id.key})
@@ -131,8 +146,7 @@ class KeyStore:
         return Transaction(name, Mode.SINGLE, body)
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
-        now = None if self._clock is None else self._clock()
-        return Statement(name, self._commands[name], {**params, "now": now})
+        return self._statements.say(name, params)
 
 
 def _ours_first(rows: Rows, claim: Claim) -> Snapshot:
@@ -152,6 +166,11 @@ def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:
             return "settle_retryable", {"last_error": last_error}
         case Doubtful(last_error):
             return "settle_unknown", {"last_error": last_error}
+        case HandedBack(last_error, resume_after, counted):
+            spared = 0 if counted else 1
+            return "settle_handed_back", {"last_error": last_error, "resume_after": resume_after, "spared": spared}
+        case Deferred():
+            return "settle_deferred", {}
         case Discarded():
             return "discard", {}
         case _:
@@ -172,6 +191,10 @@ def _says(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bool:
             return record.state is State.FAILED_RETRYABLE and record.last_error == last_error
         case Doubtful(last_error):
             return record.state is State.UNKNOWN and record.last_error == last_error
+        case HandedBack(last_error):
+            return record.state is State.FAILED_RETRYABLE and record.last_error == last_error
+        case Deferred():
+            return record.state is State.PENDING
         case Discarded():
             return False
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -91,6 +92,8 @@ def settle_completed(table: Table, *, now: Instant, outcome: str, **columns: Any
         last_error=None,
         reconcile_after=None,
         finished_at=now,
+        recovery_point="finished",
+        request=None,
         expires_at=max(line["expires_at"], now + line["ttl"]),
         **{name: value for name, value in columns.items() if name.startswith("response_")},
     )
@@ -113,12 +116,133 @@ def settle_unknown(table: Table, *, now: Instant, last_error: str, **proof: Any)
     return _written(line, now)
 
 
+def settle_handed_back(
+    table: Table, *, now: Instant, last_error: str, resume_after: int, spared: int, **proof: Any
+) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress" or line["effects"] != "phased":
+        return []
+    if line["intent"] is not None and not _repeatable(line, now):
+        return []
+    line.update(
+        _FREE,
+        state="failed_retryable",
+        last_error=last_error,
+        attempts=line["attempts"] - spared,
+        reconcile_after=now + resume_after,
+    )
+    return _written(line, now)
+
+
+def settle_deferred(table: Table, *, now: Instant, **proof: Any) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress" or line["effects"] != "outbox" or line["memo"] or line["intent"]:
+        return []
+    line.update(_FREE, state="pending", last_error=None)
+    return _written(line, now)
+
+
 def discard(table: Table, *, now: Instant, **proof: Any) -> Rows:
     line = _owned(table, proof)
     if line is None or line["state"] != "in_progress" or line["memo"] or line["intent"]:
         return []
     del table[proof["scope"], proof["key"]]
     return [{**line, "now": now}]
+
+
+def checkpoint(
+    table: Table,
+    *,
+    now: Instant,
+    seen_memo: str | None,
+    memo: str | None,
+    recovery_point: str,
+    lease: int,
+    **proof: Any,
+) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress" or line["intent"] or line["memo"] != seen_memo:
+        return []
+    line.update(
+        memo=memo,
+        recovery_point=recovery_point,
+        lease_until=max(line["lease_until"], min(now + lease, line["deadline"])),
+    )
+    return _written(line, now)
+
+
+def announce(
+    table: Table,
+    *,
+    now: Instant,
+    seen_memo: str | None,
+    memo: str | None,
+    recovery_point: str,
+    send_window: int,
+    busy: int,
+    repeatable: int | None,
+    **said: Any,
+) -> Rows:
+    line = _owned(table, said)
+    if (
+        line is None
+        or line["state"] != "in_progress"
+        or line["memo"] != seen_memo
+        or not _announceable(line, said, now)
+    ):
+        return []
+    first = now if line["intent"] is None else json.loads(line["intent"])["first_sent_at"]
+    intent = {
+        **{name: said[name] for name in ("phase", "downstream_key", "digest", "sends")},
+        "first_sent_at": first,
+        "send_by": now + send_window,
+        "repeatable_until": None if repeatable is None else first + repeatable,
+    }
+    line.update(
+        memo=memo,
+        recovery_point=recovery_point,
+        intent=json.dumps(intent),
+        lease_until=max(line["lease_until"], now + busy),
+    )
+    return _written(line, now)
+
+
+def result(
+    table: Table,
+    *,
+    now: Instant,
+    seen_memo: str | None,
+    memo: str | None,
+    recovery_point: str,
+    lease: int,
+    owner: str,
+    **proof: Any,
+) -> Rows:
+    line = _owned(table, proof)
+    states = ("in_progress", "unknown", "failed_retryable")
+    if line is None or line["state"] not in states or line["effects"] != "phased" or line["memo"] != seen_memo:
+        return []
+    line.update(
+        state="in_progress",
+        memo=memo,
+        recovery_point=recovery_point,
+        intent=None,
+        owner=owner,
+        lease_until=min(now + lease, max(line["deadline"], now)),
+        last_error=None,
+        reconcile_after=None,
+    )
+    return _written(line, now)
+
+
+def withdraw(table: Table, *, now: Instant, **proof: Any) -> Rows:
+    line = _owned(table, proof)
+    if line is None or line["state"] != "in_progress" or line["effects"] != "phased" or not line["intent"]:
+        return []
+    if json.loads(line["intent"])["sends"] != 1:
+        return []
+    line.update(intent=None)
+    return _written(line, now)
 
 
 def _started(now: Instant, lease: int, deadline: int, columns: Line) -> Line:
@@ -135,6 +259,20 @@ def _started(now: Instant, lease: int, deadline: int, columns: Line) -> Line:
         "last_run_at": now,
         "expires_at": now + columns["ttl"],
     }
+
+
+def _repeatable(line: Line, now: Instant) -> bool:
+    until = json.loads(line["intent"])["repeatable_until"]
+    return until is not None and until > now
+
+
+def _announceable(line: Line, said: Line, now: Instant) -> bool:
+    """A first call, or the next send of the very call that is open, in its window."""
+    if line["intent"] is None:
+        return bool(said["sends"] == 1)
+    there = json.loads(line["intent"])
+    same = (there["phase"], there["digest"], there["sends"]) == (said["phase"], said["digest"], said["sends"] - 1)
+    return same and _repeatable(line, now)
 
 
 def _may_complete(line: Line) -> bool:
@@ -180,7 +318,13 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "settle_completed": settle_completed,
         "settle_retryable": settle_retryable,
         "settle_unknown": settle_unknown,
+        "settle_handed_back": settle_handed_back,
+        "settle_deferred": settle_deferred,
         "discard": discard,
+        "checkpoint": checkpoint,
+        "announce": announce,
+        "result": result,
+        "withdraw": withdraw,
     }
 )
 """What memory says for each name; the simulator runs the same, and breaks one at a time."""

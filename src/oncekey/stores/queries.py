@@ -8,8 +8,11 @@ from importlib.resources import files
 _TITLE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
-def load(package: str, file: str = "queries.sql") -> dict[str, str]:
-    """The statements of a store's package, by their names."""
-    text = files(package).joinpath(file).read_text("utf-8")
-    _, *parts = _TITLE.split(text)
-    return {name: body.strip().rstrip(";") for name, body in zip(parts[::2], parts[1::2], strict=True)}
+def load(package: str, *names: str) -> dict[str, str]:
+    """The statements of a store's package, by their names; `queries.sql` if no file is named."""
+    statements: dict[str, str] = {}
+    for name in names or ("queries.sql",):
+        text = files(package).joinpath(name).read_text("utf-8")
+        _, *parts = _TITLE.split(text)
+        statements |= {title: body.strip().rstrip(";") for title, body in zip(parts[::2], parts[1::2], strict=True)}
+    return statements

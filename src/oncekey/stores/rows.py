@@ -61,6 +61,7 @@ COLUMNS: tuple[str, ...] = (
     "last_run_at",
     "finished_at",
     "expires_at",
+    "request",
 )
 """The columns of a record in every store, in the order of the schema."""
 
@@ -105,6 +106,7 @@ def record_of(row: Row) -> Record:
         last_run_at=row["last_run_at"],
         finished_at=row["finished_at"],
         expires_at=row["expires_at"],
+        request=None if row["request"] is None else bytes(row["request"]),
     )
 
 
@@ -127,6 +129,7 @@ def claim_params(claim: Claim) -> dict[str, Value]:
         "deadline": claim.deadline,
         "call_timeout": claim.call_timeout,
         "ttl": claim.ttl,
+        "request": claim.request,
     }
 
 
@@ -174,6 +177,13 @@ def _response(row: Row) -> StoredResponse:
         body=None if body is None else bytes(body),
         schema_version=row["response_schema"],
     )
+
+
+def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
+    """Finished steps in order; none at all is NULL, which is how statements tell a plain record from a begun one."""
+    if not memo:
+        return None
+    return json.dumps([[entry.name, entry.kind.value, entry.result] for entry in memo], ensure_ascii=False)
 
 
 def _memo(text: str | None) -> tuple[MemoEntry, ...]:

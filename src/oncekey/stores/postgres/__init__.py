@@ -24,4 +24,4 @@ class PostgresStore(KeyStore):
     """Records in PostgreSQL."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__), schema=tables(), clock=clock)
+        super().__init__(load(__package__, "queries.sql", "phases.sql"), schema=tables(), clock=clock)

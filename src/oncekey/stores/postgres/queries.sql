@@ -16,11 +16,12 @@ WITH clock AS MATERIALIZED (
     INSERT INTO oncekey.record (
         scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
         state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
-        recovery_point, reconcile_tries, created_at, last_run_at, expires_at)
+        recovery_point, reconcile_tries, created_at, last_run_at, expires_at, request)
     SELECT
         :scope, :key, :incarnation::uuid, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed::bytea,
         'in_progress', :entered::boolean, 1, 1, :owner, clock.now + :lease::bigint, clock.now + :deadline::bigint,
-        :call_timeout::bigint, :ttl::bigint, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl::bigint
+        :call_timeout::bigint, :ttl::bigint, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl::bigint,
+        :request::bytea
     FROM clock
     WHERE clock.durable = 'on'
     ON CONFLICT (scope, key) DO NOTHING
@@ -57,7 +58,8 @@ SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects
     call_timeout = :call_timeout::bigint, ttl = :ttl::bigint, attempts = 1, recovery_point = 'started',
     memo = NULL, intent = NULL, response_status = NULL, response_headers = NULL, response_body = NULL,
     response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
-    created_at = clock.now, last_run_at = clock.now, finished_at = NULL, expires_at = clock.now + :ttl::bigint
+    created_at = clock.now, last_run_at = clock.now, finished_at = NULL, expires_at = clock.now + :ttl::bigint,
+    request = :request::bytea
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
@@ -97,7 +99,7 @@ UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
     intent = NULL, response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, reconcile_after = NULL, finished_at = clock.now,
+    last_error = NULL, reconcile_after = NULL, finished_at = clock.now, recovery_point = 'finished', request = NULL,
     expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
@@ -133,6 +135,34 @@ FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
   AND record.state = 'in_progress'
+RETURNING clock.now, record.*;
+
+-- name: settle_handed_back
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    attempts = attempts - :spared::integer, reconcile_after = clock.now + :resume_after::bigint
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND record.state = 'in_progress' AND record.effects = 'phased'
+  AND (record.intent IS NULL OR (record.intent::json ->> 'repeatable_until')::bigint > clock.now)
+RETURNING clock.now, record.*;
+
+-- name: settle_deferred
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = NULL
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND record.state = 'in_progress' AND record.effects = 'outbox' AND record.memo IS NULL AND record.intent IS NULL
 RETURNING clock.now, record.*;
 
 -- name: discard

@@ -25,7 +25,7 @@ class SqliteStore(KeyStore):
     """Records in SQLite."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__), schema=tables(), clock=clock)
+        super().__init__(load(__package__, "queries.sql", "phases.sql"), schema=tables(), clock=clock)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""

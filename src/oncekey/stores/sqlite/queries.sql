@@ -10,11 +10,11 @@ FROM oncekey_clock AS clock LEFT JOIN oncekey_record AS record ON record.scope =
 INSERT INTO oncekey_record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
-    recovery_point, reconcile_tries, created_at, last_run_at, expires_at)
+    recovery_point, reconcile_tries, created_at, last_run_at, expires_at, request)
 SELECT
     :scope, :key, :incarnation, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed,
     'in_progress', :entered, 1, 1, :owner, clock.now + :lease, clock.now + :deadline,
-    :call_timeout, :ttl, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl
+    :call_timeout, :ttl, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl, :request
 FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock
 WHERE true
 ON CONFLICT (scope, key) DO NOTHING
@@ -45,7 +45,7 @@ SET incarnation = :incarnation, operation = :operation, effects = :effects, reco
     response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
     created_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
     last_run_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
-    finished_at = NULL, expires_at = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :ttl
+    finished_at = NULL, expires_at = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :ttl, request = :request
 WHERE scope = :scope AND key = :key
   AND incarnation = :seen_incarnation AND version = :seen_version
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
@@ -72,6 +72,7 @@ SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL
     intent = NULL, response_status = :response_status, response_headers = :response_headers,
     response_body = :response_body, response_schema = :response_schema,
     last_error = NULL, reconcile_after = NULL, finished_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
+    recovery_point = 'finished', request = NULL,
     expires_at = max(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl)
 WHERE scope = :scope AND key = :key
   AND incarnation = :incarnation AND fence = :fence
@@ -96,6 +97,24 @@ SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
 WHERE scope = :scope AND key = :key
   AND incarnation = :incarnation AND fence = :fence
   AND state = 'in_progress'
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: settle_handed_back
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    attempts = attempts - :spared, reconcile_after = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :resume_after
+WHERE scope = :scope AND key = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND effects = 'phased'
+  AND (intent IS NULL OR json_extract(intent, '$.repeatable_until') > COALESCE(:now, (SELECT now FROM oncekey_clock)))
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: settle_deferred
+UPDATE oncekey_record
+SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = NULL
+WHERE scope = :scope AND key = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND effects = 'outbox' AND memo IS NULL AND intent IS NULL
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: discard

@@ -1,0 +1,157 @@
+"""The memo: what a phased handler has done so far, in order, and how its results are written down (H1, H4).
+
+A resumed handler runs from its beginning. For each step that it asks for, the script answers with the stored
+result or says that the step is new; a step that does not fit what was stored ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any, Final
+from uuid import UUID
+
+from oncekey.core.errors import ConfigurationError, ReplayDivergedError, ResultNotStorableError
+from oncekey.core.model import EntryKind, MemoEntry
+
+STARTED: Final = "started"
+FINISHED: Final = "finished"
+REJECTED: Final = "rejected"
+LONGEST_NAME: Final = 100
+
+_TAG: Final = "$"
+
+
+def recovery_point(memo: tuple[MemoEntry, ...]) -> str:
+    """The name of the last finished step (R114)."""
+    return memo[-1].name if memo else STARTED
+
+
+@dataclass(slots=True)
+class Script:
+    """The steps of one run against the memo of the runs before."""
+
+    memo: tuple[MemoEntry, ...] = ()
+    asked: list[str] = field(default_factory=list)
+
+    def ask(self, name: str, kind: EntryKind) -> MemoEntry | None:
+        """The stored entry of the step that comes next, or None if it is new."""
+        if not name or len(name) > LONGEST_NAME:
+            raise ConfigurationError(
+                f"a step's name has 1 to {LONGEST_NAME} characters, {name[:20]!r}... has {len(name)}"
+            )
+        if name in {STARTED, FINISHED}:
+            raise ConfigurationError(f"{name!r} is where every record begins or ends: choose another name for the step")
+        if name in self.asked:
+            raise ConfigurationError(f"two steps of one handler are called {name!r}: each needs a name of its own")
+        place = len(self.asked)
+        self.asked.append(name)
+        if place >= len(self.memo):
+            return None
+        stored = self.memo[place]
+        if (stored.name, stored.kind) != (name, kind):
+            raise ReplayDivergedError(
+                f"the handler asked for the {kind} {name!r} where the {stored.kind} {stored.name!r} was stored: "
+                "names, kinds and order must stay the same while records of an older version are unfinished"
+            )
+        return stored
+
+    def learn(self, entry: MemoEntry) -> None:
+        """A step that was new is finished."""
+        self.memo = (*self.memo, entry)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether everything that was stored has been asked for."""
+        return len(self.asked) >= len(self.memo)
+
+
+def encode(value: object, limit: int) -> str:
+    """The stored form of a result: JSON, with a tag for what JSON has no word for."""
+    try:
+        text = json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        size = len(text.encode("utf-8"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultNotStorableError(f"a {type(value).__name__} cannot be stored as a step's result: {error}") from None
+    if size > limit:
+        raise ResultNotStorableError(
+            f"a step's result has {size} bytes, and {limit} are allowed: store a reference to it"
+        )
+    return text
+
+
+def decode(text: str) -> Any:  # noqa: ANN401  (whatever was encoded)
+    """The value of a stored form."""
+    return json.loads(text, object_hook=_object)
+
+
+def digest_of(given: object, limit: int) -> str:
+    """A short form of a call's parameters: a repetition with others is no repetition (H2)."""
+    return blake2b(encode(given, limit).encode(), digest_size=16).hexdigest()
+
+
+def rejected(entry: MemoEntry) -> MemoEntry:
+    """The entry of a call that the provider refused for good."""
+    return replace(entry, result=json.dumps({_TAG: REJECTED, "v": json.loads(entry.result)}, separators=(",", ":")))
+
+
+def is_rejection(entry: MemoEntry) -> bool:
+    """Whether the stored result is the provider's final no."""
+    return entry.result.startswith(f'{{"{_TAG}":"{REJECTED}"')
+
+
+_WRITERS: Final[Mapping[type, tuple[str, Callable[[Any], str]]]] = MappingProxyType(
+    {
+        Decimal: ("decimal", str),
+        datetime: ("datetime", datetime.isoformat),
+        date: ("date", date.isoformat),
+        timedelta: ("microseconds", lambda span: str(span // timedelta(microseconds=1))),
+        UUID: ("uuid", str),
+        bytes: ("bytes", lambda data: b64encode(data).decode("ascii")),
+    }
+)
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "decimal": Decimal,
+        "datetime": datetime.fromisoformat,
+        "date": date.fromisoformat,
+        "microseconds": lambda text: timedelta(microseconds=int(text)),
+        "uuid": UUID,
+        "bytes": b64decode,
+        "object": dict,
+        REJECTED: lambda value: value,
+    }
+)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any value at all)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    for kind in type(value).__mro__:
+        if kind in _WRITERS:
+            tag, write = _WRITERS[kind]
+            return {_TAG: tag, "v": write(value)}
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    raise TypeError("use plain data: text, numbers, lists, mappings, Decimal, UUID, bytes, dates")
+
+
+def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+    if not all(isinstance(name, str) for name in value):
+        raise TypeError("the names in a mapping are text")
+    plain = {name: _plain(one) for name, one in value.items()}
+    # A mapping that looks like one of our tags is wrapped, so that it comes back as what it was.
+    return {_TAG: "object", "v": list(plain.items())} if _TAG in plain else plain
+
+
+def _object(found: dict[str, Any]) -> Any:  # noqa: ANN401  (whatever was encoded)
+    tag = found.get(_TAG)
+    return found if tag is None else _READERS[tag](found["v"])

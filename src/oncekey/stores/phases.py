@@ -1,0 +1,144 @@
+"""What the owner of a phased record writes between its claim and its settlement: steps, and calls to the outside.
+
+The memo is written whole and compared whole. The owner's proof alone would not do: a resolver may add the result
+of an open call without a new fence (row 20), and an owner that comes late must not write over it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.core.memo import recovery_point
+from oncekey.core.model import State
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.rows import memo_text, owner_proof, snapshot_of
+from oncekey.stores.saying import repeated
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record, Snapshot
+    from oncekey.flow import Flow, Steps, Value
+    from oncekey.stores.statements import Statements
+
+STATEMENTS: tuple[str, ...] = ("checkpoint", "announce", "result", "withdraw")
+
+MARGIN: Duration = 5_000_000
+"""How much longer than its longest call a lease lasts: the result has to be written, too."""
+
+
+class PhaseStore:
+    """Steps of phased records, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements) -> None:
+        statements.require(STATEMENTS)
+        self._statements = statements
+
+    def checkpointing(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Steps[Snapshot | None]:
+        """A finished phase, as the last statement of its own transaction (row 5). None: not ours any more."""
+        return (yield from self._write("checkpoint", lease, seen, memo, {"lease": span}))
+
+    def announce(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
+    ) -> Flow[Snapshot | None]:
+        """The intent, before the call is made (row 5); the snapshot tells what the store made of it."""
+        params: dict[str, Value] = {
+            "phase": call.phase,
+            "downstream_key": call.downstream_key,
+            "digest": call.digest,
+            "sends": call.sends,
+            "repeatable": call.repeatable,
+            "send_window": call.send_window,
+            "busy": call.send_window + call.call_timeout + MARGIN,
+        }
+
+        def body() -> Steps[Snapshot | None]:
+            snapshot = yield from self._write("announce", lease, seen, memo, params)
+            if snapshot is not None:
+                return snapshot
+            there = yield from self._find(lease)
+            return there if _announced(there.record, lease, call) else None
+
+        return (yield from repeated(Transaction("announce", Mode.SINGLE, body)))
+
+    def result(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Flow[Snapshot | None]:
+        """The result of an open call (row 6), also of a record that was only swept. None: not ours any more."""
+
+        def body() -> Steps[Snapshot | None]:
+            snapshot = yield from self._write("result", lease, seen, memo, {"lease": span, "owner": lease.owner})
+            if snapshot is not None:
+                return snapshot
+            there = yield from self._find(lease)
+            return there if _says(there.record, lease, memo) else None
+
+        return (yield from repeated(Transaction("result", Mode.SINGLE, body)))
+
+    def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
+        """Take an announcement back that was provably never followed by a call (row 33)."""
+
+        def body() -> Steps[Snapshot | None]:
+            rows = yield self._statements.say("withdraw", owner_proof(lease))
+            if rows:
+                return snapshot_of(rows[0])
+            there = yield from self._find(lease)
+            return there if _owned(there.record, lease) and there.record.intent is None else None  # type: ignore[union-attr]
+
+        return (yield from repeated(Transaction("withdraw", Mode.SINGLE, body)))
+
+    def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
+        """Whether a phase whose COMMIT got no reply was committed (P7). None: not ours any more.
+
+        The renewal waits for the transaction that wrote the row, so that the look after it tells the truth.
+        """
+
+        def body() -> Steps[bool | None]:
+            yield self._statements.say("renew", {**owner_proof(lease), "lease": span})
+            there = yield from self._find(lease)
+            if not _owned(there.record, lease):
+                return None
+            return _says(there.record, lease, memo)
+
+        return (yield from repeated(Transaction("after_lost_commit", Mode.SINGLE, body)))
+
+    def _write(
+        self,
+        name: str,
+        lease: Lease,
+        seen: tuple[MemoEntry, ...],
+        memo: tuple[MemoEntry, ...],
+        params: dict[str, Value],
+    ) -> Steps[Snapshot | None]:
+        said: dict[str, Value] = {
+            **owner_proof(lease),
+            **params,
+            "seen_memo": memo_text(seen),
+            "memo": memo_text(memo),
+            "recovery_point": recovery_point(memo),
+        }
+        rows = yield self._statements.say(name, said)
+        return snapshot_of(rows[0]) if rows else None
+
+    def _find(self, lease: Lease) -> Steps[Snapshot]:
+        rows = yield self._statements.say("find", {"scope": lease.id.scope, "key": lease.id.key})
+        return snapshot_of(rows[0])
+
+
+def _owned(record: Record | None, lease: Lease) -> bool:
+    return record is not None and (record.incarnation, record.fence) == (lease.incarnation, lease.fence)
+
+
+def _says(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:
+    """Whether the record already says what we wanted to say, because we said it before."""
+    return record is not None and _owned(record, lease) and record.memo == memo
+
+
+def _announced(record: Record | None, lease: Lease, call: Announcement) -> bool:
+    """Whether this very announcement is there already: its reply was lost, and nothing was sent yet."""
+    if record is None or not _owned(record, lease) or record.intent is None:
+        return False
+    if record.state is not State.IN_PROGRESS:
+        return False
+    intent = record.intent
+    return (intent.phase, intent.sends, intent.digest) == (call.phase, call.sends, call.digest)

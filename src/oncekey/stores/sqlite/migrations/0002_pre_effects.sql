@@ -1,0 +1,135 @@
+-- What a crash must not lose: the request of a phased handler, and the outbox.
+-- SQLite cannot change a constraint, so the table is made anew: an attempt that a stop interrupted is given back, and
+-- the first one may then count as none.
+CREATE TABLE oncekey_record_2 (
+    scope            TEXT     NOT NULL,  -- who: namespace and tenant, in one injective text
+    key              TEXT     NOT NULL,  -- the client's key, opaque, byte-exact
+    incarnation      TEXT     NOT NULL,  -- this life of the key; everything that hangs on a record hangs on it
+    operation        TEXT     NOT NULL,  -- the enrolled handler
+    effects          TEXT     NOT NULL,  -- what a crash means is stored with the claim, so a deploy cannot change it
+    recovery         TEXT     NOT NULL,
+    method           TEXT     NOT NULL,
+    path             TEXT     NOT NULL,
+    fingerprint      TEXT     NOT NULL,  -- of the request, with its algorithm's version; compared before anything else
+    seed             BLOB     NOT NULL,  -- downstream keys are derived from it, over attempts and take-overs
+    state            TEXT     NOT NULL,
+    outcome          TEXT,
+    entered          INTEGER  NOT NULL,
+    fence            INTEGER  NOT NULL,  -- up with each new owner; owners prove incarnation and fence
+    version          INTEGER  NOT NULL,  -- up with each write; strangers prove incarnation and version
+    owner            TEXT,
+    lease_until      INTEGER,
+    deadline         INTEGER  NOT NULL,  -- the heartbeat stops here
+    call_timeout     INTEGER  NOT NULL,
+    ttl              INTEGER  NOT NULL,
+    attempts         INTEGER  NOT NULL,
+    recovery_point   TEXT     NOT NULL,
+    memo             TEXT,               -- finished phases, in order
+    intent           TEXT,               -- the announced outside call that has no result yet
+    response_status  INTEGER,
+    response_headers TEXT,
+    response_body    BLOB,              -- bytes, a replay is byte for byte; NULL with a status is a tombstone
+    response_schema  INTEGER,
+    last_error       TEXT,
+    reconcile_after  INTEGER,
+    reconcile_tries  INTEGER  NOT NULL,
+    created_at       INTEGER  NOT NULL,
+    last_run_at      INTEGER  NOT NULL,
+    finished_at      INTEGER,
+    expires_at       INTEGER  NOT NULL,
+    request          BLOB,              -- as a completer repeats it; gone with the settlement
+    PRIMARY KEY (scope, key),
+    CONSTRAINT effects_known CHECK (effects IN ('local', 'phased', 'outbox', 'inline')),
+    CONSTRAINT recovery_known CHECK (recovery IN ('retry', 'resume', 'unknown', 'fail')),
+    CONSTRAINT state_known CHECK (
+        state IN ('pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'expired')),
+    CONSTRAINT counts_up CHECK (fence >= 1 AND version >= 1 AND attempts >= 0 AND reconcile_tries >= 0),
+    CONSTRAINT completed_has_answer CHECK (
+        state <> 'completed'
+        OR (response_status IS NOT NULL AND response_headers IS NOT NULL AND response_schema IS NOT NULL
+            AND outcome IS NOT NULL AND outcome IN ('success', 'failure') AND finished_at IS NOT NULL)),
+    CONSTRAINT completed_has_no_intent CHECK (state <> 'completed' OR intent IS NULL),
+    CONSTRAINT answer_only_when_done CHECK (
+        state IN ('completed', 'expired') OR (response_status IS NULL AND outcome IS NULL)),
+    CONSTRAINT owned_in_progress CHECK (
+        state <> 'in_progress' OR effects = 'outbox' OR (owner IS NOT NULL AND lease_until IS NOT NULL)),
+    CONSTRAINT owned_only_in_progress CHECK (state = 'in_progress' OR (owner IS NULL AND lease_until IS NULL)),
+    CONSTRAINT unknown_has_ticket CHECK (state <> 'unknown' OR last_error IS NOT NULL)
+) STRICT;
+
+INSERT INTO oncekey_record_2 (
+    scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed, state, outcome,
+    entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts, recovery_point,
+    memo, intent, response_status, response_headers, response_body, response_schema, last_error,
+    reconcile_after, reconcile_tries, created_at, last_run_at, finished_at, expires_at)
+SELECT
+    scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed, state, outcome,
+    entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts, recovery_point,
+    memo, intent, response_status, response_headers, response_body, response_schema, last_error,
+    reconcile_after, reconcile_tries, created_at, last_run_at, finished_at, expires_at
+FROM oncekey_record;
+DROP TABLE oncekey_record;
+ALTER TABLE oncekey_record_2 RENAME TO oncekey_record;
+
+-- Where a completer looks.
+CREATE INDEX oncekey_record_resumable ON oncekey_record (created_at)
+    WHERE effects = 'phased' AND state IN ('in_progress', 'failed_retryable');
+
+-- The outbox. The first five columns are those that Debezium's outbox router reads by default.
+CREATE TABLE oncekey_outbox (
+    id             TEXT     NOT NULL PRIMARY KEY,
+    aggregatetype  TEXT     NOT NULL,  -- the topic: Debezium routes by it
+    aggregateid    TEXT     NOT NULL,  -- what is ordered by, else the record's incarnation: Debezium's message key
+    type           TEXT     NOT NULL,  -- the topic once more, as the event's type
+    payload        TEXT     NOT NULL,  -- JSON
+    kind           TEXT     NOT NULL,
+    scope          TEXT     NOT NULL,
+    key            TEXT     NOT NULL,
+    incarnation    TEXT     NOT NULL,  -- the life of the key that the parcel belongs to
+    downstream_key TEXT     NOT NULL,  -- for the receiver to recognise a repetition by
+    position       INTEGER  NOT NULL,  -- among the parcels of one transaction
+    order_by       TEXT,
+    state          TEXT     NOT NULL,
+    attempts       INTEGER  NOT NULL,
+    fence          INTEGER  NOT NULL,  -- up with each claim; a worker proves it
+    owner          TEXT,
+    lease_until    INTEGER,
+    due_at         INTEGER  NOT NULL,
+    created_at     INTEGER  NOT NULL,
+    first_error    TEXT,
+    last_error     TEXT,
+    CONSTRAINT kind_known CHECK (kind IN ('defer', 'emit')),
+    CONSTRAINT state_known CHECK (state IN ('ready', 'held')),
+    CONSTRAINT held_has_lease CHECK ((state = 'held') = (owner IS NOT NULL AND lease_until IS NOT NULL))
+) STRICT;
+
+-- What is due next, ready or with a lease that ran out.
+CREATE INDEX oncekey_outbox_due ON oncekey_outbox (due_at, created_at, position);
+-- Who is first of those that keep an order.
+CREATE INDEX oncekey_outbox_order ON oncekey_outbox (order_by, created_at, position) WHERE order_by IS NOT NULL;
+-- The parcel of a record.
+CREATE INDEX oncekey_outbox_incarnation ON oncekey_outbox (incarnation);
+
+-- Parcels that were tried too often, or whose outcome nobody knows; with the first and the last error.
+CREATE TABLE oncekey_dead_letter (
+    id             TEXT     NOT NULL PRIMARY KEY,
+    aggregatetype  TEXT     NOT NULL,
+    aggregateid    TEXT     NOT NULL,
+    type           TEXT     NOT NULL,
+    payload        TEXT     NOT NULL,
+    kind           TEXT     NOT NULL,
+    scope          TEXT     NOT NULL,
+    key            TEXT     NOT NULL,
+    incarnation    TEXT     NOT NULL,
+    downstream_key TEXT     NOT NULL,
+    position       INTEGER  NOT NULL,
+    order_by       TEXT,
+    attempts       INTEGER  NOT NULL,
+    fence          INTEGER  NOT NULL,
+    created_at     INTEGER  NOT NULL,
+    first_error    TEXT,
+    last_error     TEXT     NOT NULL,
+    died_at        INTEGER  NOT NULL
+) STRICT;
+CREATE INDEX oncekey_dead_letter_died ON oncekey_dead_letter (died_at);
+CREATE INDEX oncekey_dead_letter_incarnation ON oncekey_dead_letter (incarnation);

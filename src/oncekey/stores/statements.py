@@ -1,0 +1,31 @@
+"""What a store says for each name, with its clock: shared by everything that talks to one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from oncekey.flow import Statement
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant
+    from oncekey.flow import Command, Value
+
+
+class Statements:
+    """Named commands. `clock` gives every instant in tests that own time; without it the store's own clock does."""
+
+    def __init__(self, commands: Mapping[str, Command], clock: Callable[[], Instant] | None = None) -> None:
+        self._commands = commands
+        self._clock = clock
+
+    def require(self, names: tuple[str, ...]) -> None:
+        """Refuse a store that has no words for something."""
+        missing = set(names) - set(self._commands)
+        if missing:
+            raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
+
+    def say(self, name: str, params: dict[str, Value]) -> Statement:
+        """One statement with its parameters and the instant it is said at."""
+        now = None if self._clock is None else self._clock()
+        return Statement(name, self._commands[name], {**params, "now": now})
