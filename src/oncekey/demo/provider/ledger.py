@@ -1,0 +1,127 @@
+"""The ledger: what really happened, written and committed before anybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+from oncekey.core.errors import OncekeyError
+from oncekey.drivers.sqlite_version import wal_is_safe
+from oncekey.stores.queries import load
+
+T = TypeVar("T")
+
+_SQL: Final = load(__package__, "ledger.sql")
+_BUSY_SECONDS: Final = 30.0
+
+
+class LedgerUnusableError(OncekeyError):
+    """The ledger's file cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a client asks for."""
+
+    amount_cents: int
+    currency: str
+    customer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One line of the ledger."""
+
+    id: str
+    downstream_key: str | None
+    amount_cents: int
+    currency: str
+    customer_id: str
+    at: str
+
+    @property
+    def order(self) -> Order:
+        """What was asked for."""
+        return Order(self.amount_cents, self.currency, self.customer_id)
+
+    def shown(self) -> dict[str, object]:
+        """The charge as JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What became of a request: its charge, and whether it was there before."""
+
+    charge: Charge
+    repeated: bool
+
+
+class Ledger:
+    """A SQLite file behind one thread, so that the loop never waits for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        try:
+            self._connection = _opened(path)
+        except sqlite3.Error as error:
+            raise LedgerUnusableError(f"the ledger {path} cannot be used: {error}") from error
+
+    async def book(self, order: Order, downstream_key: str | None, *, deduplicate: bool) -> Booking:
+        """Make a charge; with a key that counts, the one that is there already."""
+        charge = Charge(
+            id=f"ch_{uuid.uuid4().hex}",
+            downstream_key=downstream_key,
+            amount_cents=order.amount_cents,
+            currency=order.currency,
+            customer_id=order.customer_id,
+            at=datetime.now(UTC).isoformat(),
+        )
+        return await self._apart(lambda: self._book(charge, once=deduplicate and downstream_key is not None))
+
+    async def charges(self, downstream_key: str | None = None) -> list[Charge]:
+        """All charges, or those of one key, the oldest first."""
+        statement, params = ("all", {}) if downstream_key is None else ("by_key", {"downstream_key": downstream_key})
+        return await self._apart(lambda: self._read(statement, params))
+
+    def close(self) -> None:
+        """Let the last statement end."""
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        # Once begun a booking ends, whether or not the client still listens: that is how a provider is.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+    def _book(self, charge: Charge, *, once: bool) -> Booking:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            same = self._read("find_same", {"downstream_key": charge.downstream_key}) if once else []
+            if not same:
+                self._connection.execute(_SQL["insert_charge"], {**charge.shown(), "deduplicated": int(once)})
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+        return Booking(same[0], repeated=True) if same else Booking(charge, repeated=False)
+
+    def _read(self, statement: str, params: Mapping[str, str | None]) -> list[Charge]:
+        return [Charge(*row) for row in self._connection.execute(_SQL[statement], params)]
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    # A log lets others read while we write; where SQLite may lose commits that way, readers wait a moment instead.
+    mode = "WAL" if wal_is_safe(sqlite3.sqlite_version_info) else "TRUNCATE"
+    connection.execute(f"PRAGMA journal_mode={mode}")
+    connection.execute("PRAGMA synchronous=FULL")
+    for statement in ("create_table", "create_once", "create_look_up"):
+        connection.execute(_SQL[statement])
+    return connection
