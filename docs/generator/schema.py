@@ -14,8 +14,11 @@ from .markdown import table, title
 
 POSTGRES: Final = "oncekey.stores.postgres"
 SQLITE: Final = "oncekey.stores.sqlite"
-RECORDS: Final = 1
-"""The number of the migration that makes the table of records."""
+_RECORD_TABLE: Final = re.compile(r"CREATE TABLE oncekey[._]record(?:_\d+)? \((?P<body>.*?)\n\)", re.DOTALL)
+_ADDED: Final = re.compile(
+    r"ALTER TABLE oncekey\.record ADD COLUMN (?P<name>[a-z_]+) (?P<kind>[a-z]+)(?P<null> NOT NULL)?;"
+    r"(?: *-- (?P<why>.*))?"
+)
 
 _COLUMN: Final = re.compile(
     r"^    (?P<name>[a-z_]+) +(?P<kind>[A-Za-z]+) *(?P<null>NOT NULL)?(?: PRIMARY KEY)?,? *(?:-- (?P<why>.*))?$",
@@ -35,7 +38,7 @@ WHY: Final[Mapping[str, str]] = {
     "call_timeout": "for outside calls that oncekey will make itself; kept, not used yet",
     "ttl": "how long an answer is kept; added again when it is stored",
     "attempts": "how often the handler was begun under this record",
-    "recovery_point": "for phased handlers, `started` until then",
+    "recovery_point": "`started`, then the last finished step of a phased handler, then `finished`",
     "response_status": "of the stored answer",
     "response_headers": "of the stored answer: a JSON list of pairs, in order, repeated ones kept",
     "response_schema": "the version of this way of storing, so that old answers stay readable",
@@ -53,7 +56,7 @@ CHECKS: Final[Mapping[str, str]] = {
     "effects_known": "no kind of effects that the code does not know",
     "recovery_known": "no recovery that the code does not know",
     "state_known": "no state that the code does not know",
-    "counts_up": "counters start at one and never go back to nothing",
+    "counts_up": "no counter goes below where it starts; an attempt that a stop interrupted is given back",
     "completed_has_answer": "completed without an answer to replay cannot be written",
     "completed_has_no_intent": "completed with an outside call in the air cannot be written",
     "answer_only_when_done": "an answer belongs to what is done",
@@ -109,11 +112,8 @@ def page() -> str:
 
 def columns(package: str) -> list[Column]:
     """The columns of a store's records, in order."""
-    body = re.split(r"CREATE TABLE [a-z_.]+ \(", _records(package))[1]
-    return [
-        Column(found["name"], found["kind"], found["null"] is not None, found["why"])
-        for found in _COLUMN.finditer(body)
-    ]
+    found = [*_COLUMN.finditer(_records(package)), *_ADDED.finditer(_migrations(package))]
+    return [Column(one["name"], one["kind"], one["null"] is not None, one["why"]) for one in found]
 
 
 def constraints() -> list[str]:
@@ -122,7 +122,12 @@ def constraints() -> list[str]:
 
 
 def _records(package: str) -> str:
-    return next(migration.text for migration in known(package) if migration.number == RECORDS)
+    """The body of the table of records, as the last migration that made it has it."""
+    return [found["body"] for found in _RECORD_TABLE.finditer(_migrations(package))][-1]
+
+
+def _migrations(package: str) -> str:
+    return "\n".join(migration.text for migration in known(package))
 
 
 def _statements(package: str) -> list[str]:

@@ -71,6 +71,9 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "on_store_error": "The store cannot be asked: `fail_closed` answers 503 and runs nothing, `fail_open` runs the "
         "handler without protection.",
         "max_attempts": "How often a phased handler may be begun; LOCAL and INLINE do not count.",
+        "send_window": "PHASED: how long after its announcement a call may be begun.",
+        "max_result_bytes": "PHASED: the largest result of a step that is stored.",
+        "complete": "PHASED: whether the request is kept, so that a completer may go on without the client.",
     },
     "How long a key is remembered": {
         "ttl": "How long an answer is replayed, counted from the claim and again from the answer.",
@@ -106,6 +109,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "reap_batch": "For the reaper: how many it removes at once.",
         "reconcile_max_tries": "For the resolver: how often, before a person has to look.",
         "outbox_max_attempts": "For OUTBOX: how often a message is tried.",
+        "outbox_lease": "For OUTBOX: how long a worker holds a message without a sign of life.",
+        "complete_interval": "For the completer: how often it looks for handlers that stopped half way.",
         "redis": "For a cache in front of the store.",
         "audit": "For the audit table.",
     },

@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 from itertools import product
+from uuid import UUID
 
 import pytest
 
 from oncekey.core.choices import On5xx
 from oncekey.core.model import (
     Completed,
+    Deferred,
     Discarded,
     Doubtful,
     Effects,
+    HandedBack,
     Outcome,
+    Parcel,
+    ParcelKind,
+    RecordId,
     Retryable,
     StoredResponse,
 )
@@ -22,6 +28,7 @@ from oncekey.core.settle import (
     Act,
     Business,
     Ending,
+    Progress,
     Reading,
     decide,
     kept_headers,
@@ -53,6 +60,24 @@ def ended(status, **changes) -> Ending:
     return replace(plain, **changes)
 
 
+def a_parcel(position=0) -> Parcel:
+    return Parcel(
+        UUID(int=position), ParcelKind.DEFER, RecordId("s", "k"), UUID(int=9), "charge", "{}", "dk", position=position
+    )
+
+
+A, B = a_parcel(0), a_parcel(1)
+BEGUN = Progress(begun=True)
+OPEN = Progress(begun=True, call_open=True)
+REPEATABLE = Progress(begun=True, call_open=True, repeatable=True)
+PROGRESS = tuple(
+    replace(progress, exhausted=exhausted, parked=parked)
+    for progress, exhausted, parked in product(
+        (Progress(), BEGUN, OPEN, REPEATABLE), (False, True), (None, "replay_diverged")
+    )
+)
+
+
 def settled(effects, ending, policy=None):
     return decide(effects, policy or Policy(), ending).settlement
 
@@ -71,24 +96,44 @@ def test_the_table_is_total():
 @pytest.mark.parametrize("on_5xx", On5xx)
 def test_every_ending_has_a_decision(effects, on_5xx):
     policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({503}))
-    flags = ("entered", "raised", "not_executed", "kept", "rolled_back", "intent_open")
-    for status, body in product(EVERY, (BODY, None)):
+    flags = ("entered", "raised", "not_executed", "kept", "rolled_back")
+    for status, progress, deferred in product((201, 303, 404, 429, 500, 503, None), PROGRESS, ((), (A,), (A, B))):
         for setting in product((False, True), repeat=len(flags)):
-            ending = ended(status, body=body, **dict(zip(flags, setting, strict=True)))
+            ending = ended(status, progress=progress, deferred=deferred, **dict(zip(flags, setting, strict=True)))
             decision = decide(effects, policy, ending)
             match decision.settlement:
                 case Completed(response, outcome):
                     # F5, F6, R113: an answer is only ever kept of a handler that ran and has no call open
                     assert ending.entered
-                    assert not ending.intent_open
+                    assert not progress.call_open
+                    assert progress.parked is None
                     assert status not in FORBIDDEN
                     assert response.status == status
                     assert (outcome is Outcome.SUCCESS) == (status < 400)
-                case Retryable(error) | Doubtful(error):
+                    # O1: the request's own call is a worker's, so its answer is not there yet
+                    assert effects is not OUTBOX or status >= 400
+                case Retryable(error):
+                    # What is stored is not begun again, it is gone on with (row 10 asks for no memo)
+                    assert error
+                    assert effects is not PHASED or not progress.begun
+                    assert not progress.call_open
+                    assert decision.business is Business.ROLLBACK
+                case HandedBack(error):
+                    # H6, row 11: there is something to go on with, and an attempt left to do so
+                    assert error
+                    assert progress.begun
+                    assert not progress.exhausted
+                    assert progress.repeatable or not progress.call_open
+                    assert decision.business is Business.ROLLBACK
+                case Doubtful(error):
                     assert error
                     assert decision.business is Business.ROLLBACK
+                case Deferred(parcel):
+                    assert (effects, parcel, deferred) == (OUTBOX, A, (A,))
+                    assert decision.business is Business.COMMIT
                 case Discarded():
                     assert not ending.entered
+                    assert not progress.begun
                     assert decision.business is Business.ROLLBACK
 
 
@@ -114,24 +159,132 @@ class TestOpenCall:
     @pytest.mark.parametrize("on_5xx", On5xx)
     def test_is_in_doubt_whatever_was_answered(self, effects, status, not_executed, on_5xx):
         policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({402, 503}))
-        ending = ended(status, intent_open=True, not_executed=not_executed)
+        ending = ended(status, progress=OPEN, not_executed=not_executed)
         assert settled(effects, ending, policy) == Doubtful("call_uncertain")
 
+    # H2, F6: the same call may be made once more, so nobody has to doubt; its answer is still not used
+    @pytest.mark.parametrize("status", EVERY)
+    @pytest.mark.parametrize("not_executed", [False, True])
+    @pytest.mark.parametrize("entered", [False, True])
+    def test_that_may_be_repeated_is_handed_back(self, status, not_executed, entered):
+        ending = ended(status, progress=REPEATABLE, not_executed=not_executed, entered=entered)
+        assert settled(PHASED, ending) == HandedBack("call_uncertain")
 
-class TestLocal:
-    """L6, F17, and OUTBOX up to its defer (O1)."""
+    # H6, F27: the last attempt hands nothing back
+    @pytest.mark.parametrize("status", EVERY)
+    def test_that_nobody_is_left_to_repeat_is_in_doubt(self, status):
+        ending = ended(status, progress=replace(REPEATABLE, exhausted=True))
+        assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
+        ending = ended(status, progress=replace(OPEN, exhausted=True))
+        assert settled(PHASED, ending) == Doubtful("call_uncertain")
+
+
+class TestPhased:
+    """H6, F5, F27: what is done is done, and the rest is gone on with."""
+
+    # P4, R87, R91
+    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    @pytest.mark.parametrize("raised", [False, True])
+    @pytest.mark.parametrize("progress", [Progress(), BEGUN, replace(BEGUN, exhausted=True)])
+    def test_a_final_answer_is_stored(self, status, raised, progress):
+        decision = decide(PHASED, Policy(), ended(status, raised=raised, progress=progress))
+        assert isinstance(decision.settlement, Completed)
+        assert decision.settlement.outcome is (Outcome.SUCCESS if status < 400 else Outcome.FAILURE)
+        assert decision.business is Business.COMMIT
+
+    # F5: a 429 or a crash after a finished phase forgets nothing
+    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS)
+    @pytest.mark.parametrize("raised", [False, True])
+    def test_anything_else_is_handed_back(self, status, raised):
+        ending = ended(status, raised=raised, progress=BEGUN, resume_after=7)
+        assert settled(PHASED, ending) == HandedBack(f"status_{status}", resume_after=7)
+
+    @pytest.mark.parametrize("status", NO_ANSWER)
+    def test_no_answer_is_handed_back(self, status):
+        assert settled(PHASED, ended(status, raised=True, progress=BEGUN)) == HandedBack("handler_raised")
+        assert settled(PHASED, ended(status, progress=BEGUN)) == HandedBack("response_incomplete")
+
+    # R100, R102
+    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    def test_not_executed_goes_on_after_what_was_executed(self, status):
+        ending = ended(status, raised=True, not_executed=True, progress=BEGUN)
+        assert settled(PHASED, ending) == HandedBack("not_executed")
+
+    # Nothing stored is nothing to resume: the next request runs from the beginning
+    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @pytest.mark.parametrize("not_executed", [False, True])
+    @pytest.mark.parametrize("exhausted", [False, True])
+    def test_before_its_first_step_it_is_retryable(self, status, not_executed, exhausted):
+        ending = ended(status, not_executed=not_executed, progress=Progress(exhausted=exhausted))
+        assert isinstance(settled(PHASED, ending), Retryable)
+
+    # H6, F27
+    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @pytest.mark.parametrize("not_executed", [False, True])
+    def test_the_last_attempt_is_a_persons(self, status, not_executed):
+        ending = ended(status, not_executed=not_executed, progress=replace(BEGUN, exhausted=True))
+        assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
+
+    # H1, H4, F25, F26: whatever the handler made of it, also if a call could be repeated
+    @pytest.mark.parametrize("status", EVERY)
+    @pytest.mark.parametrize("progress", [Progress(), BEGUN, OPEN, REPEATABLE])
+    @pytest.mark.parametrize("parked", ["replay_diverged", "result_not_storable"])
+    def test_what_is_parked_says_why(self, status, progress, parked):
+        ending = ended(status, progress=replace(progress, parked=parked))
+        assert settled(PHASED, ending) == Doubtful(parked)
+
+    # F5, R73: a login that ran out between two attempts must not become the answer of a charge that was made
+    @pytest.mark.parametrize("status", EVERY)
+    def test_a_resumed_run_that_never_entered_its_handler_answers_nothing(self, status):
+        ending = ended(status, entered=False, progress=BEGUN)
+        assert settled(PHASED, ending) == HandedBack("not_entered")
+        ending = ended(status, entered=False, progress=replace(BEGUN, exhausted=True))
+        assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
+
+
+class TestOutbox:
+    """O1: exactly one parcel is the request's own call."""
+
+    @pytest.mark.parametrize("status", SUCCESSES)
+    def test_one_parcel_is_deferred_with_its_rows(self, status):
+        decision = decide(OUTBOX, Policy(), ended(status, deferred=(A,)))
+        assert decision.settlement == Deferred(A)
+        assert decision.business is Business.COMMIT
+
+    @pytest.mark.parametrize("status", SUCCESSES)
+    @pytest.mark.parametrize("deferred", [(), (A, B)])
+    def test_none_or_two_leave_nothing_behind(self, status, deferred):
+        decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred))
+        assert decision.settlement == Retryable("not_deferred_once")
+        assert decision.business is Business.ROLLBACK
+
+    # The handler said no before a worker had to: its answer is final, and no parcel goes with it
+    @pytest.mark.parametrize("status", STORABLE)
+    def test_a_final_no_needs_no_parcel(self, status):
+        assert isinstance(settled(OUTBOX, ended(status)), Completed)
+
+    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @pytest.mark.parametrize("deferred", [(), (A,), (A, B)])
+    def test_a_failure_takes_its_parcels_along(self, status, deferred):
+        decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred))
+        assert isinstance(decision.settlement, Retryable)
+        assert decision.business is Business.ROLLBACK
+
+
+class TestLocalOrBeforeTheDefer:
+    """L6, F17, and OUTBOX up to its defer (O1); `TestOutbox` has its successes."""
 
     pytestmark = pytest.mark.parametrize("effects", [LOCAL, OUTBOX])
 
     # F17, L6
-    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    @pytest.mark.parametrize("status", STORABLE)
     def test_returned_commits_with_the_record(self, effects, status):
         decision = decide(effects, Policy(), ended(status))
         assert isinstance(decision.settlement, Completed)
         assert decision.business is Business.COMMIT
 
     # F17, L6: the record is then stored alone
-    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    @pytest.mark.parametrize("status", STORABLE)
     def test_raised_and_mapped_rolls_back_and_is_stored(self, effects, status):
         decision = decide(effects, Policy(), ended(status, raised=True))
         assert isinstance(decision.settlement, Completed)
@@ -158,7 +311,7 @@ class TestLocal:
         assert settled(effects, ended(status, raised=True)) == Retryable("handler_raised")
         assert settled(effects, ended(status)) == Retryable("response_incomplete")
 
-    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    @pytest.mark.parametrize("status", STORABLE)
     def test_the_handler_may_keep_what_it_wrote_before_it_raised(self, effects, status):
         assert rows(effects, ended(status, raised=True, kept=True)) is Business.COMMIT
 
@@ -167,7 +320,7 @@ class TestLocal:
     def test_nothing_is_kept_without_a_record(self, effects, status):
         assert rows(effects, ended(status, raised=True, kept=True)) is Business.ROLLBACK
 
-    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    @pytest.mark.parametrize("status", STORABLE)
     @pytest.mark.parametrize("kept", [False, True])
     def test_the_handler_may_roll_back_and_still_answer(self, effects, status, kept):
         decision = decide(effects, Policy(), ended(status, rolled_back=True, kept=kept))
@@ -187,10 +340,24 @@ class TestLocal:
         assert decision.business is Business.ROLLBACK
 
 
-class TestSent:
-    """INLINE and, as far as a settlement can say it, PHASED: what was sent cannot be taken back."""
+class TestLocal:
+    """F17, L6: a local handler's success is its answer."""
 
-    pytestmark = pytest.mark.parametrize("effects", [INLINE, PHASED])
+    @pytest.mark.parametrize("status", SUCCESSES)
+    @pytest.mark.parametrize("raised", [False, True])
+    @pytest.mark.parametrize("kept", [False, True])
+    @pytest.mark.parametrize("rolled_back", [False, True])
+    def test_success_is_stored_and_its_rows_go_with_it_unless_undone(self, status, raised, kept, rolled_back):
+        decision = decide(LOCAL, Policy(), ended(status, raised=raised, kept=kept, rolled_back=rolled_back))
+        assert isinstance(decision.settlement, Completed)
+        undone = rolled_back or (raised and not kept)
+        assert decision.business is (Business.ROLLBACK if undone else Business.COMMIT)
+
+
+class TestSent:
+    """INLINE: what was sent cannot be taken back."""
+
+    pytestmark = pytest.mark.parametrize("effects", [INLINE])
 
     # P4, R87
     @pytest.mark.parametrize("status", SUCCESSES)
@@ -272,7 +439,7 @@ class TestOn5xx:
     # F7: phased handlers refuse the knob at enrolment; here it has no effect
     @pytest.mark.parametrize("on_5xx", On5xx)
     def test_has_no_say_in_a_phased_handler(self, on_5xx):
-        assert settled(PHASED, ended(500), Policy(on_5xx=on_5xx)) == Doubtful("status_500")
+        assert settled(PHASED, ended(500, progress=BEGUN), Policy(on_5xx=on_5xx)) == HandedBack("status_500")
 
 
 # R113
@@ -284,8 +451,11 @@ def test_never_stored_statuses_are_these():
 @pytest.mark.parametrize(
     ("ending", "reading"),
     [
-        (ended(201, intent_open=True, entered=False), Reading.CALL_OPEN),
+        (ended(201, progress=replace(REPEATABLE, parked="replay_diverged")), Reading.PARKED),
+        (ended(201, progress=REPEATABLE, entered=False), Reading.CALL_REPEATABLE),
+        (ended(201, progress=OPEN, entered=False), Reading.CALL_OPEN),
         (ended(201, entered=False), Reading.NOT_ENTERED),
+        (ended(201, entered=False, progress=BEGUN), Reading.NOT_ENTERED),
         (ended(201, not_executed=True), Reading.DONE),
         (ended(429, not_executed=True), Reading.NOT_EXECUTED),
         (ended(429), Reading.NEVER_STORED),
@@ -295,7 +465,21 @@ def test_never_stored_statuses_are_these():
     ],
 )
 def test_readings(ending, reading):
-    assert read(ending, Policy()) is reading
+    assert read(PHASED, ending, Policy()) is reading
+
+
+@pytest.mark.parametrize(
+    ("ending", "reading"),
+    [
+        (ended(201, deferred=(A,), entered=False), Reading.NOT_ENTERED),
+        (ended(201, deferred=(A,), not_executed=True), Reading.DEFERRED),
+        (ended(201, not_executed=True), Reading.NOT_DEFERRED),
+        (ended(404, deferred=(A,), not_executed=True), Reading.NOT_EXECUTED),
+        (ended(404, deferred=(A,)), Reading.DECLINED),
+    ],
+)
+def test_readings_of_an_outbox_handler(ending, reading):
+    assert read(OUTBOX, ending, Policy()) is reading
 
 
 class TestLastError:
@@ -395,7 +579,7 @@ class TestStoredResponse:
         ending = ended(200, headers=headers, body=body)
         tombstone = StoredResponse(200, ((b"location", b"/exports/9"),), None)
         assert stored_response(ending, policy) == tombstone
-        for effects in Effects:
+        for effects in (LOCAL, PHASED, INLINE):
             decision = decide(effects, policy, ending)
             assert decision.settlement == Completed(tombstone, Outcome.SUCCESS)
             assert decision.business is Business.COMMIT

@@ -68,6 +68,7 @@ PROTOCOL = {
         ((DONE, EXPIRED, FR), (T.DEFER,), PENDING, (A.REQUESTER,), V, UP),  # as 3
     ],
     32: [((DONE,), (T.BUST,), FR, (A.OPERATOR,), V, UP)],
+    33: [((RUNNING,), (T.WITHDRAW,), RUNNING, (A.OWNER,), O, SAME)],  # ADR 0011
 }
 
 FLAGS = ("waited", "result_given", "item_sent", "item_repeatable", "locked")
@@ -97,8 +98,8 @@ def test_row_says_what_the_protocol_says(row_number):
     assert {shape(row) for row in ROWS if row.number == row_number} == expected
 
 
-def test_there_are_thirty_two_numbers_and_no_other():
-    assert {row.number for row in ROWS} == set(PROTOCOL) == set(range(1, 33))
+def test_there_are_thirty_three_numbers_and_no_other():
+    assert {row.number for row in ROWS} == set(PROTOCOL) == set(range(1, 34))
 
 
 def test_the_table_holds_the_rows_and_nothing_else():
@@ -418,6 +419,26 @@ class TestItems:
         record = a_record(PENDING, effects=Effects.OUTBOX, expires_at=NOW)
         assert number(T.ABANDON, A.REAPER, record) == 28
         assert "item_never_claimed" in number(T.ABANDON, A.REAPER, record, item_claimed=True)
+
+
+class TestWithdraw:
+    """R100, F24, ADR 0011: an announcement that was provably never followed by a call is taken back."""
+
+    def test_only_the_first_send_can_be_proven_unmade(self):
+        record = a_record(RUNNING, effects=Effects.PHASED, memo=MEMO, intent=an_intent(sends=1))
+        assert number(T.WITHDRAW, A.OWNER, record, never_sent=True) == 33
+        assert "no_intent_or_never_sent" in number(T.WITHDRAW, A.OWNER, record)
+        second = replace(record, intent=an_intent(sends=2))
+        assert "no_intent_or_never_sent" in number(T.WITHDRAW, A.OWNER, second, never_sent=True)
+
+    def test_there_is_something_to_take_back(self):
+        record = a_record(RUNNING, effects=Effects.PHASED, memo=MEMO)
+        assert "intent_open" in number(T.WITHDRAW, A.OWNER, record, never_sent=True)
+
+    @pytest.mark.parametrize("effects", [Effects.LOCAL, Effects.OUTBOX, Effects.INLINE])
+    def test_others_have_rows_of_their_own(self, effects):
+        record = a_record(RUNNING, effects=effects, intent=an_intent(sends=1))
+        assert "phased" in number(T.WITHDRAW, A.OWNER, record, never_sent=True)
 
 
 class TestOperators:

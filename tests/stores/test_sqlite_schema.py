@@ -42,7 +42,7 @@ def test_the_columns_are_those_of_a_record(connection):  # R56
         ("running", "state = 'lost', owner = NULL, lease_until = NULL", "state_known"),
         ("running", "fence = 0", "counts_up"),
         ("running", "version = 0", "counts_up"),
-        ("running", "attempts = 0", "counts_up"),
+        ("running", "attempts = -1", "counts_up"),
         ("running", "reconcile_tries = -1", "counts_up"),
         ("done", "response_status = NULL", "completed_has_answer"),
         ("done", "response_headers = NULL", "completed_has_answer"),
@@ -94,6 +94,7 @@ def test_a_record_has_its_name_to_itself(connection):
             "last_error",
             "reconcile_after",
             "finished_at",
+            "request",
         }
     ],
 )

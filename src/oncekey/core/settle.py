@@ -206,6 +206,9 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
 
 def _tempered(act: Act, progress: Progress) -> Act:
     """Nothing stored is nothing to resume, and the last attempt hands nothing back."""
+    if act is Act.DISCARD and progress.begun:
+        # A run that validation or a login stopped before its handler: what earlier runs have done is still there.
+        act = Act.HAND_BACK
     if act is not Act.HAND_BACK:
         return act
     if not progress.begun:
@@ -223,7 +226,7 @@ def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
         (progress.parked is not None, Reading.PARKED),
         (progress.call_open and progress.repeatable, Reading.CALL_REPEATABLE),
         (progress.call_open, Reading.CALL_OPEN),
-        (not ending.entered and not progress.begun, Reading.NOT_ENTERED),
+        (not ending.entered, Reading.NOT_ENTERED),
         # Exactly one parcel is the request's own call: with none or two nobody could say what the answer is (O1).
         (outbox_done and len(ending.deferred) == 1, Reading.DEFERRED),
         (outbox_done, Reading.NOT_DEFERRED),
@@ -286,6 +289,8 @@ def _error_of(reading: Reading, ending: Ending) -> str:
             return "call_uncertain"
         case Reading.NOT_DEFERRED:
             return NOT_DEFERRED
+        case Reading.NOT_ENTERED:
+            return "not_entered"
         case Reading.NOT_EXECUTED:
             return "not_executed"
         case Reading.INCOMPLETE:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oncekey.core.choices import OnExpired
+from oncekey.core.memo import STARTED
 from oncekey.core.model import HOUR, Code, Effects, Proceed, Recovery, Refuse, Replay, State
 from oncekey.core.policy import Policy
 from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
@@ -74,6 +75,7 @@ class Expiring:
                 call_timeout=5,
                 ttl=700,
                 attempts=1,
+                recovery_point=STARTED,
                 response=None,
                 last_error=None,
                 created_at=now,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from oncekey.core.memo import FINISHED
 from oncekey.core.model import SECOND, Discarded, Outcome, Replay, State
 from oncekey.testing.claims import DEADLINE, LEASE, TTL, a_claim, again, answered
 from oncekey.testing.contract.standings import SETTLEMENTS, STATES, forgeries, stand
@@ -64,6 +65,7 @@ class Settling:
                 version=2,
                 owner=None,
                 lease_until=None,
+                recovery_point=FINISHED,
                 response=settlement.response,
                 finished_at=now,
                 expires_at=now + TTL,

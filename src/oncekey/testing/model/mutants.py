@@ -113,6 +113,21 @@ _ALL = (
         "any failed attempt means not executed", "F24", Law(sends_are_counted=False), "phased, repeatable", "double"
     ),
     Mutant("any failed attempt means not sent", "F24", Law(sends_are_counted=False), "outbox, repeatable", "double"),
+    Mutant(
+        "a second announcement is taken back",
+        "ADR 0011",
+        # Row 10 asks for more here, so that row 33 alone is to blame.
+        replace(_instead(Guard.NO_INTENT_OR_NEVER_SENT, Guard.NO_INTENT, 10), sends_are_counted=False),
+        "phased, repeatable",
+        "double effect",
+    ),
+    Mutant(
+        "a call that was made is taken back",
+        "ADR 0011",
+        _without(Guard.NO_INTENT_OR_NEVER_SENT, 33),
+        "phased",
+        "double",
+    ),
     Mutant("a deferred request may run again", "F29", _leading(_FR, 22), "outbox", "double effect"),
     Mutant(
         "abandoned while the item lives", "F30", _without(Guard.ITEM_NEVER_CLAIMED, 28), "outbox, repeatable", "fail"

@@ -44,6 +44,8 @@ _NEVER_BEGAN = Try(Trigger.DISCARD, said=Said(("not entered",)))
 _HAND_BACK = Try(Trigger.HAND_BACK)
 _DOUBT = Try(Trigger.DOUBT)
 _NOT_EXECUTED = Try(Trigger.NOT_EXECUTED, said=Said(("never sent",)))
+_WITHDRAW = Try(Trigger.WITHDRAW, At.START, Said(("never sent",)))
+_WITHDRAW_SENT = Try(Trigger.WITHDRAW, At.START)
 _SWALLOW = Try(Trigger.SETTLE, said=Said(("call open",), answer=Answer(ok=False, value="", by="owner")))
 _DECLINE = Try(Trigger.SETTLE, said=Said(answer=Answer(ok=False, value="", by="owner")))
 _ANNOUNCE = Try(Trigger.PHASE, At.ANNOUNCED, Said(phase=CHARGE))
@@ -206,6 +208,8 @@ def _unsent(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
             yield from act(trial, world, proc, _DEAD_LETTER)
     else:
         yield from act(trial, world, proc, _NOT_EXECUTED, _HAND_BACK, _DOUBT)
+        if proc.route is Effects.PHASED:
+            yield from act(trial, world, proc, _WITHDRAW, _HAND_BACK, _DOUBT)
 
 
 def _uncertain(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
@@ -215,7 +219,7 @@ def _uncertain(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     elif proc.route is Effects.INLINE:
         yield from act(trial, world, proc, _DOUBT)
     else:
-        yield from act(trial, world, proc, _SWALLOW, _HAND_BACK, _DOUBT)
+        yield from act(trial, world, proc, _SWALLOW, _WITHDRAW_SENT, _HAND_BACK, _DOUBT)
 
 
 def _got(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:

@@ -37,6 +37,8 @@ def after(trial: Trial, rec: Rec, item: Item | None, row: Row, said: Said) -> tu
             rec = rec.learned(said.phase, said.value)
         case Trigger.RESULT | Trigger.EXECUTED:
             rec = rec.learned(CHARGE, said.value).closed()
+        case Trigger.WITHDRAW:
+            rec = rec.closed()
         case Trigger.NOT_EXECUTED if item is None:
             rec = rec.closed()
         case Trigger.TAKE_OVER:
