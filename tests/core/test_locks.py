@@ -1,0 +1,55 @@
+"""The number of a key's lock: one for each key, of the size that PostgreSQL takes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from oncekey.core.locks import lock_number
+from oncekey.core.model import RecordId
+
+SECRET = b"a secret of this deployment"
+PUBLISHED = -2_968_359_966_105_576_180
+PUBLISHED_KEYED = -6_978_641_673_471_448_409
+
+
+def number(schema="oncekey", scope="shop|t1", key="order-1", secret=SECRET):
+    return lock_number(schema, RecordId(scope, key), secret)
+
+
+def test_is_the_same_in_every_process():  # L1
+    """Published: two versions of oncekey that disagreed would both run the request."""
+    assert number(secret=None) == number(secret=None) == number(secret=b"")
+    assert [number(secret=None), number()] == [PUBLISHED, PUBLISHED_KEYED]
+
+
+@pytest.mark.parametrize(
+    "other", [{"schema": "other"}, {"scope": "shop|t2"}, {"key": "order-2"}, {"secret": None}, {"secret": b"another"}]
+)
+def test_every_part_counts(other):  # L1
+    assert number(**other) != number()
+
+
+def test_no_two_names_run_together():  # F19
+    """Parts are framed: moving a letter from one to the next is another name."""
+    texts = ("", "a", "b", "ab", "aa", "a|b", "1:a", "\x00", "a\x00")
+    numbers = [number(*parts) for parts in product(texts, repeat=3)]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_fits_a_signed_bigint_and_uses_all_of_it():  # F19
+    numbers = [number(key=f"key-{n}") for n in range(2000)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(-(2**63) <= n < 2**63 for n in numbers)
+    assert min(numbers) < -(2**62)
+    assert max(numbers) > 2**62
+
+
+@pytest.mark.parametrize("secret", [b"x", b"x" * 64, b"x" * 65, b"x" * 1000])
+def test_a_secret_of_any_length_will_do(secret):
+    assert number(secret=secret) != number(secret=secret + b"y")
+
+
+def test_text_beyond_ascii_is_a_name_too():
+    assert number(key="ключ") != number(key="clé")
