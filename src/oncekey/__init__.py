@@ -5,6 +5,7 @@ from oncekey.core.errors import (
     LeaseLostError,
     NotExecuted,
     OncekeyError,
+    Rejected,
     SchemaError,
     StoreError,
     StoreUnavailableError,
@@ -15,6 +16,7 @@ from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.asgi.enrolment import Enrolment
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.frameworks.asgi.resuming import resumed_as
 from oncekey.once import SINGLE_TENANT, Once
 
 __version__ = "0.1.0"
@@ -35,6 +37,7 @@ __all__ = [
     "Operation",
     "Policy",
     "Record",
+    "Rejected",
     "SchemaError",
     "Selection",
     "State",
@@ -43,4 +46,5 @@ __all__ = [
     "StoredResponse",
     "SyncOperation",
     "__version__",
+    "resumed_as",
 ]

@@ -17,6 +17,7 @@ from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi import dependencies
 from oncekey.frameworks.asgi.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
 from oncekey.frameworks.asgi.installation import Installation
+from oncekey.frameworks.asgi.kept_request import check_sealing
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.ports import AsyncShares
@@ -123,8 +124,20 @@ class Once:
 
     @overload
     def protect(
-        self, *, effects: Literal[Effects.PHASED, Effects.OUTBOX], **options: Unpack[Options]
+        self,
+        *,
+        effects: Literal[Effects.PHASED],
+        complete: bool = ...,
+        is_definitely_not_executed: Callable[[BaseException], bool] = ...,
+        call_timeout: timedelta | float = ...,
+        send_window: timedelta | float = ...,
+        max_attempts: int = ...,
+        max_result_bytes: int = ...,
+        **options: Unpack[Options],
     ) -> Callable[[F], F]: ...
+
+    @overload
+    def protect(self, *, effects: Literal[Effects.OUTBOX], **options: Unpack[Options]) -> Callable[[F], F]: ...
 
     def protect(self, *misused: object, effects: Effects | None = None, **options: Any) -> Callable[[F], F]:
         """Protect a handler: `@once.protect(effects=LOCAL)`, directly above it and below the route decorator."""
@@ -193,8 +206,13 @@ class Once:
         status: str | None = "/idempotency-keys",
         status_dependencies: Sequence[Any] = (),
         enrol: Mapping[str, Enrolment] | None = None,
+        keep_headers: Sequence[str] = (),
     ) -> None:
-        """Put the middleware into a Starlette or FastAPI application, with the status resource and OpenAPI."""
+        """Put the middleware into a Starlette or FastAPI application, with the status resource and OpenAPI.
+
+        `keep_headers` are request headers that a completer needs besides those that describe the body: they are
+        stored with the request of a PHASED handler, so never name one that authenticates.
+        """
         if tenant is None:
             raise ConfigurationError(NO_TENANT)
         if not hasattr(app, "user_middleware"):
@@ -209,6 +227,7 @@ class Once:
             status_path=None if status is None else status.rstrip("/"),
             enrol=enrol,
             respond=starlette.respond,
+            keep_headers=keep_headers,
         )
         self._admit_all(installation)
         starlette.place(app, installation)
@@ -304,15 +323,18 @@ class Once:
             installation.admit(enrolment)
 
     def _check_effects(self, engine: AsyncEngine) -> None:
-        local = [
+        sharing = [
             enrolment
             for handler in self.enrolled.values()
-            if (enrolment := handler.__oncekey__).effects is Effects.LOCAL  # type: ignore[attr-defined]
+            if (enrolment := handler.__oncekey__).effects is not Effects.INLINE  # type: ignore[attr-defined]
         ]
-        if local and not isinstance(engine.driver, AsyncShares):
-            raise ConfigurationError(f"{local[0].operation}: {UNSHARED}")
-        if any(enrolment.blocking for enrolment in local):
+        if sharing and not isinstance(engine.driver, AsyncShares):
+            raise ConfigurationError(f"{sharing[0].operation}: {UNSHARED.format(effects=sharing[0].effects.name)}")
+        if any(enrolment.blocking for enrolment in sharing):
             self.blocking()  # a missing blocking driver is found now, and not at the first request
+        for enrolment in sharing:
+            if enrolment.completes:
+                check_sealing(enrolment.policy.secret)
 
     def _check_routes(self, app: Any) -> None:  # noqa: ANN401
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)

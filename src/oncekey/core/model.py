@@ -273,6 +273,18 @@ class HeldParcel:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A parcel that nobody tries any more, until somebody looks at it: tried too often, or of unknown outcome."""
+
+    parcel: Parcel
+    attempts: int
+    created_at: Instant
+    died_at: Instant
+    first_error: str | None
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Announcement:
     """A call to the outside that is about to be made, as the owner says it; the store adds its instants (H2)."""
 
@@ -343,10 +355,11 @@ Settlement: TypeAlias = Completed | Retryable | Doubtful | HandedBack | Deferred
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Execute: the lease is ours."""
+    """Execute: the lease is ours. `now` is the store's clock when the record was read."""
 
     lease: Lease
     record: Record
+    now: Instant = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSI
     if record is None:
         return ClaimAgain()
     if record.state is State.IN_PROGRESS and record.owner == claim.owner:
-        return Proceed(Lease.of(record), record)
+        return Proceed(Lease.of(record), record, now)
     ruling = RULINGS[situation][same(record.fingerprint, claim.fingerprint)]
     match ruling:
         case Ruling.CLAIM:

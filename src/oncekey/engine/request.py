@@ -9,15 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 from uuid import uuid5
 
-from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.model import Code, Discarded, Proceed, Refuse, Replay, Retryable
-from oncekey.core.rulings import ClaimAgain, Doubt, Supersede, TakeOver, rule
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
+from oncekey.core.guards import Facts
+from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
+from oncekey.core.rulings import ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
+from oncekey.core.transitions import Actor, Row, Trigger, judge
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Duration, Instant, Lease, Settled, Settlement, Snapshot, Verdict
+    from oncekey.core.model import Claim, Duration, Instant, Parcel, Settled, Settlement, Snapshot, Verdict
     from oncekey.core.policy import Policy
-    from oncekey.flow import Flow
-    from oncekey.ports import Records
+    from oncekey.flow import Flow, Steps
+    from oncekey.ports import Records, Store
 
 ROUNDS = 8
 """How often a request that loses race after race looks again before it is told to come back later."""
@@ -26,6 +28,7 @@ LOSSES = 3
 """How many replies may be lost before the outage is reported: each may have been waited for."""
 
 COMMIT_LOST = "commit_reply_lost"
+NO_OUTBOX = "parcels need a store with an outbox: SQLite or PostgreSQL"
 
 
 def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
@@ -68,6 +71,26 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
     return Refuse(Code.IN_PROGRESS, retry_after=1)
 
 
+def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
+    """Ask to go on with a record in its client's stead (rows 13, 16): a completer never claims, supersedes or waits."""
+    snapshot = yield from store.find(claim.id)
+    for _ in range(LOSSES):
+        record = snapshot.record
+        if record is None or record.incarnation != claim.incarnation:
+            return Refuse(Code.KEY_NOT_FOUND)
+        if record.state is State.IN_PROGRESS and record.owner == claim.owner:
+            return Proceed(Lease.of(record), record, snapshot.now)
+        facts = Facts(record, snapshot.now, max_attempts=policy.max_attempts)
+        if not isinstance(judge(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
+            return answer_from(snapshot, Lease.of(record))
+        try:
+            taken = yield from store.take_over(claim, record)
+        except CommitAmbiguousError:
+            taken = None
+        snapshot = taken or (yield from store.find(claim.id))
+    return Refuse(Code.IN_PROGRESS, retry_after=1)
+
+
 def renew(records: Records, lease: Lease, span: Duration) -> Flow[Instant | None]:
     """The heartbeat: the lease's new end, or None when it is not ours any more."""
     return (yield from records.renew(lease, span))
@@ -76,6 +99,16 @@ def renew(records: Records, lease: Lease, span: Duration) -> Flow[Instant | None
 def settle(records: Records, lease: Lease, settlement: Settlement) -> Flow[Settled]:
     """Write what became of the operation, in a transaction of its own."""
     return (yield from records.settle(lease, settlement))
+
+
+def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...]) -> Steps[Settled]:
+    """The settlement inside the business transaction, with what the handler emitted; refused, nothing is put."""
+    settled = yield from store.settling(lease, settlement)
+    if settled.ours and parcels:
+        if store.outbox is None:
+            raise ConfigurationError(NO_OUTBOX)
+        yield from store.outbox.putting(parcels)
+    return settled
 
 
 def release(records: Records, lease: Lease) -> Flow[Settled]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Duration,
         Instant,
         Lease,
+        Parcel,
         RecordId,
         Settled,
         Settlement,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Driver, OpenTransaction, Store
 
-UNSHARED = "effects=LOCAL needs a store that shares the application's transactions (SQLite or PostgreSQL)"
+UNSHARED = "effects={effects} needs a store that shares the application's transactions (SQLite or PostgreSQL)"
 
 
 class Engine:
@@ -47,9 +48,11 @@ class Engine:
         """Write what became of the operation."""
         return drive(request.settle(self.store, lease, settlement), self.driver.run)
 
-    def settle_within(self, tx: OpenTransaction, lease: Lease, settlement: Settlement) -> Settled:
-        """Write it as the last statement of the business transaction, which the caller then commits."""
-        return tx.step(self.store.settling(lease, settlement))
+    def settle_within(
+        self, tx: OpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
+    ) -> Settled:
+        """Write it, and what the handler emitted, as the last statements of the business transaction."""
+        return tx.step(request.settling(self.store, lease, settlement, parcels))
 
     def settle_lost_commit(self, lease: Lease) -> Settled:
         """Find out what became of a COMMIT that got no reply."""
@@ -62,7 +65,7 @@ class Engine:
     def open(self) -> OpenTransaction:
         """Open a business transaction."""
         if self._shares is None:
-            raise ConfigurationError(UNSHARED)
+            raise ConfigurationError(UNSHARED.format(effects="LOCAL"))
         return self._shares.begin()
 
     def check(self) -> None:
@@ -90,6 +93,10 @@ class AsyncEngine:
         """Ask for the right to execute."""
         return await adrive(request.begin(self.store, claim, policy), self.driver.run)
 
+    async def resume(self, claim: Claim, policy: Policy) -> Verdict:
+        """Ask to go on with a record in its client's stead."""
+        return await adrive(request.resume(self.store, claim, policy), self.driver.run)
+
     async def renew(self, lease: Lease, span: Duration) -> Instant | None:
         """The heartbeat: the lease's new end, or None when it is lost."""
         return await adrive(request.renew(self.store, lease, span), self.driver.run)
@@ -98,9 +105,11 @@ class AsyncEngine:
         """Write what became of the operation."""
         return await adrive(request.settle(self.store, lease, settlement), self.driver.run)
 
-    async def settle_within(self, tx: AsyncOpenTransaction, lease: Lease, settlement: Settlement) -> Settled:
-        """Write it as the last statement of the business transaction, which the caller then commits."""
-        return await tx.step(self.store.settling(lease, settlement))
+    async def settle_within(
+        self, tx: AsyncOpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
+    ) -> Settled:
+        """Write it, and what the handler emitted, as the last statements of the business transaction."""
+        return await tx.step(request.settling(self.store, lease, settlement, parcels))
 
     async def settle_lost_commit(self, lease: Lease) -> Settled:
         """Find out what became of a COMMIT that got no reply."""
@@ -113,7 +122,7 @@ class AsyncEngine:
     async def open(self) -> AsyncOpenTransaction:
         """Open a business transaction."""
         if self._shares is None:
-            raise ConfigurationError(UNSHARED)
+            raise ConfigurationError(UNSHARED.format(effects="LOCAL"))
         return await self._shares.begin()
 
     async def check(self) -> None:

@@ -37,10 +37,21 @@ async def admit(
     before_waiting: Callable[[], Awaitable[None]],
 ) -> Verdict:
     """The verdict on a claim; an outage is a refusal before anything was executed (R110)."""
+    return await guarded(installation, engine, claim, policy, lambda: _patiently(engine, claim, policy, before_waiting))
+
+
+async def guarded(
+    installation: Installation,
+    engine: AsyncEngine,
+    claim: Claim,
+    policy: Policy,
+    ask: Callable[[], Awaitable[Verdict]],
+) -> Verdict:
+    """Ask the store, and turn whatever keeps it from answering into a verdict."""
     if not installation.breaker.allows():
         return _outage(policy)
     try:
-        verdict = await _patiently(engine, claim, policy, before_waiting)
+        verdict = await ask()
     except StoreError as error:
         installation.breaker.failed()
         if isinstance(error, CommitAmbiguousError):

@@ -19,6 +19,7 @@ from oncekey.core.policy import micros
 from oncekey.core.scope import BindTo, bound_scope
 from oncekey.core.seed import seed_of
 from oncekey.frameworks.asgi.intake import TooLargeError
+from oncekey.frameworks.asgi.kept_request import KeptRequest, seal
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -82,6 +83,9 @@ async def make_claim(
         return Refuse(Code.BODY_INVALID, detail=str(error))
     record_id = RecordId(await scope_for(installation, policy, scope), key)
     incarnation = uuid4()
+    kept = None
+    if enrolment.completes:
+        kept = await _keep(installation, policy, scope, body, about_of(record_id, mark))
     return Asked(
         Claim(
             id=record_id,
@@ -98,9 +102,22 @@ async def make_claim(
             deadline=micros(policy.deadline),
             call_timeout=micros(policy.call_timeout),
             ttl=micros(policy.ttl),
+            request=kept,
         ),
         key,
     )
+
+
+def about_of(record_id: RecordId, fingerprint: str) -> str:
+    """What a kept request is tied to. Not the incarnation: a claim whose reply was lost gets another one."""
+    return f"{record_id.scope}/{record_id.key}/{fingerprint}"
+
+
+async def _keep(installation: Installation, policy: Policy, scope: Scope, body: bytes, about: str) -> bytes:
+    """The request as a completer repeats it, in the name of its principal or, without such, of its tenant (H7)."""
+    principal = await installation.principal_of(scope) or await installation.tenant_of(scope)
+    kept = KeptRequest.of(scope, scope.get("root_path", ""), body, principal, installation.kept_headers)
+    return seal(kept, policy.secret, about)
 
 
 async def scope_for(installation: Installation, policy: Policy, scope: Scope) -> str:

@@ -21,7 +21,6 @@ WHAT_EFFECTS_MEAN = (
     "effects=PHASED (named phases, each one transaction or one outside call), effects=OUTBOX (a worker makes the "
     "outside call later) or effects=INLINE (it talks to the outside directly, so a crash means an unknown outcome)"
 )
-LATER = "effects={effects} is not part of this version yet: use LOCAL or INLINE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,18 @@ class Enrolment:
     """What a lease that ran out means; worked out once, because it is stored with every claim."""
 
     def __post_init__(self) -> None:
-        if self.effects not in (Effects.LOCAL, Effects.INLINE):
-            raise ConfigurationError(LATER.format(effects=self.effects.name))
         # The only way to fill in a field of a frozen class is around its guard.
         object.__setattr__(self, "recovery", self.policy.recovery_for(self.effects))
+
+    @property
+    def transactional(self) -> bool:
+        """Whether the handler is handed the transaction that its key commits with."""
+        return self.effects in (Effects.LOCAL, Effects.OUTBOX)
+
+    @property
+    def completes(self) -> bool:
+        """Whether a completer may go on without the client: then the request is kept (H7)."""
+        return self.effects is Effects.PHASED and self.policy.complete
 
 
 def enrol(operation: str, effects: Effects, policy: Policy, *, key: str = "required", **options: object) -> Enrolment:

@@ -15,24 +15,42 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from oncekey.boottime import boottime
 from oncekey.core.answers import Answer, marks, refuse, replay
 from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecuted, StoreError
 from oncekey.core.headers import field_name
-from oncekey.core.model import Bypass, Code, Discarded, Effects, Lease, Proceed, Refuse, Replay
-from oncekey.core.settle import Business, Decision, Ending, decide
-from oncekey.frameworks.asgi.admission import admit
+from oncekey.core.model import (
+    Bypass,
+    Code,
+    Deferred,
+    Discarded,
+    Doubtful,
+    Effects,
+    HandedBack,
+    Lease,
+    Proceed,
+    Refuse,
+    Replay,
+    Retryable,
+)
+from oncekey.core.policy import micros
+from oncekey.core.settle import NOT_DEFERRED, Business, Decision, Ending, Progress, decide
+from oncekey.engine.parcels import Parcels
+from oncekey.engine.phases import Course
+from oncekey.frameworks.asgi.admission import admit, guarded
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
 from oncekey.frameworks.asgi.intake import Intake
 from oncekey.frameworks.asgi.lending import take_back
+from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
 from oncekey.frameworks.asgi.settlement import Settling
 from oncekey.frameworks.asgi.shield import shielded
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Verdict
+    from oncekey.core.model import Claim, Instant, Record, Verdict
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.enrolment import Enrolment
@@ -45,6 +63,9 @@ log = logging.getLogger("oncekey")
 
 SEND_PATIENCE = 2.0
 """How many seconds a cancelled request still tries to send its answer: whoever cancelled may take none any more."""
+
+
+DEFER_ONCE = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
 
 
 class Phase(IntEnum):
@@ -89,13 +110,16 @@ class Exchange:
         "_send",
         "_settling",
         "asked",
+        "course",
         "entered",
         "error",
         "installation",
         "kept",
         "lease",
         "lent",
+        "parcels",
         "phase",
+        "record",
         "rolled_back",
         "scope",
     )
@@ -113,6 +137,9 @@ class Exchange:
         self.asked: Asked | None = None
         self.lease: Lease | None = None
         self.lent: Lending | None = None
+        self.record: Record | None = None
+        self.course: Course | None = None
+        self.parcels: Parcels | None = None
         self._begun = False
         self._counted = False
         self._lines = lines
@@ -153,16 +180,21 @@ class Exchange:
         if self.phase is not Phase.OPEN:
             raise RuntimeError("a protected handler was called by another one: one request is one operation")
         self._enrolment = enrolment
-        asked = await make_claim(self.installation, enrolment, self.scope, self._lines, self._intake)
+        resumption: Resumption | None = self.scope.get(RESUMPTION)
+        if resumption is not None:
+            asked: Asked | Refuse = resumption.asked(enrolment.policy)
+        else:
+            asked = await make_claim(self.installation, enrolment, self.scope, self._lines, self._intake)
         if isinstance(asked, Refuse):
             self._answered(self._refusal(asked, enrolment.policy))
             await take_back(self)
             return asked
         self.asked = asked
-        verdict = await admit(self.installation, self.engine, asked.claim, enrolment.policy, lambda: take_back(self))
+        verdict = await self._admitted(asked.claim, enrolment, resumed=resumption is not None)
         match verdict:
-            case Proceed(lease):
+            case Proceed(lease, record, now):
                 self._proceed(lease, enrolment)
+                self._resumes(record, now, enrolment)
                 if self.lent is not None and self.lent.spent:
                     # It may hold no connection while it waits (L8), and what its dependencies were lent is gone.
                     verdict = Refuse(Code.IN_PROGRESS, retry_after=1)
@@ -176,6 +208,22 @@ class Exchange:
         if self._answer is not None:
             await take_back(self)
         return verdict
+
+    async def _admitted(self, claim: Claim, enrolment: Enrolment, *, resumed: bool) -> Verdict:
+        policy = enrolment.policy
+        if resumed:
+            return await guarded(
+                self.installation, self.engine, claim, policy, lambda: self.engine.resume(claim, policy)
+            )
+        return await admit(self.installation, self.engine, claim, policy, lambda: take_back(self))
+
+    def _resumes(self, record: Record, now: Instant, enrolment: Enrolment) -> None:
+        """What was begun under other effects can only be gone on with by a handler that has steps (L3, F4)."""
+        assert self.lease is not None
+        self.record = record
+        self.parcels = Parcels(self.lease, record.seed)
+        if enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
+            self.course = Course.of(record, self.lease, enrolment.policy, now, boottime)
 
     @property
     def answer(self) -> Answer | None:
@@ -231,7 +279,7 @@ class Exchange:
             raise cancelled
         await self._conclude(reply, error)
         self._leave()  # a background task may still run for long
-        if reply is not None and error is None:
+        if reply is not None and error is None and not isinstance(decision.settlement, Deferred):
             raise UnsettledError
         return reply is not None
 
@@ -292,9 +340,13 @@ class Exchange:
             not_executed=raised is not None and _not_executed(raised, policy),
             kept=self.kept,
             rolled_back=self.rolled_back,
+            progress=Progress() if self.course is None else self.course.progress(),
+            deferred=() if self.parcels is None else self.parcels.deferred,
+            resume_after=micros(policy.complete_interval),
         )
         if error is None and capture.refused is None:
-            return decide(effects, policy, ending), None
+            decision = decide(effects, policy, ending)
+            return decision, self._instead(decision, ending)
         failed = self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
         if capture.refused is not None:
             log.error("oncekey: the answer cannot be captured: %s", capture.refused)
@@ -304,12 +356,34 @@ class Exchange:
         if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
             ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
             return decide(effects, policy, ours), failed
-        told = failed if isinstance(raised, NotExecuted) else None
-        return decide(effects, policy, replace(ending, status=None)), told
+        decision = decide(effects, policy, replace(ending, status=None))
+        told = failed if isinstance(raised, NotExecuted) else self._instead(decision, ending)
+        return decision, told
+
+    def _instead(self, decision: Decision, ending: Ending) -> Answer | None:
+        """Our own answer where the handler's would say what is not so: its call is open, or not made yet (P4)."""
+        assert self._enrolment is not None
+        progress, policy = ending.progress, self._enrolment.policy
+        match decision.settlement:
+            case Deferred():
+                return self._refusal(Refuse(Code.IN_PROGRESS, retry_after=1, record=self.record), policy)
+            case Doubtful(last_error) if progress.parked is not None:
+                log.error("oncekey: %s is parked: %s", self._enrolment.operation, last_error)
+                return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
+            case Doubtful() if progress.call_open:
+                return self._refusal(Refuse(Code.OUTCOME_UNKNOWN), policy)
+            case HandedBack() if progress.call_open:
+                return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
+            case Retryable(last_error) if last_error == NOT_DEFERRED:
+                log.error("oncekey: %s: %s", self._enrolment.operation, DEFER_ONCE)
+                return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
+            case _:
+                return None
 
     async def _carry_out(self, decision: Decision) -> tuple[Answer | None, asyncio.CancelledError | None]:
         """Settle, to the end also if we are cancelled meanwhile."""
         assert self._settling is not None
+        self._settling.parcels = () if self.parcels is None else self.parcels.emitted
         try:
             return await self._settling.perform(decision), None
         except asyncio.CancelledError as cancelled:

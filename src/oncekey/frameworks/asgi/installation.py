@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
+from oncekey.core.headers import field_name
 from oncekey.frameworks.asgi.breaker import Breaker
 from oncekey.frameworks.asgi.enrolment import Patterns
 from oncekey.frameworks.asgi.shield import Drain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
@@ -48,12 +49,14 @@ class Installation:
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         respond: Callable[[Answer], Any] | None = None,
+        keep_headers: Sequence[str] = (),
     ) -> None:
         self.engines = engines
         self.policy = policy
         self.status_path = status_path
         self.patterns = Patterns(enrol or {})
         self.respond = respond
+        self.kept_headers = frozenset(map(field_name, keep_headers))
         self.breaker = Breaker()
         self.drain = Drain()
         self.max_request_bytes = policy.max_request_bytes

@@ -11,7 +11,6 @@ import inspect
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
 from oncekey.frameworks.asgi.shield import shielded
 from oncekey.ports import AsyncFlushes, AsyncSessions
 
@@ -103,7 +102,7 @@ class Lending:
 
     def _is_local(self) -> bool:
         enrolment = _enrolment(self._scope)
-        if enrolment is None or enrolment.effects is not Effects.LOCAL:
+        if enrolment is None or not enrolment.transactional:
             return False
         if enrolment.blocking:
             raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))

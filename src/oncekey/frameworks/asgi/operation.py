@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast
 
 from oncekey.core.errors import ConfigurationError, LeaseLostError
 from oncekey.core.seed import downstream_key
+from oncekey.engine.phases import LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+    from datetime import timedelta
 
     from typing_extensions import TypeVar
+
+    from oncekey.engine.parcels import Parcels
+    from oncekey.engine.phases import Course
+    from oncekey.frameworks.asgi.stepping import Stepping
+    from oncekey.frameworks.asgi.stepping_sync import SyncStepping
 
     Conn = TypeVar("Conn", default=Any)
 else:
@@ -18,8 +25,16 @@ else:
 
     Conn = TypeVar("Conn")
 
+R = TypeVar("R")
+
 NO_CONNECTION = (
-    "op.connection is for effects=LOCAL, where the business rows commit with the key; an INLINE handler opens its own"
+    "op.connection is for effects=LOCAL and OUTBOX, where the business rows commit with the key; a PHASED handler "
+    "writes in op.phase(name, fn), an INLINE handler opens its own"
+)
+NOT_PHASED = "op.{what} is for effects=PHASED"
+NOT_OUTBOX = "op.defer is for effects=OUTBOX, where a worker makes the call and its result is the response"
+NO_OUTBOX = (
+    "op.emit writes a parcel with the business rows, so it is for effects=LOCAL, OUTBOX and, inside of op.phase, PHASED"
 )
 WRONG_ORDER = (
     "put @once.protect(...) directly above the function and below the route decorator: "
@@ -39,6 +54,9 @@ class _Held(Generic[Conn]):
         seed: bytes = b"",
         connection: Conn | None = None,
         lost: Callable[[], bool] = bool,
+        parcels: Parcels | None = None,
+        course: Course | None = None,
+        deferring: bool = False,
     ) -> None:
         self._key = key
         self._scope = scope
@@ -46,6 +64,9 @@ class _Held(Generic[Conn]):
         self._seed = seed
         self._connection = connection
         self._lost = lost
+        self._parcels = parcels
+        self._course = course
+        self._deferring = deferring
         self.kept = False
         self.rolled_back = False
 
@@ -77,6 +98,26 @@ class _Held(Generic[Conn]):
         self._owned()
         return downstream_key(self._seed, name)
 
+    def emit(self, topic: str, payload: object, *, order_by: str | None = None) -> None:
+        """Tell others after the commit, at least once: a worker hands `payload` (plain JSON) to the topic's function.
+
+        Parcels with the same `order_by` are delivered one after the other.
+        """
+        self._owned()
+        if self._parcels is None or (self._course is not None and not self._course.in_phase):
+            raise ConfigurationError(NO_OUTBOX)
+        self._parcels.emit(topic, payload, order_by, "" if self._course is None else self._course.step or "")
+
+    def defer(self, topic: str, payload: object) -> None:
+        """Leave the outside call to a worker: what the topic's function returns is the response, until then it is 202.
+
+        Exactly once per request. `payload` is plain JSON, and everything that the worker gets.
+        """
+        self._owned()
+        if self._parcels is None or not self._deferring:
+            raise ConfigurationError(NOT_OUTBOX)
+        self._parcels.defer(topic, payload)
+
     def keep(self) -> None:
         """Commit the business rows even if the handler ends by raising what becomes a final 4xx."""
         self._owned()
@@ -88,8 +129,8 @@ class _Held(Generic[Conn]):
         self.rolled_back = True
 
     def _owned(self) -> None:
-        if self._lost():
-            raise LeaseLostError("somebody else owns this key now: what this handler still does is not stored")
+        if self._lost() or (self._course is not None and self._course.lost):
+            raise LeaseLostError(LOST)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> NoReturn:
@@ -100,6 +141,66 @@ class _Held(Generic[Conn]):
 class Operation(_Held[Conn]):
     """One protected request, for an `async def` handler."""
 
+    def __init__(self, *, stepping: Stepping | None = None, **held: Any) -> None:  # noqa: ANN401  (what is held)
+        super().__init__(**held)
+        self._stepping = stepping
+
+    async def phase(self, name: str, fn: Callable[[Any], Awaitable[R] | R]) -> R:
+        """Run `fn(connection)` in a transaction of its own; done once, its result is kept and given back ever after.
+
+        The result is plain data, and what comes back is its stored form, also the first time.
+        """
+        return cast("R", await self._steps("phase").phase(name, fn))
+
+    async def call(
+        self,
+        name: str,
+        fn: Callable[[str], Awaitable[R] | R],
+        *,
+        repeatable: bool | timedelta,
+        given: object = None,
+    ) -> R:
+        """Make one call to the outside: `fn(downstream_key)`, announced before it is made, its result kept.
+
+        `repeatable` says whether the provider recognises the downstream key, and for how long (True: 20 hours). Then
+        a call whose outcome was lost is made again with the same key; otherwise the outcome is unknown, and nobody
+        makes it again. `given` are the call's parameters: with others a repetition is refused.
+        Raise `NotExecuted` if nothing was sent, and `Rejected(value)` for the provider's final no.
+        """
+        return cast("R", await self._steps("call").call(name, fn, repeatable=repeatable, given=given))
+
+    async def value(self, name: str, fn: Callable[[], Awaitable[R] | R]) -> R:
+        """Draw once what may differ from run to run: the time, a random number, an id."""
+        return cast("R", await self._steps("value").value(name, fn))
+
+    def _steps(self, what: str) -> Stepping:
+        self._owned()
+        if self._stepping is None:
+            raise ConfigurationError(NOT_PHASED.format(what=what))
+        return self._stepping
+
 
 class SyncOperation(_Held[Conn]):
     """One protected request, for a `def` handler, which runs in a thread."""
+
+    def __init__(self, *, stepping: SyncStepping | None = None, **held: Any) -> None:  # noqa: ANN401  (what is held)
+        super().__init__(**held)
+        self._stepping = stepping
+
+    def phase(self, name: str, fn: Callable[[Any], R]) -> R:
+        """Run `fn(connection)` in a transaction of its own; done once, its result is kept and given back ever after."""
+        return cast("R", self._steps("phase").phase(name, fn))
+
+    def call(self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, given: object = None) -> R:
+        """Make one call to the outside; see `Operation.call`. It has a thread of its own, so that it can time out."""
+        return cast("R", self._steps("call").call(name, fn, repeatable=repeatable, given=given))
+
+    def value(self, name: str, fn: Callable[[], R]) -> R:
+        """Draw once what may differ from run to run: the time, a random number, an id."""
+        return cast("R", self._steps("value").value(name, fn))
+
+    def _steps(self, what: str) -> SyncStepping:
+        self._owned()
+        if self._stepping is None:
+            raise ConfigurationError(NOT_PHASED.format(what=what))
+        return self._stepping

@@ -17,6 +17,8 @@ from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Visit, current
 from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.frameworks.asgi.stepping import Stepping
+from oncekey.frameworks.asgi.stepping_sync import SyncStepping
 from oncekey.frameworks.asgi.threads import ThreadedTransaction, in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 
@@ -126,10 +128,13 @@ class _Call:
 
     async def _in_loop(self, exchange: Exchange) -> Any:
         tx = None
-        if self.enrolment.effects is Effects.LOCAL:
+        if self.enrolment.transactional:
             tx = await business(exchange, self.enrolment)
             exchange.joins(tx)
-        op = self._operation(Operation, exchange, None if tx is None else tx.connection)
+        stepping = None
+        if exchange.course is not None and exchange.parcels is not None:
+            stepping = Stepping(exchange.engine, exchange.course, exchange.parcels)
+        op = self._operation(Operation, exchange, None if tx is None else tx.connection, stepping)
         exchange.entered = True
         try:
             result = await self.handler(*self.args, **self._with(op))
@@ -142,15 +147,17 @@ class _Call:
     async def _in_thread(self, exchange: Exchange) -> Any:
         """Take the connection and run the handler in one thread: a handler that has one never waits for another."""
         installation = exchange.installation
-        engine = installation.engines.blocking() if self.enrolment.effects is Effects.LOCAL else None
+        engine = None if self.enrolment.effects is Effects.INLINE else installation.engines.blocking()
 
         def run() -> Any:
-            connection = None
-            if engine is not None:
+            connection = stepping = None
+            if engine is not None and self.enrolment.transactional:
                 tx = engine.open()
                 exchange.joins(ThreadedTransaction(tx, installation.settles))
                 connection = tx.connection
-            op = self._operation(SyncOperation, exchange, connection)
+            if engine is not None and exchange.course is not None and exchange.parcels is not None:
+                stepping = SyncStepping(engine, exchange.course, exchange.parcels)
+            op = self._operation(SyncOperation, exchange, connection, stepping)
             exchange.entered = True
             try:
                 return not_awaitable(self.handler(*self.args, **self._with(op)), self.enrolment)
@@ -167,7 +174,7 @@ class _Call:
         except NoConnectionError:
             return _respond(request.installation, refuse(STORE_DOWN, self.enrolment.policy))
 
-    def _operation(self, kind: type[Any], exchange: Exchange, connection: Any) -> Any:
+    def _operation(self, kind: type[Any], exchange: Exchange, connection: Any, stepping: Any) -> Any:
         assert exchange.asked is not None
         assert exchange.lease is not None
         claim = exchange.asked.claim
@@ -175,9 +182,13 @@ class _Call:
             key=claim.id.key,
             scope=claim.id.scope,
             attempt=exchange.lease.attempt,
-            seed=claim.seed,
+            seed=claim.seed if exchange.record is None else exchange.record.seed,
             connection=connection,
             lost=exchange.lost,
+            parcels=None if self.enrolment.effects is Effects.INLINE else exchange.parcels,
+            course=exchange.course,
+            deferring=self.enrolment.effects is Effects.OUTBOX,
+            stepping=stepping,
         )
 
     def _with(self, op: object) -> dict[str, Any]:

@@ -12,12 +12,25 @@ from typing import TYPE_CHECKING
 from oncekey.core.answers import Answer, refuse, replay
 from oncekey.core.errors import CommitAmbiguousError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Bypass, Code, Completed, Doubtful, Outcome, Proceed, Refuse, Replay, Retryable
+from oncekey.core.model import (
+    Bypass,
+    Code,
+    Completed,
+    Deferred,
+    Doubtful,
+    HandedBack,
+    Outcome,
+    Proceed,
+    Refuse,
+    Replay,
+    Retryable,
+    State,
+)
 from oncekey.core.rulings import answer_from
 from oncekey.core.settle import Business
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Lease, Settled, Settlement, Verdict
+    from oncekey.core.model import Instant, Lease, Parcel, Settled, Settlement, Verdict
     from oncekey.core.policy import Policy
     from oncekey.core.settle import Decision
     from oncekey.engine.shell import AsyncEngine
@@ -33,7 +46,7 @@ ROLLED_BACK = "rolled_back_by_handler"
 class Settling:
     """One operation's end."""
 
-    __slots__ = ("_drain", "_echo", "_engine", "_lease", "_policy", "_status_url", "expires_at", "tx")
+    __slots__ = ("_drain", "_echo", "_engine", "_lease", "_policy", "_status_url", "expires_at", "parcels", "tx")
 
     def __init__(
         self,
@@ -52,6 +65,7 @@ class Settling:
         self._echo = echo
         self._status_url = status_url
         self.tx: AsyncOpenTransaction | None = None
+        self.parcels: tuple[Parcel, ...] = ()
         self.expires_at: Instant = lease.expires_at
 
     async def perform(self, decision: Decision) -> Answer | None:
@@ -75,7 +89,7 @@ class Settling:
     async def _together(self, tx: AsyncOpenTransaction, settlement: Settlement) -> Answer | None:
         """The settlement is the last statement of the business transaction; nothing written rolls it back (L4)."""
         try:
-            settled = await self._engine.settle_within(tx, self._lease, settlement)
+            settled = await self._engine.settle_within(tx, self._lease, settlement, self.parcels)
             if settled.ours:
                 await tx.commit()
                 self._noted(settled)
@@ -109,10 +123,21 @@ class Settling:
         except StoreError:
             self._later(settlement)
             return self._unwritten(settlement)
+        if not settled.ours and isinstance(settlement, HandedBack) and self._is_ours(settled):
+            # The window of its open call ended this moment, so nobody may make that call again.
+            return await self._alone(Doubtful(settlement.last_error)) or self._in_doubt()
         if not settled.ours:
             return self._record_says(settled)
         self._noted(settled)
         return None
+
+    def _is_ours(self, settled: Settled) -> bool:
+        record = settled.snapshot.record
+        return record is not None and (record.state, record.incarnation, record.fence) == (
+            State.IN_PROGRESS,
+            self._lease.incarnation,
+            self._lease.fence,
+        )
 
     async def _lost_commit(self) -> Answer | None:
         try:
@@ -133,7 +158,7 @@ class Settling:
         return self._answer(answer_from(settled.snapshot, self._lease))
 
     def _unwritten(self, settlement: Settlement) -> Answer:
-        if isinstance(settlement, Completed | Doubtful):
+        if isinstance(settlement, Completed | Doubtful | Deferred):
             return self._in_doubt()
         return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
 

@@ -1,0 +1,71 @@
+"""What a handler hands to the outbox: collected while it runs, written in the transaction of its rows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+from uuid import uuid5
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Parcel, ParcelKind
+from oncekey.core.seed import downstream_key
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Lease
+
+LONGEST_TOPIC: Final = 200
+DEFERRED_TWICE: Final = "op.defer was called twice: one parcel is the request's own call, use op.emit for others"
+
+
+class Parcels:
+    """The parcels of one operation. Their ids and downstream keys are derived, so that every attempt makes the same."""
+
+    __slots__ = ("_lease", "_made", "_seed", "deferred", "emitted")
+
+    def __init__(self, lease: Lease, seed: bytes) -> None:
+        self._lease = lease
+        self._seed = seed
+        self._made = 0
+        self.deferred: tuple[Parcel, ...] = ()
+        self.emitted: tuple[Parcel, ...] = ()
+
+    def emit(self, topic: str, payload: object, order_by: str | None, phase: str = "") -> None:
+        """A message to others."""
+        self.emitted += (self._parcel(ParcelKind.EMIT, topic, payload, order_by, phase),)
+
+    def defer(self, topic: str, payload: object) -> None:
+        """The request's own call."""
+        if self.deferred:
+            raise ConfigurationError(DEFERRED_TWICE)
+        self.deferred = (self._parcel(ParcelKind.DEFER, topic, payload, None, ""),)
+
+    def take(self) -> tuple[Parcel, ...]:
+        """What was emitted since the last time: a phase writes its own."""
+        taken, self.emitted = self.emitted, ()
+        return taken
+
+    def _parcel(self, kind: ParcelKind, topic: str, payload: object, order_by: str | None, phase: str) -> Parcel:
+        if not topic or len(topic) > LONGEST_TOPIC:
+            raise ConfigurationError(f"a topic has 1 to {LONGEST_TOPIC} characters")
+        position = self._made
+        self._made += 1
+        name = f"{kind}/{phase}/{position}/{topic}"
+        return Parcel(
+            id=uuid5(self._lease.incarnation, name),
+            kind=kind,
+            record_id=self._lease.id,
+            incarnation=self._lease.incarnation,
+            topic=topic,
+            payload=_json(payload),
+            # The request's own call is called like its topic, wherever in the handler it was deferred.
+            downstream_key=downstream_key(self._seed, topic if kind is ParcelKind.DEFER else name),
+            position=position,
+            order_by=order_by,
+        )
+
+
+def _json(payload: object) -> str:
+    try:
+        return json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"a parcel's payload is plain JSON: {error}") from None

@@ -1,0 +1,239 @@
+"""The course of a phased handler: what is stored, what was asked for, and what may come next (H1-H6).
+
+No I/O: `Operation` and `SyncOperation` ask the course what to write, write it, and tell it what came of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.core.errors import (
+    CallUncertainError,
+    ConfigurationError,
+    LeaseLostError,
+    NotExecuted,
+    Rejected,
+    ReplayDivergedError,
+    ResultNotStorableError,
+)
+from oncekey.core.guards import Facts, Guard
+from oncekey.core.memo import Script, decode, digest_of, encode, is_rejection, recovery_point, rejected
+from oncekey.core.model import Announcement, EntryKind, MemoEntry
+from oncekey.core.policy import micros
+from oncekey.core.seed import downstream_key
+from oncekey.core.settle import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from oncekey.core.model import Instant, Intent, Lease, Record, Snapshot
+    from oncekey.core.policy import Policy
+
+REPEATABLE: Final = timedelta(hours=20)
+"""What `repeatable=True` means: providers that forget keys after a day forget none of them sooner (H3)."""
+
+DIVERGED: Final = "replay_diverged"
+UNKNOWN_POINT: Final = "unknown_recovery_point"
+NOT_STORABLE: Final = "result_not_storable"
+OTHER_PARAMETERS: Final = "call_parameters_changed"
+TOO_LATE: Final = "the call was not made: too much time had passed since it was announced"
+LOST: Final = "somebody else owns this key now: what this handler still does is not stored"
+
+
+@dataclass(slots=True)
+class Course:
+    """One run of a phased handler over what the runs before it have stored."""
+
+    lease: Lease
+    policy: Policy
+    seed: bytes
+    stored: tuple[MemoEntry, ...]
+    intent: Intent | None
+    exhausted: bool
+    now: Instant
+    """The store's clock when the record was last read."""
+    clock: Callable[[], float]
+    """Seconds that go on while the machine sleeps, from any start."""
+    script: Script = field(default_factory=Script)
+    step: str | None = None
+    in_phase: bool = False
+    parked: str | None = None
+    lost: bool = False
+    _read_at: float = 0.0
+
+    @classmethod
+    def of(cls, record: Record, lease: Lease, policy: Policy, now: Instant, clock: Callable[[], float]) -> Course:
+        """The course of whoever owns the record now."""
+        course = cls(
+            lease=lease,
+            policy=policy,
+            seed=record.seed,
+            stored=record.memo,
+            intent=record.intent,
+            exhausted=record.attempts >= policy.max_attempts,
+            now=now,
+            clock=clock,
+            script=Script(record.memo),
+        )
+        course._read_at = course.clock()
+        if record.recovery_point != recovery_point(record.memo):
+            course.parked = UNKNOWN_POINT  # a label that this code never wrote: nothing may go on from there (R121)
+        return course
+
+    # Steps
+
+    @contextmanager
+    def taking(self, name: str, kind: EntryKind) -> Iterator[MemoEntry | None]:
+        """Take one step: its stored entry, or None if it is to be done now. One at a time (H1)."""
+        self._may_go_on(name)
+        stored = self._asked(name, kind)
+        self.step, self.in_phase = name, stored is None and kind is EntryKind.PHASE
+        try:
+            yield stored
+        finally:
+            self.step, self.in_phase = None, False
+
+    def _asked(self, name: str, kind: EntryKind) -> MemoEntry | None:
+        try:
+            stored = self.script.ask(name, kind)
+        except ReplayDivergedError:
+            self.parked = DIVERGED
+            raise
+        if stored is None and self.intent is not None and (kind, name) != (EntryKind.CALL, self.intent.phase):
+            self.parked = DIVERGED
+            raise ReplayDivergedError(f"the call {self.intent.phase!r} is open, and the handler asked for {name!r}")
+        return stored
+
+    def entry(self, name: str, kind: EntryKind, value: object) -> MemoEntry:
+        """A result as it is stored."""
+        return MemoEntry(name, kind, encode(value, self.policy.max_result_bytes))
+
+    def with_entry(self, entry: MemoEntry) -> tuple[MemoEntry, ...]:
+        """The memo with one more finished step; values that were not written yet go along."""
+        return (*self.script.memo, entry)
+
+    def remember(self, entry: MemoEntry) -> None:
+        """A value is known from now on; it is written with the next step, before which nobody could have seen it."""
+        self.script.learn(entry)
+
+    def written(self, memo: tuple[MemoEntry, ...], snapshot: Snapshot | None) -> None:
+        """The store has it."""
+        self.stored = self.script.memo = memo
+        self.intent = None
+        if snapshot is not None:
+            self._look(snapshot)
+
+    # Calls
+
+    def announcement(self, name: str, *, repeatable: bool | timedelta, given: object) -> Announcement:
+        """What is announced before a call is made, for the first time or once more (H2, H3)."""
+        digest = digest_of(given, self.policy.max_result_bytes)
+        if self.intent is not None and self.intent.digest != digest:
+            self.parked = OTHER_PARAMETERS
+            raise ReplayDivergedError(f"the call {name!r} may have been made with other parameters: it is not repeated")
+        if self.intent is not None and not self.repeatable:
+            raise CallUncertainError(f"the call {name!r} may have been made, and repeating it is not safe any more")
+        span = REPEATABLE if repeatable is True else repeatable or None
+        return Announcement(
+            phase=name,
+            downstream_key=downstream_key(self.seed, name),
+            digest=digest,
+            sends=1 if self.intent is None else self.intent.sends + 1,
+            repeatable=None if span is None else micros(span),
+            send_window=micros(self.policy.send_window),
+            call_timeout=micros(self.policy.call_timeout),
+        )
+
+    def announced(self, snapshot: Snapshot | None) -> None:
+        """The intent is stored: from here to its result the outcome is uncertain."""
+        if snapshot is None or snapshot.record is None:
+            raise self.lose()
+        self.stored, self.intent = snapshot.record.memo, snapshot.record.intent
+        self._look(snapshot)
+
+    def unsent(self, error: BaseException) -> bool:
+        """Whether an error proves that the open call was never made: of the first send only (F24)."""
+        first = self.intent is not None and self.intent.sends == 1 and self.parked is None
+        return first and (isinstance(error, NotExecuted) or self.policy.is_definitely_not_executed(error))
+
+    def in_time(self, since: float) -> None:
+        """Refuse to make a call that was announced too long ago: others may count on its being over (U1)."""
+        if self.clock() - since > self.policy.send_window.total_seconds():
+            raise NotExecuted(TOO_LATE)
+
+    def withdrawn(self, snapshot: Snapshot | None) -> None:
+        """The announcement was taken back; not taken back, it stays open."""
+        if snapshot is not None:
+            self.intent = None
+            self._look(snapshot)
+            # The step was not taken, so a handler that catches the error may ask for it again.
+            self.script.asked.pop()
+
+    def result(self, name: str, value: object, *, final_no: bool) -> MemoEntry:
+        """The entry of a call that was answered; one that cannot be stored parks the record (F26)."""
+        try:
+            entry = self.entry(name, EntryKind.CALL, value)
+        except ResultNotStorableError:
+            self.parked = NOT_STORABLE
+            raise
+        return rejected(entry) if final_no else entry
+
+    def lose(self) -> LeaseLostError:
+        """A write was refused: everything is, from now on (P3)."""
+        self.lost = True
+        return LeaseLostError(LOST)
+
+    # The end
+
+    def progress(self) -> Progress:
+        """What must not be lost with the handler's answer."""
+        parked = self.parked
+        if parked is None and not self.script.used_up:
+            parked = DIVERGED
+        return Progress(
+            begun=bool(self.stored) or self.intent is not None,
+            call_open=self.intent is not None,
+            repeatable=self.intent is not None and self.repeatable,
+            exhausted=self.exhausted,
+            parked=parked,
+        )
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the open call may be made once more, by the store's clock as far as we can tell."""
+        until = self.intent.repeatable_until if self.intent else None
+        return until is not None and self._store_now() < until
+
+    def _store_now(self) -> Instant:
+        return self.now + int((self.clock() - self._read_at) * 1_000_000)
+
+    def _look(self, snapshot: Snapshot) -> None:
+        self.now, self._read_at = snapshot.now, self.clock()
+
+    def _may_go_on(self, name: str) -> None:
+        if self.lost:
+            raise LeaseLostError(LOST)
+        if self.parked is not None:
+            raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
+        if self.step is not None:
+            raise ConfigurationError(
+                f"{name!r} was begun while {self.step!r} is open: one step at a time, and no call inside a phase"
+            )
+        if self.intent is not None and self.script.asked and self.script.asked[-1] == self.intent.phase:
+            raise CallUncertainError(f"nobody knows what became of {self.intent.phase!r}, so {name!r} is not begun")
+
+
+def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
+    """A stored result: returned, or raised if it was the provider's final no."""
+    value = decode(entry.result)
+    if is_rejection(entry):
+        raise Rejected(value)
+    return value
+
+
+def is_resumable(record: Record, now: Instant, max_attempts: int) -> bool:
+    """Whether somebody else may go on with it."""
+    return Guard.RESUMABLE.holds(Facts(record, now, max_attempts=max_attempts))

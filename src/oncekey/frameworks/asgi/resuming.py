@@ -1,0 +1,110 @@
+"""Going on without the client: a completer's request into the application, made of what the record kept (H7)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from oncekey.core.model import Claim
+from oncekey.core.policy import micros
+from oncekey.frameworks.asgi.claiming import PROCESS, Asked, about_of
+from oncekey.frameworks.asgi.kept_request import unseal
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Record
+    from oncekey.core.policy import Policy
+    from oncekey.frameworks.asgi.types import App, Message, Scope
+
+RESUMPTION: Final = "oncekey.resumption"
+"""Where an ASGI scope says that a completer sent the request. No client can: headers do not get there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Whose work is gone on with, and in whose name."""
+
+    record: Record
+    principal: str
+
+    def asked(self, policy: Policy) -> Asked:
+        """The claim of a completer: the record's own words, under an owner of its own."""
+        record = self.record
+        claim = Claim(
+            id=record.id,
+            incarnation=record.incarnation,
+            operation=record.operation,
+            effects=record.effects,
+            recovery=record.recovery,
+            method=record.method,
+            path=record.path,
+            fingerprint=record.fingerprint,
+            seed=record.seed,
+            owner=f"{PROCESS}:completer:{secrets.token_hex(8)}",
+            lease=micros(policy.lease),
+            deadline=micros(policy.deadline),
+            call_timeout=record.call_timeout,
+            ttl=record.ttl,
+        )
+        return Asked(claim, record.id.key)
+
+
+def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any framework, or an ASGI scope)
+    """The principal in whose name a completer goes on with a request; None for a client's own request.
+
+    The application's authentication asks this first: a completer has no credentials, only the reference that the
+    principal's (or else the tenant's) resolver gave when the client's request was claimed.
+    """
+    scope = request if isinstance(request, dict) else request.scope
+    resumption = scope.get(RESUMPTION)
+    return resumption.principal if isinstance(resumption, Resumption) else None
+
+
+async def resume(app: App, record: Record, policy: Policy) -> int | None:
+    """Send a record's request through the application; the status that it answered, if it did."""
+    assert record.request is not None
+    kept = unseal(record.request, policy.secret, about_of(record.id, record.fingerprint))
+    key = record.id.key.replace("\\", "\\\\").replace('"', '\\"')
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": kept.method,
+        "path": kept.path,
+        "raw_path": quote(kept.path).encode("ascii"),
+        "query_string": kept.query,
+        "root_path": kept.root_path,
+        "headers": [*kept.headers, (b"idempotency-key", f'"{key}"'.encode("latin-1"))],
+        "client": None,
+        "server": ("oncekey", None),
+        "state": {},
+        RESUMPTION: Resumption(record, kept.principal),
+    }
+    answer = _Answer()
+    await app(scope, _receiver(kept.body), answer.send)
+    return answer.status
+
+
+def _receiver(body: bytes) -> Any:  # noqa: ANN401  (an ASGI receive)
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # this client never leaves
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+@dataclass(slots=True)
+class _Answer:
+    status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]

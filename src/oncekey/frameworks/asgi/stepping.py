@@ -1,0 +1,163 @@
+"""`op.phase`, `op.call` and `op.value` under asyncio: each writes what the course says, when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from oncekey.core.errors import CommitAmbiguousError, Rejected, StoreError, StoreUnavailableError
+from oncekey.core.keys import key_digest
+from oncekey.core.memo import decode
+from oncekey.core.model import EntryKind
+from oncekey.core.policy import micros
+from oncekey.engine.phases import recalled
+from oncekey.flow import adrive
+from oncekey.frameworks.asgi.lending import flush
+from oncekey.frameworks.asgi.shield import shielded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from oncekey.core.model import MemoEntry, Snapshot
+    from oncekey.engine.parcels import Parcels
+    from oncekey.engine.phases import Course
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.flow import Flow, Steps
+    from oncekey.ports import AsyncOpenTransaction
+
+T = TypeVar("T")
+log = logging.getLogger("oncekey")
+
+WRITES: Final = 8
+"""How often the result of a call is written before the outage is given up to: it cannot be had a second time."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 2.0
+
+
+class Stepping:
+    """The steps of one phased operation."""
+
+    __slots__ = ("_course", "_engine", "_parcels")
+
+    def __init__(self, engine: AsyncEngine, course: Course, parcels: Parcels) -> None:
+        self._engine = engine
+        self._course = course
+        self._parcels = parcels
+
+    async def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401  (what the phase returns)
+        """One local transaction: the rows, the parcels and the recovery point commit together."""
+        with self._course.taking(name, EntryKind.PHASE) as stored:
+            if stored is not None:
+                return decode(stored.result)
+            self._parcels.take()  # what a phase that failed has left behind
+            tx = await self._engine.open()
+            try:
+                entry = await self._in_transaction(tx, name, fn)
+            finally:
+                await shielded(tx.rollback())  # what was committed is over
+        return decode(entry.result)
+
+    async def call(self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object) -> Any:  # noqa: ANN401
+        """One outside call: announced, made, and its result written down; never inside a transaction (R131)."""
+        course = self._course
+        with course.taking(name, EntryKind.CALL) as stored:
+            if stored is not None:
+                return recalled(stored)
+            call = course.announcement(name, repeatable=repeatable, given=given)
+            since = course.clock()
+            phases = self._engine.store.phases
+            course.announced(await self._run(phases.announce(course.lease, course.stored, course.script.memo, call)))
+            try:
+                course.in_time(since)
+                async with asyncio.timeout(course.policy.call_timeout.total_seconds()):
+                    entry = course.result(name, await _awaited(fn(call.downstream_key)), final_no=False)
+            except Rejected as no:
+                entry = course.result(name, no.value, final_no=True)
+            except BaseException as error:
+                if course.unsent(error):
+                    course.withdrawn(await self._run(phases.withdraw(course.lease)))
+                raise
+            await self._to_its_end(entry)
+        return recalled(entry)
+
+    async def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
+        """What may differ from run to run, drawn once: the time, a random number, an id."""
+        with self._course.taking(name, EntryKind.VALUE) as stored:
+            if stored is not None:
+                return decode(stored.result)
+            entry = self._course.entry(name, EntryKind.VALUE, await _awaited(fn()))
+            self._course.remember(entry)
+        return decode(entry.result)
+
+    async def _in_transaction(self, tx: AsyncOpenTransaction, name: str, fn: Callable[[Any], Any]) -> MemoEntry:
+        course = self._course
+        value = await _awaited(fn(tx.connection))
+        await flush(tx)
+        entry = course.entry(name, EntryKind.PHASE, value)
+        memo = course.with_entry(entry)
+        snapshot = await tx.step(self._checkpoint(memo))
+        if snapshot is None:
+            raise course.lose()
+        try:
+            await tx.commit()
+        except CommitAmbiguousError:
+            await self._after_lost_commit(memo)
+        course.written(memo, snapshot)
+        return entry
+
+    def _checkpoint(self, memo: tuple[MemoEntry, ...]) -> Steps[Snapshot | None]:
+        course, store = self._course, self._engine.store
+        snapshot = yield from store.phases.checkpointing(course.lease, course.stored, memo, micros(course.policy.lease))
+        parcels = self._parcels.take()
+        if snapshot is not None and parcels and store.outbox is not None:
+            yield from store.outbox.putting(parcels)
+        return snapshot
+
+    async def _after_lost_commit(self, memo: tuple[MemoEntry, ...]) -> None:
+        """A phase whose COMMIT got no reply: the record knows, once its row is free (P7)."""
+        course = self._course
+        phases = self._engine.store.phases
+        done = await self._run(phases.after_lost_commit(course.lease, memo, micros(course.policy.lease)))
+        if done is None:
+            raise course.lose()
+        if not done:
+            raise StoreUnavailableError("the phase was rolled back: its commit was not heard of")
+
+    async def _to_its_end(self, entry: MemoEntry) -> None:
+        """Write the result down, also if we are cancelled meanwhile: it was paid for."""
+        try:
+            await self._keep(entry)
+        except asyncio.CancelledError:
+            await shielded(self._keep(entry))
+            raise
+
+    async def _keep(self, entry: MemoEntry) -> None:
+        course, pause = self._course, FIRST_PAUSE
+        memo = course.with_entry(entry)
+        for left in reversed(range(WRITES)):
+            try:
+                flow = self._engine.store.phases.result(course.lease, course.stored, memo, micros(course.policy.lease))
+                snapshot = await self._run(flow)
+                break
+            except StoreError:
+                if not left:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+        if snapshot is None:
+            log.error(ALARM, entry.name, key_digest(course.lease.id.key))
+            raise course.lose()
+        course.written(memo, snapshot)
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await adrive(flow, self._engine.driver.run)
+
+
+ALARM: Final = "oncekey: %s was executed by an owner that had lost its key; its result was not stored (digest %s)"
+
+
+async def _awaited(result: Any) -> Any:  # noqa: ANN401  (a `def` or an `async def` may be given)
+    return await result if inspect.isawaitable(result) else result
