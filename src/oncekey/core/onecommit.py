@@ -1,0 +1,67 @@
+"""LOCAL in one commit, as values: what the lock and the look found, and what the finished record is written on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.guards import Facts
+from oncekey.core.model import Effects
+from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Claim, Instant, Record, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What the first statement of the transaction found: a record that is read counts with or without the lock (L1)."""
+
+    got: bool
+    snapshot: Snapshot
+    begun: Instant
+    """When the transaction began, by the store's clock: a handler that commits by itself cannot keep it (L5)."""
+
+
+class Kind(StrEnum):
+    """What the finished record is written on."""
+
+    NEW = "new"
+    RETRYABLE = "retryable"
+    ANEW = "anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A place for the finished record: none was there, or `seen`, whose version is proven in the write (L3)."""
+
+    kind: Kind
+    seen: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The finished record is written."""
+
+    expires_at: Instant
+    in_one_commit: bool
+    """False if the handler ended its own transaction: its rows are in, and the record follows them (F16)."""
+
+
+KINDS: Final[Mapping[int, Kind]] = MappingProxyType({2: Kind.NEW, 3: Kind.NEW, 17: Kind.RETRYABLE, 31: Kind.ANEW})
+"""Rows of TRANSITIONS that a requester finishes in one write -> what they are written on."""
+
+_ENDS_WITH: Final[Mapping[Effects, Trigger]] = {Effects.LOCAL: Trigger.COMMIT, Effects.OUTBOX: Trigger.DEFER}
+
+IN_ONE_COMMIT: Final = frozenset(_ENDS_WITH)
+"""Effects whose handlers write everything through one transaction up to their end."""
+
+
+def ground_for(snapshot: Snapshot, claim: Claim, table: Table = TRANSITIONS) -> Ground | None:
+    """What the claim's finished record can be written on under the lock; None: it has to claim first (L3)."""
+    facts = Facts(snapshot.record, snapshot.now, effects=claim.effects, locked=True)
+    row = judge(_ENDS_WITH[claim.effects], Actor.REQUESTER, facts, table)
+    return Ground(KINDS[row.number], snapshot.record) if isinstance(row, Row) else None

@@ -1,0 +1,90 @@
+"""LOCAL in one commit: a lock that ends with its transaction, and the finished record as its last statement.
+
+Nothing is written before the business is done. So a process that dies leaves no row behind, and the row that is
+written once is never a dead tuple.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Completed, Deferred
+from oncekey.core.onecommit import Ground, Locked, Sealed
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.rows import claim_params, response_params, snapshot_of, version_proof
+from oncekey.stores.saying import said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import Claim, Duration, Instant, RecordId
+    from oncekey.flow import Flow, Steps, Value
+    from oncekey.ports import Outbox
+    from oncekey.stores.statements import Statements
+
+STATEMENTS: tuple[str, ...] = (
+    "lock",
+    "held",
+    "commit_new",
+    "commit_retryable",
+    "commit_anew",
+    "defer_new",
+    "defer_anew",
+)
+
+NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL"
+
+
+class LockStore:
+    """Locks and records written once, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements, outbox: Callable[[], Outbox | None] = lambda: None) -> None:
+        statements.require(STATEMENTS)
+        self._statements = statements
+        self._outbox = outbox
+
+    def locking(self, number: int, record_id: RecordId, lease: Duration) -> Steps[Locked]:
+        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
+        params: dict[str, Value] = {
+            "lock": number,
+            "scope": record_id.scope,
+            "key": record_id.key,
+            "lease_ms": max(1, lease // 1000),
+        }
+        row = (yield self._statements.say("lock", params))[0]
+        return Locked(got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]))
+
+    def completing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Steps[Sealed | None]:
+        """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
+        params = claim_params(claim)
+        if ground.seen is not None:
+            params.update(version_proof(ground.seen))
+        match settlement:
+            case Completed(response, outcome):
+                name = f"commit_{ground.kind}"
+                params.update(outcome=outcome.value, **response_params(response))
+            case Deferred():
+                name = f"defer_{ground.kind}"
+            case _:
+                assert_never(settlement)
+        rows = yield self._statements.say(name, params)
+        if not rows:
+            return None
+        if isinstance(settlement, Deferred):
+            outbox = self._outbox()
+            if outbox is None:
+                raise ConfigurationError(NO_OUTBOX)
+            yield from outbox.putting((settlement.parcel,))
+        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=int(rows[0]["begun"]) == begun)
+
+    def held(self, number: int) -> Flow[bool]:
+        """Whether somebody holds the lock; asking takes none (L8)."""
+
+        def body() -> Steps[bool]:
+            rows = yield self._statements.say("held", {"lock": number})
+            return bool(rows[0]["held"])
+
+        return (yield from said(Transaction("held", Mode.READ, body)))

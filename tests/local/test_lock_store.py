@@ -1,0 +1,289 @@
+"""The lock, the look and the finished record on PostgreSQL, through both packages (L1-L5, P7)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from harness.tables import make_tables
+from local.databases import EFFECTS, PACKAGES, connected, locks_held, number_of, rows, write
+from oncekey.core.model import HOUR, SECOND, Claim, Code, Effects, Recovery, Refuse, Replay, Retryable
+from oncekey.core.onecommit import Kind, Sealed
+from oncekey.core.policy import OnExpired, Policy
+from oncekey.engine import local
+from oncekey.engine.local import ClaimFirst, Entry, Go
+from oncekey.engine.shell import AsyncEngine
+from oncekey.flow import adrive
+from oncekey.ports import AsyncOpenTransaction
+from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
+from oncekey.testing.clock import START, ManualClock
+
+RECORD = "SELECT state, fence, version, attempts, incarnation::text, response_body, effects FROM oncekey.record"
+
+
+class Desk:
+    """An engine on a database, at a time that the test owns."""
+
+    def __init__(self, engine: AsyncEngine, dsn: str, clock: ManualClock) -> None:
+        self.engine, self.dsn, self.clock = engine, dsn, clock
+        assert engine.store.locks is not None
+        self.locks = engine.store.locks
+
+    async def enter(self, claim: Claim, policy: Policy | None = None) -> tuple[Entry, AsyncOpenTransaction]:
+        """Open a transaction and try the lock of a key."""
+        tx = await self.engine.open()
+        look = await tx.step(self.locks.locking(number_of(claim), claim.id, claim.lease))
+        return local.enter(look, claim, policy or Policy()), tx
+
+    async def finish(self, claim: Claim, go: Entry, tx: AsyncOpenTransaction, body: bytes = b"done") -> Sealed | None:
+        """Write the business and the record, and commit both or neither."""
+        assert isinstance(go, Go)
+        await write(self.engine, tx.connection, claim.id.key)
+        sealed = await tx.step(self.locks.completing(claim, go.ground, answered(body), go.begun))
+        await (tx.commit() if sealed else tx.rollback())
+        return sealed
+
+    async def look(self, claim: Claim, policy: Policy | None = None) -> Entry:
+        """What entering would mean, and nothing left behind."""
+        entry, tx = await self.enter(claim, policy)
+        await tx.rollback()
+        return entry
+
+    def record(self) -> Any:
+        """The only record."""
+        (found,) = rows(self.dsn, RECORD)
+        return found
+
+    @property
+    def effects(self) -> int:
+        """How often the business happened."""
+        return len(rows(self.dsn, "SELECT key FROM effects"))
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def dsn(postgres_dsn: str) -> str:
+    rows(make_tables(postgres_dsn), EFFECTS)
+    return postgres_dsn
+
+
+@asynccontextmanager
+async def desk(package: str, dsn: str) -> AsyncIterator[Desk]:
+    clock = ManualClock(START)
+    async with connected(package, dsn, clock=clock) as engine:
+        yield Desk(engine, dsn, clock)
+
+
+async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str, dsn: str) -> None:
+    # F12, L1: the lock is there although there is no row to join
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        assert isinstance(entry, Go)
+        assert (entry.ground.kind, entry.lease.fence, entry.lease.attempt) == (Kind.NEW, 1, 1)
+        assert locks_held(dsn) == 1
+        assert await adrive(at.locks.held(number_of(claim)), at.engine.driver.run)
+        assert not await adrive(at.locks.held(number_of(a_claim())), at.engine.driver.run)
+        assert await at.look(again(claim)) == local.BUSY
+        # In flight, another body hears "in progress" before it hears "reused": the one difference there is.
+        assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.BUSY
+        assert rows(dsn, RECORD) == []
+        sealed = await at.finish(claim, entry, tx)
+        assert sealed == Sealed(START + TTL, in_one_commit=True)
+        assert locks_held(dsn) == 0
+        assert at.record() == ("completed", 1, 1, 1, str(claim.incarnation), b"done", "local")
+        assert isinstance(await at.look(again(claim)), Replay)
+        assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
+
+
+async def test_a_record_counts_whether_or_not_the_lock_was_got(package: str, dsn: str) -> None:
+    # L1, F19: somebody else holds the number, and the answer is there all the same
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        await at.finish(claim, *await at.enter(claim))
+        with psycopg.connect(dsn) as other:
+            other.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(claim)])
+            assert isinstance(await at.look(again(claim)), Replay)
+            assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
+
+
+async def test_a_retryable_record_is_completed_in_its_own_life(package: str, dsn: str) -> None:
+    # row 17, L3, F14
+    async with desk(package, dsn) as at:
+        first = a_claim()
+        verdict: Any = await at.engine.begin(first, Policy())
+        await at.engine.settle(verdict.lease, Retryable("x"))
+        second = again(first)
+        entry, tx = await at.enter(second)
+        assert isinstance(entry, Go)
+        lease = entry.lease
+        assert (entry.ground.kind, lease.fence, lease.attempt, lease.incarnation) == (
+            Kind.RETRYABLE,
+            2,
+            2,
+            first.incarnation,
+        )
+        assert await at.look(again(first, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
+        assert await at.finish(second, entry, tx)
+        assert at.record() == ("completed", 2, 3, 2, str(first.incarnation), b"done", "local")
+        assert at.effects == 1
+
+
+@pytest.mark.parametrize("ended", ["completed", "retryable"])
+async def test_an_expired_record_begins_a_new_life(package: str, dsn: str, ended: str) -> None:
+    # row 31, L3, F14
+    async with desk(package, dsn) as at:
+        first = a_claim()
+        verdict: Any = await at.engine.begin(first, Policy())
+        await at.engine.settle(verdict.lease, answered(b"old") if ended == "completed" else Retryable("x"))
+        at.clock.advance(TTL + HOUR)
+        second = again(first, fingerprint=OTHER_FINGERPRINT)
+        assert await at.look(second, Policy(on_expired=OnExpired.GONE)) == Refuse(Code.KEY_EXPIRED)
+        entry, tx = await at.enter(second)
+        assert isinstance(entry, Go)
+        assert (entry.ground.kind, entry.lease.fence, entry.lease.attempt) == (Kind.ANEW, 2, 1)
+        assert await at.finish(second, entry, tx)
+        assert at.record() == ("completed", 2, 3, 1, str(second.incarnation), b"done", "local")
+        found: Any = await at.look(again(second))
+        assert found.record.expires_at == at.clock() + TTL
+
+
+@pytest.mark.parametrize("kind", [Kind.RETRYABLE, Kind.ANEW])
+async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, kind: Kind) -> None:
+    # F14, L3: version and predicate are compared in the statement that writes
+    async with desk(package, dsn) as at:
+        first = a_claim()
+        verdict: Any = await at.engine.begin(first, Policy())
+        await at.engine.settle(verdict.lease, Retryable("x"))
+        if kind is Kind.ANEW:
+            at.clock.advance(TTL)
+        late = again(first)
+        entry, tx = await at.enter(late)
+        assert isinstance(entry, Go)
+        assert entry.ground.kind is kind
+        # Somebody who claims first needs no lock; his record is of a later version.
+        assert await at.engine.begin(again(first), Policy())
+        assert await at.finish(late, entry, tx) is None
+        assert (at.record()[0], at.effects) == ("in_progress", 0)
+
+
+async def test_two_who_both_saw_no_row_store_one_answer(package: str, dsn: str) -> None:
+    # row 2: the primary key is the last line of defence (a collision of a lock that was lost)
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        other = await at.engine.begin(again(claim), Policy())
+        assert await at.finish(claim, entry, tx) is None
+        assert at.effects == 0
+        assert await adrive(local.after(at.engine.store, claim, Policy()), at.engine.driver.run) == Refuse(
+            Code.IN_PROGRESS, retry_after=1, record=other.record  # type: ignore[union-attr]
+        )
+
+
+@pytest.mark.parametrize("effects", [Effects.INLINE, Effects.PHASED, Effects.OUTBOX])
+async def test_records_of_other_effects_follow_their_own_way(package: str, dsn: str, effects: Effects) -> None:
+    # L3, P2, F4: a deploy changed the route's effects
+    async with desk(package, dsn) as at:
+        first = a_claim(effects=effects, recovery=Recovery.RETRY)
+        verdict: Any = await at.engine.begin(first, Policy())
+        await at.engine.settle(verdict.lease, Retryable("x"))
+        assert await at.look(again(first, effects=Effects.LOCAL)) == ClaimFirst()
+
+
+async def test_a_claim_in_progress_is_not_walked_over(package: str, dsn: str) -> None:
+    # L3: of a version of ours that claims first
+    async with desk(package, dsn) as at:
+        first = a_claim()
+        verdict: Any = await at.engine.begin(first, Policy())
+        refused: Any = await at.look(again(first))
+        assert (refused.code, refused.record) == (Code.IN_PROGRESS, verdict.record)
+        at.clock.advance(first.lease)
+        assert await at.look(again(first)) == ClaimFirst()
+
+
+async def test_an_outbox_request_that_is_declined_is_one_record(package: str, dsn: str) -> None:
+    # row 3 without its defer: claim and settle, in one write
+    async with desk(package, dsn) as at:
+        claim = a_claim(effects=Effects.OUTBOX)
+        entry, tx = await at.enter(claim)
+        assert await at.finish(claim, entry, tx, b"no")
+        assert at.record() == ("completed", 1, 1, 1, str(claim.incarnation), b"no", "outbox")
+
+
+async def test_a_handler_that_commits_by_itself_is_noticed(package: str, dsn: str) -> None:
+    # L5, F16: the guard refuses the word, so a test goes around it
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        assert isinstance(entry, Go)
+        await write(at.engine, tx.connection, claim.id.key)
+        await tx._raw.execute("COMMIT")  # type: ignore[attr-defined]
+        sealed = await tx.step(at.locks.completing(claim, entry.ground, answered(), entry.begun))
+        await tx.commit()
+        assert sealed is not None
+        assert not sealed.in_one_commit
+        assert (at.record()[0], at.effects) == ("completed", 1)
+
+
+async def test_the_transaction_has_the_leases_time_outs(package: str, dsn: str) -> None:
+    # L4, F15
+    async with desk(package, dsn) as at:
+        rows(dsn, f"ALTER DATABASE {dsn.split('/')[-1].split('?')[0]} SET synchronous_commit = off")
+    async with desk(package, dsn) as at:
+        _, tx = await at.enter(a_claim(lease=7 * SECOND))
+        shown = [
+            (await told(tx, f"SELECT current_setting('{name}')"))
+            for name in ("idle_in_transaction_session_timeout", "statement_timeout", "synchronous_commit")
+        ]
+        await tx.rollback()
+        assert shown == ["7s", "7s", "on"]
+
+
+async def told(tx: AsyncOpenTransaction, sql: str) -> str:
+    """One value, read through the handler's connection."""
+    if hasattr(tx.connection, "fetchval"):
+        return str(await tx.connection.fetchval(sql))
+    return str((await (await tx.connection.execute(sql)).fetchone())[0])
+
+
+async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(package: str, dsn: str) -> None:
+    # F8, P7
+    async with desk(package, dsn) as at:
+        claim, policy = a_claim(), Policy()
+
+        async def ask() -> Any:
+            return await adrive(local.lost_commit(at.locks, number_of(claim), claim, policy), at.engine.driver.run)
+
+        entry, tx = await at.enter(claim)
+        assert await ask() == local.BUSY  # its COMMIT may still be under way
+        await tx.rollback()
+        assert await ask() == local.ROLLED_BACK
+        await at.finish(claim, *await at.enter(claim))
+        assert (await ask()).record.incarnation == claim.incarnation
+        assert isinstance(entry, Go)
+
+
+async def test_a_record_by_itself(package: str, dsn: str) -> None:
+    # L6: what a raised 4xx leaves; said twice it is the same record
+    async with desk(package, dsn) as at:
+        claim, number = a_claim(), 0
+        number = number_of(claim)
+
+        async def store() -> Any:
+            flow = local.alone(at.locks, number, claim, Policy(), answered(b"no", status=402))
+            return await adrive(flow, at.engine.driver.run)
+
+        _, tx = await at.enter(again(claim))
+        assert await store() == local.BUSY
+        await tx.rollback()
+        assert isinstance(await store(), Sealed)
+        assert (await store()).record.response.body == b"no"
+        assert at.record()[:4] == ("completed", 1, 1, 1)
