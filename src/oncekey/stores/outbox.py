@@ -1,0 +1,146 @@
+"""The outbox: parcels that are written with the business rows, and taken by workers one lease at a time.
+
+Everything about a parcel alone is here; a parcel that is a request's own call moves together with the record, and
+that is in `deferred`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.model import ParcelKind
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.deferred import DeferredCalls
+from oncekey.stores.parcels import dead_letter_of, held_of, held_text, ids_of, parcel_proof, parcels_text
+from oncekey.stores.saying import repeated, said
+
+if TYPE_CHECKING:
+    from oncekey.core.model import DeadLetter, Duration, HeldParcel, Parcel
+    from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.stores.statements import Statements
+
+STATEMENTS: tuple[str, ...] = (
+    "put_parcels",
+    "due",
+    "held_by",
+    "find_parcel",
+    "sent",
+    "remaining",
+    "hand_back",
+    "again",
+    "bury",
+    "drop_parcel",
+    "bring_back",
+    "drop_dead_letter",
+    "find_dead_letter",
+    "dead_letters",
+)
+
+_FIRST = UUID(int=0)
+
+
+class OutboxStore(DeferredCalls):
+    """Parcels, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements) -> None:
+        super().__init__(statements)
+        statements.require(STATEMENTS)
+
+    def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
+        """Write parcels as part of an open transaction."""
+        if parcels:
+            yield self._say("put_parcels", {"parcels": parcels_text(parcels)})
+
+    def due(self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration) -> Flow[tuple[HeldParcel, ...]]:
+        """Claim what is due, longest waiting first; `owner` names this very call, so a lost reply can be looked up."""
+        params: dict[str, Value] = {"owner": owner, "topics": _names(topics), "limit": limit, "lease": lease}
+        try:
+            rows = yield from said(self._one("due", params))
+        except CommitAmbiguousError:
+            rows = yield from said(self._one("held_by", {"owner": owner}, Mode.READ))
+        return tuple(held_of(row) for row in sorted(rows, key=lambda row: int(row["place"])))
+
+    def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
+        """Acknowledge delivered messages, many at once; what another worker has taken since stays, and is left out."""
+        params: dict[str, Value] = {"held": held_text(held)}
+        try:
+            return ids_of((yield from said(self._one("sent", params))))
+        except CommitAmbiguousError:
+            yield from repeated(self._one("sent", params))
+            # What is gone was acknowledged, by the statement whose reply was lost or by whoever delivered it too.
+            left = yield from repeated(self._one("remaining", params, Mode.READ))
+            return frozenset(one.parcel.id for one in held) - ids_of(left)
+
+    def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
+        """Give a message back to be tried later. False: not ours any more."""
+        params: dict[str, Value] = {**parcel_proof(held), "after": after, "error": error, "spared": 0 if counted else 1}
+
+        def body() -> Steps[bool]:
+            rows = yield self._say("again", params)
+            if rows:
+                return True
+            there = yield self._say("find_parcel", parcel_proof(held))
+            # Ready under our fence: we said so before, and the reply was lost.
+            return bool(there) and there[0]["state"] == "ready" and there[0]["fence"] == held.fence
+
+        return (yield from repeated(Transaction("again", Mode.SINGLE, body)))
+
+    def bury(self, held: HeldParcel, error: str) -> Flow[bool]:
+        """Move a message to the dead letters, with its first and its last error. False: not ours any more."""
+
+        def body() -> Steps[bool]:
+            if (yield from self._burying(held, error)):
+                return True
+            return (yield from self._is_buried(held))
+
+        return (yield from repeated(Transaction("bury", Mode.ATOMIC, body)))
+
+    def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
+        """Give back what was claimed and not begun: due at once, and the attempt does not count."""
+        return ids_of((yield from repeated(self._one("hand_back", {"held": held_text(held)}))))
+
+    def find_parcel(self, parcel_id: UUID) -> Flow[HeldParcel | None]:
+        """A parcel as it stands in the outbox; one that nobody holds has no lease."""
+        rows = yield from said(self._one("find_parcel", {"id": str(parcel_id)}, Mode.READ))
+        return held_of(rows[0]) if rows else None
+
+    # The operator's side
+
+    def dead_letters(self, limit: int, after: DeadLetter | None = None) -> Flow[tuple[DeadLetter, ...]]:
+        """The dead letters, oldest first, from behind `after` on."""
+        died_at, last = (-1, _FIRST) if after is None else (after.died_at, after.parcel.id)
+        params: dict[str, Value] = {"limit": limit, "died_at": died_at, "id": str(last)}
+        rows = yield from said(self._one("dead_letters", params, Mode.READ))
+        return tuple(dead_letter_of(row) for row in rows)
+
+    def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
+        """One dead letter."""
+        rows = yield from said(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
+        return dead_letter_of(rows[0]) if rows else None
+
+    def revive(self, parcel_id: UUID) -> Flow[bool]:
+        """Let a dead message be tried again from its first attempt, at the end of its line. False: there is none.
+
+        A request's own call is not revived here: its record has to agree (row 22).
+        """
+        params: dict[str, Value] = {"id": str(parcel_id), "kind": ParcelKind.EMIT.value, "attempts": 0}
+
+        def body() -> Steps[bool]:
+            yield self._say("bring_back", params)
+            rows = yield self._say("drop_dead_letter", params)
+            return bool(rows)
+
+        return (yield from said(Transaction("revive", Mode.ATOMIC, body)))
+
+    def _one(self, name: str, params: dict[str, Value], mode: Mode = Mode.SINGLE) -> Transaction[Rows]:
+        def body() -> Steps[Rows]:
+            return (yield self._say(name, params))
+
+        return Transaction(name, mode, body)
+
+
+def _names(topics: tuple[str, ...]) -> str:
+    return json.dumps(topics)

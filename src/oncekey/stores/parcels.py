@@ -1,0 +1,89 @@
+"""How parcels look in rows, once for every store."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from oncekey.core.model import DeadLetter, HeldParcel, Parcel, ParcelKind, RecordId
+
+if TYPE_CHECKING:
+    from oncekey.flow import Row, Rows, Value
+
+
+def parcels_text(parcels: tuple[Parcel, ...]) -> str:
+    """A batch as one parameter: drivers bind no lists."""
+    return json.dumps(
+        [
+            {
+                "id": str(parcel.id),
+                "topic": parcel.topic,
+                "payload": parcel.payload,
+                "kind": parcel.kind.value,
+                "scope": parcel.record_id.scope,
+                "key": parcel.record_id.key,
+                "incarnation": str(parcel.incarnation),
+                "downstream_key": parcel.downstream_key,
+                "position": parcel.position,
+                "order_by": parcel.order_by,
+            }
+            for parcel in parcels
+        ]
+    )
+
+
+def held_text(held: tuple[HeldParcel, ...]) -> str:
+    """The proofs of a batch; sorted, so that two batches lock in the same order."""
+    proofs = sorted((str(one.parcel.id), one.fence) for one in held)
+    return json.dumps([{"id": name, "fence": fence} for name, fence in proofs])
+
+
+def parcel_proof(held: HeldParcel) -> dict[str, Value]:
+    """The parcel's claim: its id and the fence that it was claimed with."""
+    return {"id": str(held.parcel.id), "parcel_fence": held.fence}
+
+
+def held_of(row: Row) -> HeldParcel:
+    """Decode a parcel that somebody holds."""
+    return HeldParcel(
+        parcel=parcel_of(row),
+        fence=row["fence"],
+        attempts=row["attempts"],
+        lease_until=row["lease_until"] or 0,
+        created_at=row["created_at"],
+        first_error=row["first_error"],
+        last_error=row["last_error"],
+    )
+
+
+def dead_letter_of(row: Row) -> DeadLetter:
+    """Decode a dead letter."""
+    return DeadLetter(
+        parcel=parcel_of(row),
+        attempts=row["attempts"],
+        created_at=row["created_at"],
+        died_at=row["died_at"],
+        first_error=row["first_error"],
+        last_error=row["last_error"],
+    )
+
+
+def parcel_of(row: Row) -> Parcel:
+    """Decode what was put in."""
+    return Parcel(
+        id=UUID(str(row["id"])),
+        kind=ParcelKind(row["kind"]),
+        record_id=RecordId(row["scope"], row["key"]),
+        incarnation=UUID(str(row["incarnation"])),
+        topic=row["aggregatetype"],
+        payload=row["payload"],
+        downstream_key=row["downstream_key"],
+        position=row["position"],
+        order_by=row["order_by"],
+    )
+
+
+def ids_of(rows: Rows) -> frozenset[UUID]:
+    """The parcels that a statement touched."""
+    return frozenset(UUID(str(row["id"])) for row in rows)

@@ -1,0 +1,235 @@
+-- The outbox. Who writes about a parcel proves its id and its fence; who writes about its record locks that first, so that
+-- two workers never wait for each other crosswise. `due_at` is when somebody may take a parcel next: when it is to be tried,
+-- or, while it is held, when its lease runs out.
+
+-- name: put_parcels
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+INSERT INTO oncekey.outbox (
+    id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
+    state, attempts, fence, due_at, created_at)
+SELECT given.id, given.topic, COALESCE(given.order_by, given.incarnation::text), given.topic, given.payload, given.kind,
+       given.scope, given.key, given.incarnation, given.downstream_key, given.position, given.order_by,
+       'ready', 0, 0, clock.now, clock.now
+FROM clock, json_to_recordset(:parcels::json) AS given(
+    id uuid, topic text, payload text, kind text, scope text, key text, incarnation uuid, downstream_key text,
+    position integer, order_by text)
+WHERE clock.durable = 'on'
+ORDER BY given.position
+RETURNING id;
+
+-- name: due
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+), found AS MATERIALIZED (
+    SELECT parcel.id
+    FROM oncekey.outbox AS parcel
+    WHERE parcel.due_at <= (SELECT clock.now FROM clock)
+      AND parcel.aggregatetype = ANY (ARRAY(SELECT json_array_elements_text(:topics::json)))
+      AND (parcel.order_by IS NULL OR NOT EXISTS (
+          SELECT 1 FROM oncekey.outbox AS older
+          WHERE older.order_by = parcel.order_by AND older.place < parcel.place))
+    ORDER BY parcel.due_at, parcel.place
+    LIMIT :limit::bigint
+    FOR UPDATE OF parcel SKIP LOCKED
+)
+UPDATE oncekey.outbox AS parcel
+SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner::text,
+    lease_until = clock.now + :lease::bigint, due_at = clock.now + :lease::bigint
+FROM clock, found
+WHERE parcel.id = found.id AND parcel.due_at <= clock.now
+RETURNING clock.now, parcel.*;
+
+-- name: held_by
+SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
+FROM oncekey.outbox AS parcel
+WHERE parcel.owner = :owner::text AND parcel.state = 'held';
+
+-- name: find_parcel
+SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
+FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
+
+-- name: sent
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+DELETE FROM oncekey.outbox AS parcel
+USING clock, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
+WHERE clock.durable = 'on' AND parcel.id = held.id AND parcel.fence = held.fence
+  AND parcel.state = 'held' AND parcel.kind = 'emit'
+RETURNING parcel.id;
+
+-- name: remaining
+SELECT parcel.id
+FROM oncekey.outbox AS parcel, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
+WHERE parcel.id = held.id;
+
+-- name: hand_back
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.outbox AS parcel
+SET state = 'ready', owner = NULL, lease_until = NULL, due_at = clock.now, attempts = attempts - 1
+FROM clock, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
+WHERE clock.durable = 'on' AND parcel.id = held.id AND parcel.fence = held.fence AND parcel.state = 'held'
+RETURNING parcel.id;
+
+-- name: again
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.outbox AS parcel
+SET state = 'ready', owner = NULL, lease_until = NULL, due_at = clock.now + :after::bigint,
+    attempts = attempts - :spared::integer, first_error = COALESCE(first_error, :error::text), last_error = :error::text
+FROM clock
+WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_fence::bigint AND parcel.state = 'held'
+RETURNING clock.now, parcel.*;
+
+-- name: bury
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+INSERT INTO oncekey.dead_letter (
+    id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
+    attempts, fence, created_at, first_error, last_error, died_at)
+SELECT id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
+       attempts, fence, created_at, COALESCE(first_error, :error::text), :error::text, clock.now
+FROM clock, (
+    SELECT held.* FROM oncekey.outbox AS held
+    WHERE held.id = :id::uuid AND held.fence = :parcel_fence::bigint AND held.state = 'held'
+    FOR UPDATE) AS parcel
+WHERE clock.durable = 'on'
+RETURNING id;
+
+-- name: drop_parcel
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+DELETE FROM oncekey.outbox AS parcel
+USING clock
+WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_fence::bigint AND parcel.state = 'held'
+RETURNING parcel.id;
+
+-- name: hold_record
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+SELECT clock.now, record.*
+FROM oncekey.record AS record CROSS JOIN clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+FOR UPDATE OF record;
+
+-- name: hold_parcel
+SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
+FROM oncekey.outbox AS parcel
+WHERE parcel.id = :id::uuid AND parcel.fence = :parcel_fence::bigint AND parcel.state = 'held'
+FOR UPDATE;
+
+-- name: extend_parcel
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.outbox AS parcel
+SET lease_until = GREATEST(parcel.lease_until, clock.now + :lease::bigint),
+    due_at = GREATEST(parcel.lease_until, clock.now + :lease::bigint)
+FROM clock
+WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_fence::bigint AND parcel.state = 'held'
+RETURNING clock.now, parcel.*;
+
+-- name: take_up
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'in_progress', fence = fence + 1, version = version + 1, owner = :owner::text, lease_until = NULL,
+    last_error = NULL,
+    intent = CASE WHEN record.memo IS NULL THEN json_build_object(
+        'phase', :phase::text, 'downstream_key', :downstream_key::text, 'digest', :digest::text,
+        'sends', :sends::integer,
+        'first_sent_at', COALESCE((record.intent::json ->> 'first_sent_at')::bigint, clock.now),
+        'send_by', clock.now + :send_window::bigint,
+        'repeatable_until', CASE WHEN record.intent IS NULL THEN clock.now + :repeatable::bigint
+                                 ELSE (record.intent::json ->> 'repeatable_until')::bigint END)::text END
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND record.effects = 'outbox' AND record.state IN ('pending', 'in_progress')
+RETURNING clock.now, record.*;
+
+-- name: deferred_result
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'in_progress', version = version + 1, memo = :memo::text, recovery_point = :recovery_point::text,
+    intent = NULL, owner = :owner::text, lease_until = NULL, last_error = NULL, reconcile_after = NULL
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND record.effects = 'outbox' AND record.state IN ('in_progress', 'unknown', 'pending') AND record.memo IS NULL
+RETURNING clock.now, record.*;
+
+-- name: pend
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
+    intent = CASE WHEN :unsent::boolean THEN NULL ELSE record.intent END
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND record.effects = 'outbox' AND record.state = 'in_progress'
+RETURNING clock.now, record.*;
+
+-- name: retake_parcel
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.outbox AS parcel
+SET state = 'held', fence = fence + 1, owner = :owner::text,
+    lease_until = clock.now + :lease::bigint, due_at = clock.now + :lease::bigint
+FROM clock
+WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.incarnation = :incarnation::uuid
+RETURNING clock.now, parcel.*;
+
+-- name: bring_back
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+INSERT INTO oncekey.outbox (
+    id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
+    state, attempts, fence, due_at, created_at, first_error, last_error)
+SELECT dead.id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
+       'ready', :attempts::integer, fence, clock.now, created_at, first_error, last_error
+FROM oncekey.dead_letter AS dead CROSS JOIN clock
+WHERE clock.durable = 'on' AND dead.id = :id::uuid AND dead.kind = :kind::text
+RETURNING id;
+
+-- name: drop_dead_letter
+DELETE FROM oncekey.dead_letter AS dead
+WHERE dead.id = :id::uuid AND dead.kind = :kind::text
+RETURNING dead.id;
+
+-- name: find_dead_letter
+SELECT dead.* FROM oncekey.dead_letter AS dead WHERE dead.id = :id::uuid;
+
+-- name: dead_letters
+SELECT dead.* FROM oncekey.dead_letter AS dead
+WHERE (dead.died_at, dead.id) > (:died_at::bigint, :id::uuid)
+ORDER BY dead.died_at, dead.id
+LIMIT :limit::bigint;
