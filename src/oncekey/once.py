@@ -308,6 +308,26 @@ class Once:
             engine = self._engines[loop] = connected
         return engine
 
+    def enrolment_of(self, operation: str) -> Enrolment | None:
+        """The enrolment of an operation, if it is one of ours."""
+        handler = self.enrolled.get(operation)
+        return None if handler is None else handler.__oncekey__  # type: ignore[attr-defined]
+
+    def app_of(self, operation: str) -> App | None:
+        """The application that serves an operation: where there are several, the one with its route."""
+        handler = self.enrolled.get(operation)
+        routed = [app for app, installation in self._installed.items() if installation.respond is not None]
+        if handler is None or not routed:
+            return None
+        if len(routed) == 1:
+            return cast("App", routed[0])
+        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+        for app in routed:
+            if any(route.endpoint is handler for route in starlette.routed(app.routes)):
+                return cast("App", app)
+        return None
+
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
         if not isinstance(self.store, str):

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
         Announcement,
         Claim,
+        Completed,
+        DeadLetter,
+        Deferred,
         Duration,
+        HeldParcel,
         Instant,
         Lease,
         MemoEntry,
@@ -20,6 +27,8 @@ if TYPE_CHECKING:
         Settlement,
         Snapshot,
     )
+    from oncekey.core.onecommit import Ground, Locked, Sealed
+    from oncekey.core.transitions import Trigger
     from oncekey.flow import Flow, Steps, Transaction
 
 T = TypeVar("T")
@@ -74,6 +83,9 @@ class Phases(Protocol):
     def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
         """Whether a phase whose COMMIT got no reply was committed. None: not ours any more."""
 
+    def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
+        """Records that a completer may go on with, from the oldest, after the one that was looked at last."""
+
 
 class Outbox(Protocol):
     """Parcels, in stores that share the application's transactions."""
@@ -81,9 +93,74 @@ class Outbox(Protocol):
     def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
         """Write parcels as part of an open transaction."""
 
+    def due(self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration) -> Flow[tuple[HeldParcel, ...]]:
+        """Claim what is due, longest waiting first; `owner` names this very call."""
+
+    def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
+        """Acknowledge delivered messages; what another worker has taken since is left out."""
+
+    def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
+        """Give a message back to be tried later. False: not ours any more."""
+
+    def bury(self, held: HeldParcel, error: str) -> Flow[bool]:
+        """Move a message to the dead letters. False: not ours any more."""
+
+    def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
+        """Give back what was claimed and not begun; the attempt does not count."""
+
+    def find_parcel(self, parcel_id: UUID) -> Flow[HeldParcel | None]:
+        """A parcel as it stands in the outbox."""
+
+    def take_up(
+        self, held: HeldParcel, owner: str, call: Announcement, lease: Duration
+    ) -> Flow[TakenUp | Parked | Orphaned | None]:
+        """Own the record of a deferred call and announce it, or park both (rows 24, 25). None: the parcel is lost."""
+
+    def result(self, lease: Lease, held: HeldParcel, entry: MemoEntry, span: Duration) -> Flow[Kept | None]:
+        """Store what the call returned (row 6). None: not ours any more."""
+
+    def try_again(
+        self,
+        lease: Lease,
+        held: HeldParcel,
+        after: Duration,
+        error: str,
+        digest: str,
+        *,
+        never_sent: bool = False,
+        counted: bool = True,
+    ) -> Flow[Postponed | Parked | None]:
+        """Wait for the next attempt, or park what must not be sent again (rows 26, 27). None: not ours any more."""
+
+    def park(self, lease: Lease, held: HeldParcel, trigger: Trigger, code: str, error: str) -> Flow[Parked | None]:
+        """Nobody tries any more (row 27). None: not ours any more."""
+
+    def deliver(self, lease: Lease, held: HeldParcel, settlement: Completed) -> Flow[Settled]:
+        """The answer, and the parcel's end (row 7)."""
+
+    def dead_letters(self, limit: int, after: DeadLetter | None = None) -> Flow[tuple[DeadLetter, ...]]:
+        """The dead letters, oldest first."""
+
+    def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
+        """One dead letter."""
+
+    def revive(self, parcel_id: UUID) -> Flow[bool]:
+        """Let a dead message be tried again; a request's own call is revived with its record (row 22)."""
+
 
 class Locks(Protocol):
     """LOCAL in one commit, in stores with a lock that ends with its transaction (L1)."""
+
+    def locking(self, number: int, record_id: RecordId, lease: Duration) -> Steps[Locked]:
+        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4)."""
+
+    def completing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Steps[Sealed | None]:
+        """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
+
+    def held(self, number: int) -> Flow[bool]:
+        """Whether somebody holds the lock; asking takes none (L8)."""
 
 
 class Inspect(Protocol):

@@ -245,6 +245,25 @@ def withdraw(table: Table, *, now: Instant, **proof: Any) -> Rows:
     return _written(line, now)
 
 
+def resumable(table: Table, *, now: Instant, after_created: int, after_scope: str, after_key: str, limit: int) -> Rows:
+    after = (after_created, after_scope, after_key)
+    lines = [line for line in table.values() if _place(line) > after and _is_resumable(line, now)]
+    return [{**line, "now": now} for line in sorted(lines, key=_place)[:limit]]
+
+
+def _place(line: Line) -> tuple[int, str, str]:
+    return (line["created_at"], line["scope"], line["key"])
+
+
+def _is_resumable(line: Line, now: Instant) -> bool:
+    if line["effects"] != "phased" or line["request"] is None:
+        return False
+    if line["state"] == "in_progress":
+        return bool(line["lease_until"] <= now)
+    begun = line["memo"] is not None or line["intent"] is not None
+    return line["state"] == "failed_retryable" and begun and (line["reconcile_after"] or 0) <= now
+
+
 def _started(now: Instant, lease: int, deadline: int, columns: Line) -> Line:
     return {
         **_BLANK,
@@ -325,6 +344,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "announce": announce,
         "result": result,
         "withdraw": withdraw,
+        "resumable": resumable,
     }
 )
 """What memory says for each name; the simulator runs the same, and breaks one at a time."""

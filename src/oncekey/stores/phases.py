@@ -12,14 +12,14 @@ from oncekey.core.memo import recovery_point
 from oncekey.core.model import State
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.rows import memo_text, owner_proof, snapshot_of
-from oncekey.stores.saying import repeated
+from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record, Snapshot
     from oncekey.flow import Flow, Steps, Value
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = ("checkpoint", "announce", "result", "withdraw")
+STATEMENTS: tuple[str, ...] = ("checkpoint", "announce", "result", "withdraw", "resumable")
 
 MARGIN: Duration = 5_000_000
 """How much longer than its longest call a lease lasts: the result has to be written, too."""
@@ -101,6 +101,21 @@ class PhaseStore:
             return _says(there.record, lease, memo)
 
         return (yield from repeated(Transaction("after_lost_commit", Mode.SINGLE, body)))
+
+    def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
+        """Records that a completer may go on with, from the oldest, after the one that was looked at last."""
+        since: dict[str, Value] = {
+            "after_created": 0 if after is None else after.created_at,
+            "after_scope": "" if after is None else after.id.scope,
+            "after_key": "" if after is None else after.id.key,
+            "limit": limit,
+        }
+
+        def body() -> Steps[tuple[Snapshot, ...]]:
+            rows = yield self._statements.say("resumable", since)
+            return tuple(snapshot_of(row) for row in rows)
+
+        return (yield from said(Transaction("resumable", Mode.READ, body)))
 
     def _write(
         self,

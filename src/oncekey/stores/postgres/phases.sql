@@ -69,3 +69,20 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
   AND record.state = 'in_progress' AND record.effects = 'phased' AND (record.intent::json ->> 'sends')::integer = 1
 RETURNING clock.now, record.*;
+
+-- name: resumable
+-- Served by record_resumable. The cursor goes on from the last row that was looked at, so that a page of rows that
+-- nobody can resume does not stand in the way of the others.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, record.*
+FROM clock, oncekey.record AS record
+WHERE record.effects = 'phased' AND record.state IN ('in_progress', 'failed_retryable')
+  AND (record.created_at, record.scope, record.key) > (:after_created::bigint, :after_scope, :after_key)
+  AND record.request IS NOT NULL
+  AND CASE record.state WHEN 'in_progress' THEN record.lease_until <= clock.now
+           ELSE (record.memo IS NOT NULL OR record.intent IS NOT NULL)
+                AND COALESCE(record.reconcile_after, 0) <= clock.now END
+ORDER BY record.created_at, record.scope, record.key
+LIMIT :limit::integer;

@@ -48,3 +48,17 @@ WHERE scope = :scope AND key = :key
   AND incarnation = :incarnation AND fence = :fence
   AND state = 'in_progress' AND effects = 'phased' AND json_extract(intent, '$.sends') = 1
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: resumable
+-- Served by oncekey_record_resumable. The cursor goes on from the last row that was looked at, so that a page of rows
+-- that nobody can resume does not stand in the way of the others.
+SELECT COALESCE(:now, clock.now) AS now, record.*
+FROM oncekey_clock AS clock, oncekey_record AS record
+WHERE record.effects = 'phased' AND record.state IN ('in_progress', 'failed_retryable')
+  AND (record.created_at, record.scope, record.key) > (:after_created, :after_scope, :after_key)
+  AND record.request IS NOT NULL
+  AND CASE record.state WHEN 'in_progress' THEN record.lease_until <= COALESCE(:now, clock.now)
+           ELSE (record.memo IS NOT NULL OR record.intent IS NOT NULL)
+                AND COALESCE(record.reconcile_after, 0) <= COALESCE(:now, clock.now) END
+ORDER BY record.created_at, record.scope, record.key
+LIMIT :limit;

@@ -1,0 +1,141 @@
+"""The completer: goes on with phased requests whose server died, or that handed their work back (H7, R120).
+
+It takes nothing over by itself. It sends the kept request through the application, where the same claim, the same
+handler and the same settlement do what they would do for the client's own retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+from oncekey.core.errors import StoreError
+from oncekey.core.guards import Facts
+from oncekey.core.keys import key_digest
+from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.flow import adrive
+from oncekey.frameworks.asgi.kept_request import UnreadableError
+from oncekey.frameworks.asgi.resuming import resume
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from oncekey.core.model import Record, Snapshot
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.types import App
+
+log = logging.getLogger("oncekey")
+
+PAGE: Final = 50
+CONCURRENCY: Final = 8
+LONGEST_REST: Final = 64
+"""How many rounds a request that the application does not let in is left alone, at most."""
+
+NOT_LET_IN: Final = (
+    "oncekey: a completer's request for %s was answered %s before its handler was entered (digest %s): the "
+    "application's authentication has to ask oncekey.resumed_as(request), or the route says complete=False"
+)
+
+
+class Served(Protocol):
+    """What a completer has to know of an application."""
+
+    def asynchronous(self) -> AsyncEngine:
+        """The engine of the running event loop."""
+
+    def enrolment_of(self, operation: str) -> Enrolment | None:
+        """The enrolment of an operation."""
+
+    def app_of(self, operation: str) -> App | None:
+        """The application that serves an operation."""
+
+
+class Completer:
+    """Looks for work that nobody does any more."""
+
+    name: Final = "completer"
+
+    def __init__(
+        self,
+        served: Served,
+        *,
+        page: int = PAGE,
+        concurrency: int = CONCURRENCY,
+        stopping: Callable[[], bool] = bool,
+    ) -> None:
+        self._served = served
+        self._page = page
+        self._slots = asyncio.Semaphore(concurrency)
+        self._stopping = stopping
+        self._resting: dict[UUID, _Rest] = {}
+
+    async def run_once(self) -> int:
+        """One look at everything that is due; how many requests were gone on with."""
+        engine = self._served.asynchronous()
+        done, after = 0, None
+        while not self._stopping():
+            page = await adrive(engine.store.phases.resumable(self._page, after), engine.driver.run)
+            outcomes = await asyncio.gather(*(self._go_on(snapshot) for snapshot in page))
+            done += sum(outcomes)
+            if len(page) < self._page:
+                return done
+            after = page[-1].record
+        return done
+
+    async def _go_on(self, snapshot: Snapshot) -> bool:
+        record = snapshot.record
+        assert record is not None
+        enrolment, app = self._served.enrolment_of(record.operation), self._served.app_of(record.operation)
+        if enrolment is None or app is None or self._rests(record):
+            return False
+        facts = Facts(record, snapshot.now, max_attempts=enrolment.policy.max_attempts)
+        if not isinstance(judge(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
+            return False  # it waits for a resolver, or for a person
+        async with self._slots:
+            return not self._stopping() and await self._sent(app, record, enrolment)
+
+    async def _sent(self, app: App, record: Record, enrolment: Enrolment) -> bool:
+        status: int | None = None
+        try:
+            status = await resume(app, record, enrolment.policy)
+        except UnreadableError as error:
+            log.error("oncekey: %s cannot be completed without its client: %s", record.operation, error)
+        except StoreError as error:
+            log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
+            return False
+        except Exception as error:  # noqa: BLE001  (the handler's own: its record says what it means)
+            log.warning("oncekey: %s failed again while it was completed: %s", record.operation, type(error).__name__)
+        if await self._was_touched(record):
+            self._resting.pop(record.incarnation, None)
+            return True
+        log.error(NOT_LET_IN, record.operation, status, key_digest(record.id.key))
+        self._resting.setdefault(record.incarnation, _Rest()).again()
+        return False
+
+    async def _was_touched(self, record: Record) -> bool:
+        found = (await self._served.asynchronous().find(record.id)).record
+        return found is None or (found.incarnation, found.version) != (record.incarnation, record.version)
+
+    def _rests(self, record: Record) -> bool:
+        rest = self._resting.get(record.incarnation)
+        return rest is not None and rest.goes_on()
+
+
+class _Rest:
+    """So many rounds without another try; twice as many after each."""
+
+    __slots__ = ("_left", "_length")
+
+    def __init__(self) -> None:
+        self._length = 1
+        self._left = 0
+
+    def again(self) -> None:
+        self._left, self._length = self._length, min(self._length * 2, LONGEST_REST)
+
+    def goes_on(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
