@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
 from oncekey.core.errors import ConfigurationError, LeaseLostError
 from oncekey.core.seed import downstream_key
@@ -145,21 +145,34 @@ class Operation(_Held[Conn]):
         super().__init__(**held)
         self._stepping = stepping
 
-    async def phase(self, name: str, fn: Callable[[Any], Awaitable[R] | R]) -> R:
+    # Each has two signatures, because a type checker cannot solve `Awaitable[R] | R` for a coroutine or a lambda.
+
+    @overload
+    async def phase(self, name: str, fn: Callable[[Any], Awaitable[R]]) -> R: ...
+
+    @overload
+    async def phase(self, name: str, fn: Callable[[Any], R]) -> R: ...
+
+    async def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:
         """Run `fn(connection)` in a transaction of its own; done once, its result is kept and given back ever after.
 
         The result is plain data, and what comes back is its stored form, also the first time.
         """
-        return cast("R", await self._steps("phase").phase(name, fn))
+        return await self._steps("phase").phase(name, fn)
+
+    @overload
+    async def call(
+        self, name: str, fn: Callable[[str], Awaitable[R]], *, repeatable: bool | timedelta, given: object = None
+    ) -> R: ...
+
+    @overload
+    async def call(
+        self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, given: object = None
+    ) -> R: ...
 
     async def call(
-        self,
-        name: str,
-        fn: Callable[[str], Awaitable[R] | R],
-        *,
-        repeatable: bool | timedelta,
-        given: object = None,
-    ) -> R:
+        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object = None
+    ) -> Any:
         """Make one call to the outside: `fn(downstream_key)`, announced before it is made, its result kept.
 
         `repeatable` says whether the provider recognises the downstream key, and for how long (True: 20 hours). Then
@@ -167,11 +180,17 @@ class Operation(_Held[Conn]):
         makes it again. `given` are the call's parameters: with others a repetition is refused.
         Raise `NotExecuted` if nothing was sent, and `Rejected(value)` for the provider's final no.
         """
-        return cast("R", await self._steps("call").call(name, fn, repeatable=repeatable, given=given))
+        return await self._steps("call").call(name, fn, repeatable=repeatable, given=given)
 
-    async def value(self, name: str, fn: Callable[[], Awaitable[R] | R]) -> R:
+    @overload
+    async def value(self, name: str, fn: Callable[[], Awaitable[R]]) -> R: ...
+
+    @overload
+    async def value(self, name: str, fn: Callable[[], R]) -> R: ...
+
+    async def value(self, name: str, fn: Callable[[], Any]) -> Any:
         """Draw once what may differ from run to run: the time, a random number, an id."""
-        return cast("R", await self._steps("value").value(name, fn))
+        return await self._steps("value").value(name, fn)
 
     def _steps(self, what: str) -> Stepping:
         self._owned()
