@@ -20,10 +20,11 @@ from oncekey.core.policy import Policy
 from oncekey.demo.app import create_app
 from oncekey.demo.delay import Delay
 from oncekey.demo.limits import BodyLimit
+from oncekey.demo.listening import listen
 from oncekey.demo.models import Order, OrderIn, place
 from oncekey.demo.orders import Orders
 from oncekey.demo.problems import add_problems
-from oncekey.demo.serving import listen
+from oncekey.demo.tables import Tables
 from oncekey.demo.tenants import Tenant
 from oncekey.engine.shell import AsyncEngine
 from oncekey.flow import Mode, Rows, Statement, Steps, Transaction
@@ -41,12 +42,13 @@ def protected(store: str) -> FastAPI:
 def unprotected(store: str) -> FastAPI:
     """The same route, models, checks, driver and transaction, and nobody who remembers the key."""
     engines: list[AsyncEngine] = []
-    orders = Orders(lambda: engines[0])
+    tables = Tables(lambda: engines[0])
+    orders = Orders(tables)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engines.append(wire.aconnect(store))
-        await orders.create_tables()
+        await tables.create()
         yield
         await engines.pop().close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from pathlib import Path
 from typing import Annotated, NoReturn
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
     app.command("demo")(demo)
 
 
-def demo(
+def demo(  # noqa: PLR0917  (typer reads the parameters)
     store: Annotated[
         str, typer.Option(help="Where orders and keys are kept: sqlite:///file.db or postgresql://…")
     ] = DEFAULT_STORE,
@@ -30,6 +31,13 @@ def demo(
     lease: Annotated[
         float, typer.Option(help="Seconds after which a retry may run a request again whose server died.")
     ] = 30.0,
+    call_timeout: Annotated[float, typer.Option(help="Seconds that a call to the provider may take.")] = 10.0,
+    provider: Annotated[
+        str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
+    ] = None,
+    provider_ledger: Annotated[
+        Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Serve a small shop whose orders may be sent as often as one likes."""
     try:
@@ -37,17 +45,25 @@ def demo(
     except ImportError as error:
         fail(f"the demo needs {error.name}: pip install 'oncekey[demo]'")
     try:
-        serve(store, policy_for(lease), host=host, port=port, announce=lambda url: announce(url, store))
+        serve(
+            store,
+            policy_for(lease, call_timeout),
+            host=host,
+            port=port,
+            provider=provider,
+            ledger=provider_ledger,
+            announce=lambda url: announce(url, store),
+        )
     except OncekeyError as error:
         fail(str(error))
     except KeyboardInterrupt:
         print()
 
 
-def policy_for(lease: float) -> Policy:
+def policy_for(lease: float, call_timeout: float = 10.0) -> Policy:
     """The defaults with another lease; a handler may run for an hour, or for one lease if that is longer."""
     longest = max(lease, Policy().deadline.total_seconds())
-    return Policy().override(lease=lease, deadline=longest)
+    return Policy().override(lease=lease, deadline=longest, call_timeout=call_timeout)
 
 
 def announce(url: str, store: str) -> None:

@@ -8,40 +8,53 @@ from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI
 
+from oncekey.demo.charging import Charging
 from oncekey.demo.health import health_routes
+from oncekey.demo.ledger_route import ledger_routes
 from oncekey.demo.limits import BodyLimit
+from oncekey.demo.movements import Movements
+from oncekey.demo.notification_routes import notification_routes
 from oncekey.demo.order_routes import order_routes
 from oncekey.demo.orders import Orders
 from oncekey.demo.pages import page_routes
+from oncekey.demo.payment_routes import payment_routes
 from oncekey.demo.problems import add_problems
+from oncekey.demo.tables import Tables
 from oncekey.demo.tenants import authenticate, tenant_of
 from oncekey.once import Once
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
 
+DEFAULT_PROVIDER = "http://127.0.0.1:8001"
+"""Where `oncekey provider` listens if it is not told otherwise."""
 
-def create_app(store_url: str, policy: Policy) -> FastAPI:
-    """The demo on a store. Its tables, and oncekey's, are made at start-up."""
+
+def create_app(store_url: str, policy: Policy, provider_url: str = DEFAULT_PROVIDER) -> FastAPI:
+    """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up."""
     once = Once(store_url, policy=policy, migrate=True)
-    orders = Orders(once.asynchronous)
+    tables = Tables(once.asynchronous)
+    charging = Charging(provider_url, policy.call_timeout.total_seconds())
 
     @asynccontextmanager
-    async def tables(_: FastAPI) -> AsyncIterator[None]:
-        await orders.create_tables()
+    async def prepared(_: FastAPI) -> AsyncIterator[None]:
+        await tables.create()
         yield
 
     app = FastAPI(
         title="oncekey demo",
         summary="A small shop whose requests may be sent as often as one likes.",
-        lifespan=once.lifespan_with(tables),
+        lifespan=once.lifespan_with(prepared),
         # The pages that come with FastAPI load their scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
     )
-    app.include_router(order_routes(once, orders))
-    app.include_router(health_routes(orders))
-    app.include_router(page_routes(policy))
+    app.include_router(order_routes(once, Orders(tables)))
+    app.include_router(payment_routes(once, Movements(tables), charging))
+    app.include_router(notification_routes(once, charging))
+    app.include_router(ledger_routes(charging))
+    app.include_router(health_routes(tables))
+    app.include_router(page_routes())
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)
     once.install(app, tenant=tenant_of, status_dependencies=[Depends(authenticate)])

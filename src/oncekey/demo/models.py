@@ -56,15 +56,20 @@ class Order(BaseModel):
 
 def place(wanted: OrderIn) -> Order:
     """An order with an id and a time of its own."""
-    now = time.time_ns()
-    created_at = _EPOCH + timedelta(microseconds=now // 1000)
+    new_id, created_at = born()
     return Order(
-        id=_ordered_uuid(now),
+        id=new_id,
         status="placed",
         customer_id=wanted.customer_id,
         items=wanted.items,
         created_at=created_at,
     )
+
+
+def born() -> tuple[UUID, datetime]:
+    """An id and a time for something new."""
+    now = time.time_ns()
+    return _ordered_uuid(now), _EPOCH + timedelta(microseconds=now // 1000)
 
 
 def moment(created_at: datetime) -> int:

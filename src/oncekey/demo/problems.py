@@ -13,7 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import NotExecuted, StoreError
+from oncekey.demo.provider_errors import ProviderFailedError
 
 log = logging.getLogger("oncekey.demo")
 
@@ -63,6 +64,9 @@ def add_problems(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(StoreError, _store)
+    app.add_exception_handler(ProviderFailedError, _provider)
+    app.add_exception_handler(TimeoutError, _provider)  # a call that took too long
+    app.add_exception_handler(NotExecuted, _not_executed)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -92,6 +96,17 @@ async def _http(_: Request, error: Exception) -> Response:
 async def _store(_: Request, error: Exception) -> Response:
     log.error("oncekey demo: the store failed: %s", error)
     return unavailable()
+
+
+async def _provider(_: Request, error: Exception) -> Response:
+    log.warning("oncekey demo: %s", str(error) or type(error).__name__)
+    return problem(HTTPStatus.BAD_GATEWAY, "provider_failed", "The provider did not say what it did.")
+
+
+async def _not_executed(_: Request, error: Exception) -> Response:
+    log.warning("oncekey demo: %s", error)
+    detail = "The provider cannot be reached; nothing was charged. Send the request again."
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, "provider_unavailable", detail, headers={"retry-after": "1"})
 
 
 async def _unexpected(_: Request, __: Exception) -> Response:

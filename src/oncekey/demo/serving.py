@@ -3,42 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from oncekey.demo.app import create_app
+from oncekey.demo.app import DEFAULT_PROVIDER, create_app
+from oncekey.demo.house_provider import HouseProvider
 from oncekey.demo.listening import CannotServeError, address_of, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from oncekey.core.policy import Policy
 
 GRACE_SECONDS = 10
+LEDGER: Final = "oncekey-demo-provider.db"
 
 
-def serve(store: str, policy: Policy, *, host: str, port: int, announce: Callable[[str], None]) -> None:
+def serve(
+    store: str,
+    policy: Policy,
+    *,
+    host: str,
+    port: int,
+    provider: str | None,
+    ledger: Path | None,
+    announce: Callable[[str], None],
+) -> None:
     """Serve until a signal ends it; `announce` is told the address when everything is in order."""
-    listener = listen(host, port)
-    with listener:
-        asyncio.run(_try_once(store, policy))
-        announce(address_of(host, listener))
-        config = uvicorn.Config(
-            create_app(store, policy),
-            log_level="warning",
-            access_log=False,
-            lifespan="on",
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-        server = uvicorn.Server(config)
-        server.run(sockets=[listener])
+    with listen(host, port) as listener:
+        asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
+        with _provided(provider, ledger or beside(store)) as provider_url:
+            announce(address_of(host, listener))
+            config = uvicorn.Config(
+                create_app(store, policy, provider_url),
+                log_level="warning",
+                access_log=False,
+                lifespan="on",
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+            server = uvicorn.Server(config)
+            server.run(sockets=[listener])
         if not server.started:
             raise CannotServeError("the demo did not start; the lines above say why")
 
 
-async def _try_once(store: str, policy: Policy) -> None:
+def beside(store: str) -> Path:
+    """Where the provider's ledger is: in the folder of a store that is a file, and else in this one."""
+    scheme, _, path = store.partition(":///")
+    folder = Path(path.partition("?")[0]).parent if scheme.startswith("sqlite") else Path()
+    return folder / LEDGER
+
+
+@contextmanager
+def _provided(running: str | None, ledger: Path) -> Iterator[str]:
+    """The address of the provider that is there, or of one that is there as long as we are."""
+    if running is not None:
+        yield running
+        return
+    with HouseProvider(ledger) as ours:
+        yield ours.url
+
+
+async def _try_once(store: str, policy: Policy, provider: str) -> None:
     """Start and stop the application: a server's own report of a failed start is a page of traceback."""
-    app = create_app(store, policy)
+    app = create_app(store, policy, provider)
     async with app.router.lifespan_context(app):
         pass

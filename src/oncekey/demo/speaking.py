@@ -31,7 +31,7 @@ class SqliteSpeaker:
         try:
             await connection.execute(sql, params)
         except connection.Error as error:
-            raise StoreUnavailableError("SQLite did not take the order") from error
+            raise StoreUnavailableError("SQLite did not take the row") from error
 
 
 class PsycopgSpeaker:
@@ -44,7 +44,7 @@ class PsycopgSpeaker:
         try:
             await connection.execute(pyformat(sql), params)
         except psycopg.Error as error:
-            raise StoreUnavailableError("PostgreSQL did not take the order") from error
+            raise StoreUnavailableError("PostgreSQL did not take the row") from error
 
 
 class AsyncpgSpeaker:
@@ -58,7 +58,7 @@ class AsyncpgSpeaker:
         try:
             await connection.execute(statement.text, *statement.arguments(params))
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise StoreUnavailableError("PostgreSQL did not take the order") from error
+            raise StoreUnavailableError("PostgreSQL did not take the row") from error
 
 
 def speaker_for(driver: object) -> Speaker:
