@@ -1,0 +1,1 @@
+"""Work behind the scenes: what nobody waits for, and somebody has to do."""
