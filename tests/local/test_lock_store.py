@@ -88,7 +88,7 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str,
         claim = a_claim()
         entry, tx = await at.enter(claim)
         assert isinstance(entry, Go)
-        assert (entry.ground.kind, entry.lease.fence, entry.lease.attempt) == (Kind.NEW, 1, 1)
+        assert (entry.ground.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (Kind.NEW, 1, 1)
         assert locks_held(dsn) == 1
         assert await adrive(at.locks.held(number_of(claim)), at.engine.driver.run)
         assert not await adrive(at.locks.held(number_of(a_claim())), at.engine.driver.run)
@@ -124,7 +124,7 @@ async def test_a_retryable_record_is_completed_in_its_own_life(package: str, dsn
         second = again(first)
         entry, tx = await at.enter(second)
         assert isinstance(entry, Go)
-        lease = entry.lease
+        lease = entry.proceed.lease
         assert (entry.ground.kind, lease.fence, lease.attempt, lease.incarnation) == (
             Kind.RETRYABLE,
             2,
@@ -149,7 +149,7 @@ async def test_an_expired_record_begins_a_new_life(package: str, dsn: str, ended
         assert await at.look(second, Policy(on_expired=OnExpired.GONE)) == Refuse(Code.KEY_EXPIRED)
         entry, tx = await at.enter(second)
         assert isinstance(entry, Go)
-        assert (entry.ground.kind, entry.lease.fence, entry.lease.attempt) == (Kind.ANEW, 2, 1)
+        assert (entry.ground.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (Kind.ANEW, 2, 1)
         assert await at.finish(second, entry, tx)
         assert at.record() == ("completed", 2, 3, 1, str(second.incarnation), b"done", "local")
         found: Any = await at.look(again(second))
@@ -184,7 +184,9 @@ async def test_two_who_both_saw_no_row_store_one_answer(package: str, dsn: str) 
         assert await at.finish(claim, entry, tx) is None
         assert at.effects == 0
         assert await adrive(local.after(at.engine.store, claim, Policy()), at.engine.driver.run) == Refuse(
-            Code.IN_PROGRESS, retry_after=1, record=other.record  # type: ignore[union-attr]
+            Code.IN_PROGRESS,
+            retry_after=1,
+            record=other.record,  # type: ignore[union-attr]
         )
 
 
@@ -235,8 +237,8 @@ async def test_a_handler_that_commits_by_itself_is_noticed(package: str, dsn: st
 
 async def test_the_transaction_has_the_leases_time_outs(package: str, dsn: str) -> None:
     # L4, F15
-    async with desk(package, dsn) as at:
-        rows(dsn, f"ALTER DATABASE {dsn.split('/')[-1].split('?')[0]} SET synchronous_commit = off")
+    ((name,),) = rows(dsn, "SELECT current_database()")
+    rows(dsn, f"ALTER DATABASE {name} SET synchronous_commit = off")
     async with desk(package, dsn) as at:
         _, tx = await at.enter(a_claim(lease=7 * SECOND))
         shown = [

@@ -5,21 +5,22 @@ Nothing here waits, reads a clock or talks to anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.model import Code, Lease, Proceed, Refuse, Replay
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
+from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.onecommit import Kind, Sealed, ground_for
 from oncekey.core.rulings import ClaimAgain, Doubt, Supersede, TakeOver, rule
+from oncekey.engine.request import NO_OUTBOX
 from oncekey.flow import Mode, Transaction
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Completed, Instant, Snapshot
+    from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
     from oncekey.core.onecommit import Ground, Locked
     from oncekey.core.policy import Policy
     from oncekey.flow import Flow, Steps
-    from oncekey.ports import Inspect, Locks
+    from oncekey.ports import Inspect, Locks, Outbox
 
 LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""
@@ -32,9 +33,9 @@ ROLLED_BACK = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Execute: the lock is ours, and the finished record has a place."""
+    """Execute: the lock is ours, and the finished record has a place. What proceeds is not written anywhere yet."""
 
-    lease: Lease
+    proceed: Proceed
     ground: Ground
     begun: Instant
 
@@ -57,7 +58,27 @@ def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     ground = ground_for(look.snapshot, claim)
     if ground is None:
         return ClaimFirst()
-    return Go(_lease(claim, ground, look.snapshot.now), ground, look.begun)
+    now = look.snapshot.now
+    record = _as_claimed(claim, ground, now)
+    return Go(Proceed(Lease.of(record), record, now), ground, look.begun)
+
+
+def sealing(
+    locks: Locks,
+    outbox: Outbox | None,
+    claim: Claim,
+    go: Go,
+    settlement: Completed | Deferred,
+    *,
+    parcels: tuple[Parcel, ...] = (),
+) -> Steps[Sealed | None]:
+    """The finished record and what the handler emitted, as the last statements of the business transaction."""
+    sealed = yield from locks.completing(claim, go.ground, settlement, go.begun)
+    if sealed is not None and parcels:
+        if outbox is None:
+            raise ConfigurationError(NO_OUTBOX)
+        yield from outbox.putting(parcels)
+    return sealed
 
 
 def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
@@ -122,18 +143,54 @@ def _said(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse |
             assert_never(ruled)
 
 
-def _lease(claim: Claim, ground: Ground, now: Instant) -> Lease:
-    """What the handler is told about itself. The server's time-outs keep the lease, so there is no heartbeat (L4)."""
+def _as_claimed(claim: Claim, ground: Ground, now: Instant) -> Record:
+    """The record as a claim would have made it, for the handler to know itself by; nobody else ever sees it.
+
+    The server's time-outs keep the lease, so there is no heartbeat (L4).
+    """
     seen = ground.seen
-    again = seen if ground.kind is Kind.RETRYABLE else None
-    return Lease(
+    if seen is not None and ground.kind is Kind.RETRYABLE:
+        return replace(
+            seen,
+            state=State.IN_PROGRESS,
+            fence=seen.fence + 1,
+            owner=claim.owner,
+            lease_until=now + claim.lease,
+            deadline=now + claim.deadline,
+            attempts=seen.attempts + 1,
+            last_run_at=now,
+            last_error=None,
+        )
+    return Record(
         id=claim.id,
-        incarnation=again.incarnation if again else claim.incarnation,
-        fence=seen.fence + 1 if seen else 1,
-        attempt=again.attempts + 1 if again else 1,
+        incarnation=claim.incarnation,
+        operation=claim.operation,
         effects=claim.effects,
+        recovery=claim.recovery,
+        method=claim.method,
+        path=claim.path,
+        fingerprint=claim.fingerprint,
+        seed=claim.seed,
+        state=State.IN_PROGRESS,
+        outcome=None,
+        entered=claim.entered,
+        fence=1 if seen is None else seen.fence + 1,
+        version=1 if seen is None else seen.version + 1,
+        owner=claim.owner,
         lease_until=now + claim.lease,
         deadline=now + claim.deadline,
+        call_timeout=claim.call_timeout,
+        ttl=claim.ttl,
+        attempts=1,
+        recovery_point="started",
+        memo=(),
+        intent=None,
+        response=None,
+        last_error=None,
+        reconcile_after=None,
+        reconcile_tries=0,
+        created_at=now,
+        last_run_at=now,
+        finished_at=None,
         expires_at=now + claim.ttl,
-        owner=claim.owner,
     )

@@ -37,7 +37,11 @@ async def admit(
     before_waiting: Callable[[], Awaitable[None]],
 ) -> Verdict:
     """The verdict on a claim; an outage is a refusal before anything was executed (R110)."""
-    return await guarded(installation, engine, claim, policy, lambda: _patiently(engine, claim, policy, before_waiting))
+
+    async def ask() -> Verdict:
+        return await patiently(lambda: engine.begin(claim, policy), policy, before_waiting)
+
+    return await guarded(installation, engine, claim, policy, ask)
 
 
 async def guarded(
@@ -46,6 +50,8 @@ async def guarded(
     claim: Claim,
     policy: Policy,
     ask: Callable[[], Awaitable[Verdict]],
+    *,
+    may_have_claimed: Callable[[], bool] = lambda: True,
 ) -> Verdict:
     """Ask the store, and turn whatever keeps it from answering into a verdict."""
     if not installation.breaker.allows():
@@ -59,17 +65,18 @@ async def guarded(
         log.error("oncekey: the store could not be asked: %s", type(error).__name__)
         return _outage(policy)
     except asyncio.CancelledError:
-        _undo(installation, engine, claim)
+        if may_have_claimed():
+            _undo(installation, engine, claim)
         raise
     installation.breaker.worked()
     return verdict
 
 
-async def _patiently(
-    engine: AsyncEngine, claim: Claim, policy: Policy, before_waiting: Callable[[], Awaitable[None]]
+async def patiently(
+    ask: Callable[[], Awaitable[Verdict]], policy: Policy, before_waiting: Callable[[], Awaitable[None]]
 ) -> Verdict:
     """In wait mode, look again until the first request is done or the patience is over (R82)."""
-    verdict = await engine.begin(claim, policy)
+    verdict = await ask()
     if policy.on_in_progress is not InProgress.WAIT:
         return verdict
     loop, pause = asyncio.get_running_loop(), FIRST_POLL
@@ -78,7 +85,7 @@ async def _patiently(
         await before_waiting()
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, LONGEST_POLL)
-        verdict = await engine.begin(claim, policy)
+        verdict = await ask()
     return verdict
 
 

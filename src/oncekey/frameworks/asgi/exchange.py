@@ -42,9 +42,11 @@ from oncekey.frameworks.asgi.admission import admit, guarded
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
+from oncekey.frameworks.asgi.entrance import Entrance
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
 from oncekey.frameworks.asgi.intake import Intake
 from oncekey.frameworks.asgi.lending import take_back
+from oncekey.frameworks.asgi.one_commit import OneCommit
 from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
 from oncekey.frameworks.asgi.settlement import Settling
 from oncekey.frameworks.asgi.shield import shielded
@@ -106,6 +108,7 @@ class Exchange:
         "_heartbeat",
         "_intake",
         "_lines",
+        "_one_commit",
         "_root_path",
         "_send",
         "_settling",
@@ -150,7 +153,8 @@ class Exchange:
         self._engine: AsyncEngine | None = None
         self._capture: Capture | None = None
         self._heartbeat: Heartbeat | None = None
-        self._settling: Settling | None = None
+        self._settling: Settling | OneCommit | None = None
+        self._one_commit: OneCommit | None = None
         self._answer: Answer | None = None
 
     # What the application is handed instead of the server's.
@@ -215,7 +219,15 @@ class Exchange:
             return await guarded(
                 self.installation, self.engine, claim, policy, lambda: self.engine.resume(claim, policy)
             )
-        return await admit(self.installation, self.engine, claim, policy, lambda: take_back(self))
+        locks = self.engine.store.locks
+        if locks is None or not enrolment.transactional:
+            return await admit(self.installation, self.engine, claim, policy, lambda: take_back(self))
+        entrance = Entrance(
+            self, OneCommit(self.engine, locks, claim, policy, echo=self._echo, status_url=self._status_url)
+        )
+        verdict = await entrance.admit(enrolment)
+        self._one_commit = entrance.entered
+        return verdict
 
     def _resumes(self, record: Record, now: Instant, enrolment: Enrolment) -> None:
         """What was begun under other effects can only be gone on with by a handler that has steps (L3, F4)."""
@@ -303,6 +315,9 @@ class Exchange:
         self.phase = Phase.RUNNING
         self._intake.hold()
         self._capture = Capture(enrolment.policy)
+        if self._one_commit is not None:
+            self._settling = self._one_commit
+            return
         self._heartbeat = Heartbeat(self.engine, lease, enrolment.policy)
         self._settling = Settling(
             self.engine,

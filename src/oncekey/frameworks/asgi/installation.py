@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.types import Resolver, Scope
 
 HANDLER_THREADS = 40
+OPENING_THREADS = 16
 SETTLE_THREADS = 16
-"""Settlements never queue behind handlers: whoever holds a connection must not wait for one who wants one."""
+"""Neither settlements nor handlers queue behind openings: who holds a connection never waits for one who wants one."""
 
 
 class Engines(Protocol):
@@ -64,6 +65,7 @@ class Installation:
         self._tenant = tenant
         self._principal = principal
         self._handlers: ThreadPoolExecutor | None = None
+        self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
 
     def admit(self, enrolment: Enrolment) -> None:
@@ -92,6 +94,12 @@ class Installation:
         return self._handlers
 
     @property
+    def openings(self) -> ThreadPoolExecutor:
+        """Threads that wait for the connections of `def` handlers."""
+        self._openings = self._openings or ThreadPoolExecutor(OPENING_THREADS, "oncekey-opening")
+        return self._openings
+
+    @property
     def settles(self) -> ThreadPoolExecutor:
         """Threads for the settlements of `def` handlers."""
         self._settles = self._settles or ThreadPoolExecutor(SETTLE_THREADS, "oncekey-settle")
@@ -100,10 +108,10 @@ class Installation:
     async def stop(self, seconds: float) -> None:
         """Let settlements come to their end, then give the threads back."""
         await self.drain.wait(seconds)
-        for executor in (self._handlers, self._settles):
+        for executor in (self._handlers, self._openings, self._settles):
             if executor is not None:
                 executor.shutdown(wait=False)
-        self._handlers = self._settles = None
+        self._handlers = self._openings = self._settles = None
 
 
 async def _resolved(resolver: Resolver, scope: Scope) -> str:

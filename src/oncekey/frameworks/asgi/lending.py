@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.shield import shielded
+from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.ports import AsyncFlushes, AsyncSessions
 
 if TYPE_CHECKING:
-    from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
@@ -39,10 +39,11 @@ UNSEEN = (
 class Lending:
     """What one request was lent."""
 
-    __slots__ = ("_engine", "_handed_over", "_reading", "_scope", "_session", "_taken", "_tx")
+    __slots__ = ("_engine", "_handed_over", "_installation", "_reading", "_scope", "_session", "_taken", "_tx")
 
-    def __init__(self, engine: AsyncEngine, scope: Scope) -> None:
-        self._engine = engine
+    def __init__(self, installation: Installation, scope: Scope) -> None:
+        self._installation = installation
+        self._engine = installation.engines.asynchronous()
         self._scope = scope
         self._tx: AsyncOpenTransaction | None = None
         self._reading: AsyncOpenTransaction | None = None
@@ -71,19 +72,24 @@ class Lending:
             self._reading = await self._engine.open()
         return self._reading.connection
 
-    async def business(self) -> AsyncOpenTransaction:
-        """The business transaction, opened when it is first asked for."""
+    async def business(self, *, blocking: bool = False) -> AsyncOpenTransaction:
+        """The business transaction, opened when it is first asked for; a `def` handler's is a blocking one."""
         if self._tx is None:
-            self._tx = await self._engine.open()
+            self._tx = await (opened_in_thread(self._installation) if blocking else self._engine.open())
         return self._tx
 
-    async def hand_over(self, operation: str) -> AsyncOpenTransaction:
+    async def hand_over(self, enrolment: Enrolment) -> AsyncOpenTransaction:
         """The business transaction, for the handler's settlement to end."""
         if self._session is not None or self._reading is not None:
-            raise ConfigurationError(UNSEEN.format(operation=operation))
-        tx = await self.business()
+            raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
+        tx = await self.business(blocking=enrolment.blocking)
         self._handed_over = True
         return tx
+
+    @property
+    def lends_business(self) -> bool:
+        """Whether the business transaction is open already, because a dependency writes through it."""
+        return self._tx is not None
 
     @property
     def spent(self) -> bool:
@@ -120,13 +126,13 @@ class Borrower(Protocol):
 def lend(request: Borrower) -> Lending:
     """What a request was lent so far."""
     if request.lent is None:
-        request.lent = Lending(request.installation.engines.asynchronous(), request.scope)
+        request.lent = Lending(request.installation, request.scope)
     return request.lent
 
 
 async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransaction:
     """The business transaction of a LOCAL handler: the one that a dependency opened, or a new one."""
-    return await lend(request).hand_over(enrolment.operation)
+    return await lend(request).hand_over(enrolment)
 
 
 async def flush(tx: AsyncOpenTransaction) -> None:

@@ -23,7 +23,7 @@ from oncekey.flow import adrive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import Claim, Instant
+    from oncekey.core.model import Claim, Instant, Parcel
     from oncekey.core.policy import Policy
     from oncekey.core.settle import Decision
     from oncekey.engine.local import Entry, Go
@@ -45,7 +45,19 @@ NOT_THERE = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 class OneCommit:
     """One operation that is written down once."""
 
-    __slots__ = ("_claim", "_echo", "_engine", "_go", "_locks", "_number", "_policy", "_status_url", "expires_at", "tx")
+    __slots__ = (
+        "_echo",
+        "_engine",
+        "_go",
+        "_locks",
+        "_number",
+        "_policy",
+        "_status_url",
+        "claim",
+        "expires_at",
+        "parcels",
+        "tx",
+    )
 
     def __init__(
         self,
@@ -59,22 +71,23 @@ class OneCommit:
     ) -> None:
         self._engine = engine
         self._locks = locks
-        self._claim = claim
+        self.claim = claim
         self._policy = policy
         self._echo = echo
         self._status_url = status_url
         self._number = lock_number(SCHEMA, claim.id, policy.secret)
         self._go: Go | None = None
         self.tx: AsyncOpenTransaction | None = None
+        self.parcels: tuple[Parcel, ...] = ()
         self.expires_at: Instant = 0
 
     async def enter(self, tx: AsyncOpenTransaction) -> Entry:
         """Try the lock on the business transaction, as its first statement of ours."""
-        look = await tx.step(self._locks.locking(self._number, self._claim.id, self._claim.lease))
-        entry = local.enter(look, self._claim, self._policy)
+        look = await tx.step(self._locks.locking(self._number, self.claim.id, self.claim.lease))
+        entry = local.enter(look, self.claim, self._policy)
         if isinstance(entry, local.Go):
             self._go = entry
-            self.expires_at = entry.lease.expires_at
+            self.expires_at = entry.proceed.lease.expires_at
         return entry
 
     async def perform(self, decision: Decision) -> Answer | None:
@@ -95,7 +108,8 @@ class OneCommit:
     async def _together(self, tx: AsyncOpenTransaction, go: Go, settlement: Completed | Deferred) -> Answer | None:
         """The record is the last statement of the business transaction; no row written rolls it back (L3)."""
         try:
-            sealed = await tx.step(self._locks.completing(self._claim, go.ground, settlement, go.begun))
+            outbox = self._engine.store.outbox
+            sealed = await tx.step(local.sealing(self._locks, outbox, self.claim, go, settlement, parcels=self.parcels))
             if sealed is not None:
                 await tx.commit()
                 self._noted(sealed)
@@ -112,7 +126,7 @@ class OneCommit:
             log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
             return await self._after() or self._refused(NOT_THERE)
         await tx.rollback()
-        log.warning("oncekey: somebody else stored an answer first (digest %s)", key_digest(self._claim.id.key))
+        log.warning("oncekey: somebody else stored an answer first (digest %s)", key_digest(self.claim.id.key))
         return await self._after() or self._refused(local.BUSY)
 
     async def _apart(self, decision: Decision) -> Answer | None:
@@ -138,7 +152,7 @@ class OneCommit:
         """A small transaction of its own; if it cannot be had, nothing happened and the client may come again."""
         try:
             told = await self._patiently(
-                lambda: local.alone(self._locks, self._number, self._claim, self._policy, settlement)
+                lambda: local.alone(self._locks, self._number, self.claim, self._policy, settlement)
             )
         except StoreError:
             return self._refused(NOT_THERE)
@@ -149,9 +163,7 @@ class OneCommit:
 
     async def _lost_commit(self) -> Answer:
         try:
-            told = await self._patiently(
-                lambda: local.lost_commit(self._locks, self._number, self._claim, self._policy)
-            )
+            told = await self._patiently(lambda: local.lost_commit(self._locks, self._number, self.claim, self._policy))
         except StoreError:
             return self._in_doubt()
         return self._answer(told)
@@ -159,7 +171,7 @@ class OneCommit:
     async def _after(self) -> Answer | None:
         """What the record says wins over whatever we would have answered (L2)."""
         try:
-            told = await adrive(local.after(self._engine.store, self._claim, self._policy), self._engine.driver.run)
+            told = await adrive(local.after(self._engine.store, self.claim, self._policy), self._engine.driver.run)
         except StoreError:
             return self._refused(NOT_THERE)
         return None if told is None else self._answer(told)
@@ -178,7 +190,7 @@ class OneCommit:
         if not sealed.in_one_commit:
             log.error(
                 "oncekey: %s ended its own transaction: had it failed then, its rows would be there without the key",
-                self._claim.operation,
+                self.claim.operation,
             )
 
     def _in_doubt(self) -> Answer:

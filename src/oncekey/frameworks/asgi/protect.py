@@ -19,7 +19,7 @@ from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.stepping import Stepping
 from oncekey.frameworks.asgi.stepping_sync import SyncStepping
-from oncekey.frameworks.asgi.threads import ThreadedTransaction, in_thread, not_awaitable
+from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 
 if TYPE_CHECKING:
@@ -145,16 +145,18 @@ class _Call:
         return result
 
     async def _in_thread(self, exchange: Exchange) -> Any:
-        """Take the connection and run the handler in one thread: a handler that has one never waits for another."""
+        """Run the handler in a thread, with a connection in its hands: a handler never waits for one there."""
         installation = exchange.installation
         engine = None if self.enrolment.effects is Effects.INLINE else installation.engines.blocking()
 
+        connection = None
+        if self.enrolment.transactional:
+            tx = await business(exchange, self.enrolment)
+            exchange.joins(tx)
+            connection = tx.connection
+
         def run() -> Any:
-            connection = stepping = None
-            if engine is not None and self.enrolment.transactional:
-                tx = engine.open()
-                exchange.joins(ThreadedTransaction(tx, installation.settles))
-                connection = tx.connection
+            stepping = None
             if engine is not None and exchange.course is not None and exchange.parcels is not None:
                 stepping = SyncStepping(engine, exchange.course, exchange.parcels)
             op = self._operation(SyncOperation, exchange, connection, stepping)

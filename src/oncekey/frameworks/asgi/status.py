@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer, refuse, retry_after
 from oncekey.core.errors import StoreError
+from oncekey.core.locks import lock_number
 from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
 from oncekey.core.rulings import Situation, situate
+from oncekey.flow import adrive
 from oncekey.frameworks.asgi.claiming import scope_for
+from oncekey.frameworks.asgi.one_commit import SCHEMA
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Record, StoredResponse
+    from oncekey.core.model import Instant, Record, Snapshot, StoredResponse
+    from oncekey.core.policy import Policy
+    from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
 
@@ -24,17 +29,35 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
     policy = installation.policy
     record_id = RecordId(await scope_for(installation, policy, scope), key)
     try:
-        snapshot = await installation.engines.asynchronous().find(record_id)
+        snapshot, busy = await _find(installation.engines.asynchronous(), record_id, policy)
     except StoreError:
         return refuse(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), policy)
     record, now = snapshot.record, snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:
+        if busy:
+            return _shown({"key": key, "state": State.IN_PROGRESS.value}, wait=1)
         return refuse(Refuse(Code.KEY_NOT_FOUND), policy)
-    body = json.dumps(describe(record), separators=(",", ":")).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    wait = None
     if record.state in (State.PENDING, State.IN_PROGRESS, State.UNKNOWN):
         left = (record.lease_until or record.reconcile_after or now) - now
         wait = retry_after(max(left, SECOND), running_for=now - record.last_run_at)
+    return _shown(describe(record), wait=wait)
+
+
+async def _find(engine: AsyncEngine, record_id: RecordId, policy: Policy) -> tuple[Snapshot, bool]:
+    """The record, and whether a request of LOCAL in one commit is under way: that one has no row yet (L8, F21)."""
+    snapshot, locks = await engine.find(record_id), engine.store.locks
+    if locks is None or situate(snapshot.record, snapshot.now) not in (Situation.ABSENT, Situation.EXPIRED):
+        return snapshot, False
+    held = await adrive(locks.held(lock_number(SCHEMA, record_id, policy.secret)), engine.driver.run)
+    # Its commit may have come between the two looks.
+    return (snapshot, True) if held else (await engine.find(record_id), False)
+
+
+def _shown(description: dict[str, Any], *, wait: int | None) -> Answer:
+    body = json.dumps(description, separators=(",", ":")).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if wait is not None:
         headers.append((b"retry-after", b"%d" % wait))
     return Answer(200, (*headers, (b"cache-control", b"no-store")), body)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from oncekey.flow import Steps
     from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
     from oncekey.ports import OpenTransaction
 
 T = TypeVar("T")
@@ -51,6 +52,19 @@ def not_awaitable(result: T, enrolment: Enrolment) -> T:
 async def _ended(job: Future[Any]) -> None:
     with suppress(BaseException):
         await asyncio.wrap_future(job)
+
+
+async def opened_in_thread(installation: Installation) -> ThreadedTransaction:
+    """A business transaction for a `def` handler. Who waits for its connection takes no handler's thread."""
+    engine = installation.engines.blocking()
+    opened: list[OpenTransaction] = []
+    try:
+        await in_thread(installation.openings, lambda: opened.append(engine.open()))
+    except asyncio.CancelledError:
+        for tx in opened:
+            installation.settles.submit(tx.rollback)
+        raise
+    return ThreadedTransaction(opened[0], installation.settles)
 
 
 class ThreadedTransaction:
