@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,7 @@ from oncekey.testing.contract.racing import Racing  # noqa: E402
 
 OWNERS = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "discard")
 STRANGERS = ("take_over", "supersede", "doubt")
+STEPS = ("checkpoint", "announce", "result", "withdraw")
 
 
 def believing(*names: str) -> Callable:
@@ -90,7 +92,141 @@ def forgetting(command):
     return run
 
 
+def taking_for(**columns) -> Callable:
+    """A statement that takes the row for another: what it would compare there, it does not compare."""
+
+    def spoil(command):
+        def run(table, **params):
+            line = table.get((params["scope"], params["key"]))
+            if line is None:
+                return command(table, **params)
+            before = {name: line[name] for name in columns}
+            line.update({name: make(line) if callable(make) else make for name, make in columns.items()})
+            unwritten = {name: line[name] for name in columns}
+            rows = command(table, **params)
+            # What the statement did not write itself is as it was.
+            line.update({name: old for name, old in before.items() if line[name] == unwritten[name]})
+            return [{**line, "now": params["now"]}] if rows else []
+
+        return run
+
+    return spoil
+
+
+def intent_with(**changes) -> Callable[[dict], str | None]:
+    """The row's announcement with something else in it."""
+    return lambda line: line["intent"] and json.dumps({**json.loads(line["intent"]), **changes})
+
+
+def saying(**changes) -> Callable:
+    """A statement that is given something else than the caller said."""
+    return lambda command: lambda table, **params: command(table, **{**params, **changes})
+
+
+FAR = 1 << 62
+
 MUTANTS = {
+    **{f"{name} proves no fence": ((name,), believing("fence")) for name in (*STEPS, "settle_handed_back")},
+    **{f"{name} proves no incarnation": ((name,), believing("incarnation")) for name in (*STEPS, "settle_handed_back")},
+    **{f"{name} is not stored": ((name,), forgetting) for name in (*STEPS, "settle_handed_back")},
+    **{
+        f"{name} does not look at the state": ((name,), taking_for(state="in_progress"))
+        for name in (*STEPS, "settle_handed_back")
+    },
+    **{
+        f"{name} compares no memo": (
+            (name,),
+            lambda command: (
+                lambda table, **params: command(
+                    table, **{**params, "seen_memo": table[params["scope"], params["key"]]["memo"]}
+                )
+            ),
+        )
+        for name in ("checkpoint", "announce", "result")
+    },
+    **{
+        f"{name} is for any effects": ((name,), taking_for(effects="phased"))
+        for name in ("result", "withdraw", "settle_handed_back")
+    },
+    "a phase is finished beside an open call": (("checkpoint",), taking_for(intent=None)),
+    "a phase shortens its lease": (
+        ("checkpoint",),
+        afterwards(lambda _, params: {"lease_until": params["now"] + params["lease"]}),
+    ),
+    "a phase leaves the recovery point": (("checkpoint",), afterwards(lambda _line, _: {"recovery_point": "started"})),
+    "a call is repeated after its window": (("announce",), taking_for(intent=intent_with(repeatable_until=FAR))),
+    "a call is repeated with other parameters": (
+        ("announce",),
+        lambda command: (
+            lambda table, **params: taking_for(intent=intent_with(digest=params["digest"]))(command)(table, **params)
+        ),
+    ),
+    "a call is announced over another": (
+        ("announce",),
+        lambda command: (
+            lambda table, **params: taking_for(intent=intent_with(phase=params["phase"]))(command)(table, **params)
+        ),
+    ),
+    "sends are not counted": (
+        ("announce",),
+        lambda command: (
+            lambda table, **params: taking_for(intent=intent_with(sends=params["sends"] - 1))(command)(table, **params)
+        ),
+    ),
+    "a repetition opens its window anew": (
+        ("announce",),
+        afterwards(
+            lambda line, params: {
+                "intent": intent_with(repeatable_until=params["repeatable"] and params["now"] + params["repeatable"])(
+                    line
+                )
+            }
+        ),
+    ),
+    "a call's lease ends before the call": (("announce",), saying(busy=0)),
+    "a second send is withdrawn": (("withdraw",), taking_for(intent=intent_with(sends=1))),
+    "a late result is refused": (
+        ("result",),
+        lambda command: (
+            lambda table, **params: (
+                command(table, **params) if table[params["scope"], params["key"]]["state"] == "in_progress" else []
+            )
+        ),
+    ),
+    "a result leaves its call open": (
+        ("result",),
+        lambda command: (
+            lambda table, **params: afterwards(
+                lambda _, __, intent=table[params["scope"], params["key"]]["intent"]: {"intent": intent}
+            )(command)(table, **params)
+        ),
+    ),
+    "a late result keeps the error": (("result",), afterwards(lambda _line, _: {"last_error": "old"})),
+    "a call is handed back after its window": (
+        ("settle_handed_back",),
+        taking_for(intent=intent_with(repeatable_until=FAR)),
+    ),
+    "every attempt is spared": (("settle_handed_back",), saying(spared=1)),
+    "no attempt is spared": (("settle_handed_back",), saying(spared=0)),
+    "nobody is told when to go on": (("settle_handed_back",), saying(resume_after=0)),
+    "handing back forgets the call": (("settle_handed_back",), afterwards(lambda _line, _: {"intent": None})),
+    "handing back forgets the memo": (("settle_handed_back",), afterwards(lambda _line, _: {"memo": None})),
+    "an open call is answered": (("settle_completed",), taking_for(intent=None)),
+    "an open call is retryable": (("settle_retryable",), taking_for(intent=None)),
+    "a finished phase is retryable": (("settle_retryable",), taking_for(memo=None)),
+    "an open call is discarded": (("discard",), taking_for(intent=None)),
+    "a finished phase is discarded": (("discard",), taking_for(memo=None)),
+    "what is to be resumed is answered late": (("settle_completed",), taking_for(memo=None)),
+    "a claim loses its request": (("claim",), saying(request=None)),
+    "a take-over brings its own request": (
+        ("take_over",),
+        afterwards(lambda _, params: {"request": params["request"]}),
+    ),
+    "a take-over forgets the memo": (("take_over",), afterwards(lambda _line, _: {"memo": None})),
+    "a take-over forgets the open call": (("take_over",), afterwards(lambda _line, _: {"intent": None})),
+    "an answered request is kept": (("settle_completed",), afterwards(lambda _line, _: {"request": b"still there"})),
+    "an answer is not the end": (("settle_completed",), afterwards(lambda _line, _: {"recovery_point": "started"})),
+    "a new start keeps the request": (("supersede",), saying(request=b"old")),
     "an owner proves no fence": (OWNERS, believing("fence")),
     "an owner proves no incarnation": (OWNERS, believing("incarnation")),
     "a heartbeat proves no fence": (("renew",), believing("fence")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.migrations import Migration, Phase, Standing
+from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
@@ -20,6 +22,7 @@ from oncekey.flow import drive
 from oncekey.stores import postgres, sqlite
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.migrations import SqlSchema
+from oncekey.stores.rows import COLUMNS
 from oncekey.stores.sqlite import SqliteStore
 
 PACKAGE = "oncekey.stores.sqlite"
@@ -174,6 +177,100 @@ def test_memory_needs_no_tables():
     engine.migrate()
     with pytest.raises(SchemaError, match="no tables"):
         drive(engine.store.schema.migrate(sqlite.tables().migrations[0]), engine.driver.run)
+
+
+# A row in every state, as version 0001 has them: columns that are not named here are the same in all.
+EVERY_STATE = {
+    "pending": {"effects": "outbox"},
+    "in_progress": {"owner": "somebody", "lease_until": 77, "effects": "phased", "recovery": "resume"},
+    "completed": {
+        "outcome": "failure",
+        "response_status": 402,
+        "response_headers": '[["etag","x"]]',
+        "response_body": b"\x00\xff",
+        "response_schema": 1,
+        "finished_at": 9,
+    },
+    "failed_retryable": {"last_error": "x", "memo": '[["a","phase","1"]]', "effects": "phased", "recovery": "resume"},
+    "unknown": {"last_error": "timeout", "reconcile_after": 5, "reconcile_tries": 3, "intent": '{"phase":"charge"}'},
+    "expired": {"outcome": "success", "response_status": 201, "response_headers": "[]", "response_schema": 1},
+}
+
+
+def a_row(state: str) -> dict[str, object]:
+    """A record of 0001 in this state."""
+    plain = {
+        "scope": "shop|t1",
+        "key": state,
+        "incarnation": "00000000-0000-0000-0000-000000000007",
+        "operation": "pay",
+        "effects": "local",
+        "recovery": "retry",
+        "method": "POST",
+        "path": "/payments",
+        "fingerprint": "f",
+        "seed": b"\x00seed",
+        "state": state,
+        "entered": 1,
+        "fence": 4,
+        "version": 9,
+        "deadline": 1,
+        "call_timeout": 2,
+        "ttl": 3,
+        "attempts": 4,
+        "recovery_point": "started",
+        "reconcile_tries": 0,
+        "created_at": 5,
+        "last_run_at": 6,
+        "expires_at": 7,
+    }
+    return {**dict.fromkeys(COLUMNS[:-1]), **plain, **EVERY_STATE[state]}
+
+
+def test_a_store_with_records_keeps_them(driver, path):  # R237
+    """0002 makes SQLite's table anew: every column of every row, in every state, is there again."""
+    now = sqlite.tables()
+    before = SqlSchema(PACKAGE, Dialect.SQLITE, migrations=now.migrations[:1])
+    drive(migrate.up(before), driver.run)
+    columns = COLUMNS[:-1]
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        places = ", ".join("?" * len(columns))
+        for state in EVERY_STATE:
+            connection.execute(
+                f"INSERT INTO oncekey_record ({', '.join(columns)}) VALUES ({places})",
+                [a_row(state)[name] for name in columns],
+            )
+        old = connection.execute("SELECT * FROM oncekey_record ORDER BY key").fetchall()
+
+    assert [one.number for one in drive(migrate.up(now), driver.run)] == [one.number for one in now.migrations[1:]]
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT * FROM oncekey_record ORDER BY key").fetchall() == [
+            (*row, None) for row in old
+        ]
+    assert {row[0] for row in old} == {"shop|t1"}
+    assert {row[COLUMNS.index("state")] for row in old} == {state.value for state in State}
+    drive(migrate.check(now), driver.run)
+    found = drive(SqliteStore().find(RecordId("shop|t1", "completed")), driver.run).record
+    assert (found.response.status, found.response.body, found.request) == (402, b"\x00\xff", None)
+
+
+def test_what_the_old_table_refused_the_new_one_refuses(driver, path):  # R56
+    """A table that is made anew could forget a constraint; only `counts_up` is meant to differ."""
+    constraint = re.compile(r"CONSTRAINT (\w+) CHECK \((.*?)\)(?=,\n|\n\))", re.DOTALL)
+
+    def constraints() -> dict[str, str]:
+        [text] = [sql for _, name, _, sql in look(path) if name == "oncekey_record"]
+        return {name: " ".join(rule.split()) for name, rule in constraint.findall(text)}
+
+    now = sqlite.tables()
+    drive(migrate.up(SqlSchema(PACKAGE, Dialect.SQLITE, migrations=now.migrations[:1])), driver.run)
+    before = constraints()
+    drive(migrate.up(now), driver.run)
+    after = constraints()
+
+    assert len(before) == 10
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {"counts_up"}
 
 
 UP = """

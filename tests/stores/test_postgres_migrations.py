@@ -12,6 +12,7 @@ import pytest
 from oncekey import wire
 from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.migrations import Migration, Standing
+from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
 from oncekey.engine import migrate
 from oncekey.flow import adrive, drive
@@ -118,6 +119,57 @@ def test_a_store_that_was_made_otherwise_is_not_used(engine, postgres_dsn):
         engine.check()
     with pytest.raises(SchemaError, match="not the one"):
         engine.migrate()
+
+
+FIRST = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=postgres.tables().migrations[:1])
+
+# A row in every state, as version 0001 has them.
+EVERY_STATE = """
+    INSERT INTO oncekey.record (
+        scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed, state, outcome, entered,
+        fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts, recovery_point, memo, intent,
+        response_status, response_headers, response_body, response_schema, last_error, reconcile_after,
+        reconcile_tries, created_at, last_run_at, finished_at, expires_at)
+    SELECT 'shop|t1', state, gen_random_uuid(), 'pay', effects, 'resume', 'POST', '/', 'f', '\\x0073', state,
+        CASE WHEN done THEN 'failure' END, true, 4, 9, CASE WHEN runs THEN 'somebody' END, CASE WHEN runs THEN 77 END,
+        1, 2, 3, 4, 'started', CASE WHEN effects = 'phased' THEN '[["a","phase","1"]]' END,
+        CASE WHEN state = 'unknown' THEN '{"phase":"charge"}' END,
+        CASE WHEN done THEN 402 END, CASE WHEN done THEN '[]' END, CASE WHEN done THEN '\\x00ff'::bytea END,
+        CASE WHEN done THEN 1 END, CASE WHEN state = 'unknown' THEN 'timeout' END,
+        CASE WHEN state = 'unknown' THEN 5 END, 3, 5, 6, CASE WHEN done THEN 9 END, 7
+    FROM (SELECT state, effects, state IN ('completed', 'expired') AS done, state = 'in_progress' AS runs
+          FROM (VALUES ('pending', 'outbox'), ('in_progress', 'phased'), ('completed', 'local'),
+                       ('failed_retryable', 'phased'), ('unknown', 'inline'), ('expired', 'local')
+               ) AS kinds (state, effects)
+         ) AS rows
+"""
+
+
+def test_a_store_with_records_keeps_them(engine, postgres_dsn):  # R237
+    """In every state; the table is not written anew, so nobody waits for a large one."""
+    drive(migrate.up(FIRST), engine.driver.run)
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(EVERY_STATE)
+        old = connection.execute("SELECT * FROM oncekey.record ORDER BY key").fetchall()
+        file = connection.execute("SELECT pg_relation_filenode('oncekey.record')").fetchone()
+
+        assert [one.number for one in drive(migrate.up(postgres.tables()), engine.driver.run)] == [
+            one.number for one in postgres.tables().migrations[1:]
+        ]
+
+        there = connection.execute("SELECT * FROM oncekey.record ORDER BY key").fetchall()
+        assert connection.execute("SELECT pg_relation_filenode('oncekey.record')").fetchone() == file
+    assert there == [(*row, None) for row in old]
+    assert {row[COLUMNS.index("state")] for row in old} == {state.value for state in State}
+    engine.check()
+    found = engine.find(RecordId("shop|t1", "completed")).record
+    assert (found.response.status, found.response.body, found.request) == (402, b"\x00\xff", None)
+
+
+def test_code_of_the_first_version_runs_on_the_second(engine):  # R237
+    """0002 is a `pre`: during a rolling deploy the old code is still there."""
+    engine.migrate()
+    drive(migrate.check(FIRST), engine.driver.run)
 
 
 UP = """

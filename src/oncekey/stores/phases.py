@@ -83,7 +83,7 @@ class PhaseStore:
             if rows:
                 return snapshot_of(rows[0])
             there = yield from self._find(lease)
-            return there if _owned(there.record, lease) and there.record.intent is None else None  # type: ignore[union-attr]
+            return there if _withdrawn(there.record, lease) else None
 
         return (yield from repeated(Transaction("withdraw", Mode.SINGLE, body)))
 
@@ -147,6 +147,13 @@ def _owned(record: Record | None, lease: Lease) -> bool:
 def _says(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:
     """Whether the record already says what we wanted to say, because we said it before."""
     return record is not None and _owned(record, lease) and record.memo == memo
+
+
+def _withdrawn(record: Record | None, lease: Lease) -> bool:
+    """Whether there is nothing to take back: the reply was lost, and the record is still ours to go on with."""
+    if record is None or not _owned(record, lease) or record.intent is not None:
+        return False
+    return record.state is State.IN_PROGRESS
 
 
 def _announced(record: Record | None, lease: Lease, call: Announcement) -> bool:

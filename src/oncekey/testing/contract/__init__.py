@@ -29,6 +29,7 @@ from __future__ import annotations
 from oncekey.testing.contract.claiming import Claiming
 from oncekey.testing.contract.expiring import Expiring
 from oncekey.testing.contract.keeping import Keeping
+from oncekey.testing.contract.phases import Announcing, HandingBack, Remembering, Resulting, Stepping
 from oncekey.testing.contract.racing import Racing
 from oncekey.testing.contract.settling import Renewing, Settling
 from oncekey.testing.contract.taking_over import TakingOver
@@ -37,5 +38,18 @@ from oncekey.testing.contract.world import World, blocking, under_asyncio
 __all__ = ["StoreContract", "World", "blocking", "under_asyncio"]
 
 
-class StoreContract(Claiming, TakingOver, Settling, Renewing, Expiring, Keeping, Racing):
+class StoreContract(
+    Claiming,
+    TakingOver,
+    Settling,
+    Renewing,
+    Stepping,
+    Announcing,
+    Resulting,
+    HandingBack,
+    Remembering,
+    Expiring,
+    Keeping,
+    Racing,
+):
     """Every scenario; a subclass gives the fixture `world`."""

@@ -90,10 +90,11 @@ class Claiming:
         """A record in progress that names our owner is ours (P7)."""
         claim = a_claim()
         first = world.begin(claim)
+        assert isinstance(first, Proceed)
 
-        world.advance(SECOND)
+        now = world.advance(SECOND)
 
-        assert world.begin(claim) == first
+        assert world.begin(claim) == replace(first, now=now)
         assert world.record(claim.id).version == 1
 
     def test_a_claim_whose_reply_was_lost_is_ours(self, world: World) -> None:

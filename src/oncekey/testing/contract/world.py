@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.engine import request
-from oncekey.flow import drive
+from oncekey.flow import Mode, Transaction, drive
+from oncekey.ports import AsyncShares, Shares
+from oncekey.stores.saying import said
 from oncekey.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         Duration,
         Instant,
         Lease,
+        MemoEntry,
         Record,
         RecordId,
         Settled,
@@ -28,10 +31,13 @@ if TYPE_CHECKING:
         Snapshot,
         Verdict,
     )
-    from oncekey.flow import Flow, Transaction
+    from oncekey.flow import Flow, Steps
     from oncekey.ports import AsyncDriver, Driver, Store
 
 T = TypeVar("T")
+
+Share: TypeAlias = "Callable[[Callable[[], Steps[Any]], bool], Any]"
+"""Runs statements in a business transaction, and commits it or not."""
 
 
 class MakeStore(Protocol):
@@ -44,11 +50,14 @@ class MakeStore(Protocol):
 class World:
     """One store behind one driver. Its verbs may be called from many threads at once."""
 
-    def __init__(self, make_store: MakeStore, run: Callable[[Transaction[Any]], Any]) -> None:
+    def __init__(
+        self, make_store: MakeStore, run: Callable[[Transaction[Any]], Any], share: Share | None = None
+    ) -> None:
         self.clock = ManualClock()
         self.store = make_store(clock=self.clock)
         self.unclocked = make_store()
         self._run = run
+        self._share = share
         self._lose: dict[str, int] = {}
         self._before: dict[str, Callable[[], object]] = {}
 
@@ -80,6 +89,17 @@ class World:
         assert record is not None, f"there is no record of {record_id}"
         return record
 
+    def checkpoint(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Snapshot | None:
+        """Finish a phase, in a business transaction where the driver shares one."""
+        return self._shared("checkpoint", lambda: self.store.phases.checkpointing(lease, seen, memo, span), commit=True)
+
+    def rolled_back(self, body: Callable[[], Steps[object]]) -> None:
+        """Say this in a business transaction that is then rolled back; nothing where the driver shares none."""
+        if self._share is not None:
+            self._share(body, False)  # noqa: FBT003  (not committed)
+
     def advance(self, span: Duration) -> Instant:
         """Move the store's clock."""
         return self.clock.advance(span)
@@ -96,6 +116,15 @@ class World:
         """Do this just before the next transaction of this name, as a stranger would."""
         self._before[name] = action
 
+    def _shared(self, name: str, body: Callable[[], Steps[T]], *, commit: bool) -> T:
+        if self._share is None:
+            return self.go(said(Transaction(name, Mode.ATOMIC, body)))
+        result: T = self._share(body, commit)
+        if self._lose.get(name, 0) > 0:
+            self._lose[name] -= 1
+            raise CommitAmbiguousError("the reply was lost on purpose")
+        return result
+
     def _once(self, transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (whatever the transaction returns)
         action = self._before.pop(transaction.name, None)
         if action is not None:
@@ -110,8 +139,19 @@ class World:
 @contextmanager
 def blocking(make_store: MakeStore, driver: Driver) -> Iterator[World]:
     """The world of a blocking driver; the driver is closed at the end."""
+
+    def share(body: Callable[[], Steps[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001  (what the body returns)
+        assert isinstance(driver, Shares)
+        transaction = driver.begin()
+        result = transaction.step(body())
+        if commit:
+            transaction.commit()
+        else:
+            transaction.rollback()
+        return result
+
     try:
-        yield World(make_store, driver.run)
+        yield World(make_store, driver.run, share if isinstance(driver, Shares) else None)
     finally:
         driver.close()
 
@@ -126,8 +166,18 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver) -> Iterator[World]
     def run(transaction: Transaction[T]) -> T:
         return asyncio.run_coroutine_threadsafe(driver.run(transaction), loop).result()
 
+    async def sharing(body: Callable[[], Steps[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
+        assert isinstance(driver, AsyncShares)
+        transaction = await driver.begin()
+        result = await transaction.step(body())
+        await (transaction.commit() if commit else transaction.rollback())
+        return result
+
+    def share(body: Callable[[], Steps[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
+        return asyncio.run_coroutine_threadsafe(sharing(body, commit), loop).result()
+
     try:
-        yield World(make_store, run)
+        yield World(make_store, run, share if isinstance(driver, AsyncShares) else None)
         asyncio.run_coroutine_threadsafe(driver.close(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
