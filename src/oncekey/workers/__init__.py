@@ -1,1 +1,1 @@
-"""Work behind the scenes: what nobody waits for, and somebody has to do."""
+"""What runs behind the scenes: tasks that look for work, and the service that paces and stops them."""

@@ -1,0 +1,101 @@
+"""`oncekey worker`: what runs behind an application's requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.workers.relay import CONCURRENCY
+from oncekey.workers.service import GRACE, Service
+from oncekey.workers.tasks import tasks_for
+
+if TYPE_CHECKING:
+    from oncekey.once import Once
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `worker`."""
+    app.command("worker")(worker)
+
+
+def worker(
+    app: Annotated[str, typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once object is.")],
+    *,
+    topics: Annotated[
+        str | None, typer.Option("--topics", metavar="A,B", help="Work on these topics only; without it, on all.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Parcels at a time.")] = CONCURRENCY,
+    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds for open calls at a stop.")] = GRACE,
+    once: Annotated[bool, typer.Option("--once", help="Do what is due now, and exit.")] = False,
+) -> None:
+    """Call what requests deferred, and deliver what they emitted, until SIGTERM or SIGINT."""
+    found = load(app)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    names = None if topics is None else tuple(name.strip() for name in topics.split(",") if name.strip())
+    asyncio.run(_serve(found, names, concurrency, grace, only_once=once))
+
+
+def load(place: str) -> Once:
+    """The object that `module:name` names, or one line about what is wrong with it."""
+    from oncekey.once import Once
+
+    module_name, colon, path = place.partition(":")
+    if not colon or not module_name or not path:
+        raise ConfigurationError(f"--app {place}: say module:name, as in --app shop.main:once")
+    module = _module(module_name)
+    found: Any = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ConfigurationError(f"--app {place}: {module_name} has no {path}")
+        found = getattr(found, name)
+    if not isinstance(found, Once):
+        raise ConfigurationError(f"--app {place}: that is a {type(found).__name__}, and a Once is needed")
+    return found
+
+
+def _module(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does: the command itself lies elsewhere
+    try:
+        there = find_spec(name)
+    except (ImportError, ValueError):
+        there = None
+    if there is None:
+        raise ConfigurationError(f"--app: there is no module {name} here or among the installed ones")
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(f"--app: {name} cannot be imported: {error}") from error
+
+
+async def _serve(
+    once: Once, topics: tuple[str, ...] | None, concurrency: int, grace: float, *, only_once: bool
+) -> None:
+    await once.start()
+    try:
+        service = Service(tasks_for(once, topics=topics, concurrency=concurrency), grace=grace)
+        if not service.tasks:
+            raise ConfigurationError(
+                'there is nothing to do: the application registers no function by @once.topic("...")'
+            )
+        if only_once:
+            typer.echo(f"{await service.once()} done")
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, service.stop)
+        await service.run()
+    finally:
+        await once.stop()

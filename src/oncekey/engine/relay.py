@@ -1,0 +1,203 @@
+"""What a worker does with a parcel, as flows: take it up, and write down what became of the call.
+
+A message (`emit`) is delivered at least once and never touches a record. A request's own call (`defer`) is one
+announced call on its record: with a stored result it is settled without calling, and what may have been sent is sent
+again only while that is safe (O1). Nothing here calls anything: the caller does, between two flows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+
+from oncekey.core import memo
+from oncekey.core.deferred import DEAD_LETTER, Orphaned, Parked, Postponed, TakenUp
+from oncekey.core.model import SECOND, Announcement, Completed, EntryKind, MemoEntry, Outcome, StoredResponse
+from oncekey.core.policy import micros
+from oncekey.core.transitions import Trigger
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Duration, HeldParcel, Parcel
+    from oncekey.core.policy import Policy
+    from oncekey.flow import Flow
+    from oncekey.ports import Outbox
+
+MARGIN: Final[Duration] = 5 * SECOND
+"""How much longer than its longest call a parcel is held: the result has to be written, too."""
+NOT_STORABLE: Final = "result_not_storable"
+"""The error code of a record whose call was made, and returned what cannot be kept (H1)."""
+SPENT: Final = "attempts_exhausted"
+"""The error of a parcel whose worker never came back to say one."""
+
+_ROOM: Final = 64 * 1024
+_ERRORS: Final = 400
+
+
+class Ended(StrEnum):
+    """What became of a parcel."""
+
+    DELIVERED = "delivered"
+    POSTPONED = "postponed"
+    PARKED = "parked"
+    """A request's own call: its outcome is unknown, its parcel a dead letter."""
+    BURIED = "buried"
+    """A message that was tried too often."""
+    ORPHANED = "orphaned"
+    """A call whose record is gone."""
+    LOST = "lost"
+    """Another worker has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The provider's final word: the answer of the request."""
+
+    response: StoredResponse
+    provider_id: str | None = None
+    rejected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unstorable:
+    """The call was made, and what it returned has no stored form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The call did not return. `never_sent` is proven, and says nothing about calls before it."""
+
+    error: str
+    after: Duration = 0
+    never_sent: bool = False
+    counted: bool = True
+
+
+Ending: TypeAlias = Answered | Unstorable | Failed
+
+
+def lease_of(policy: Policy) -> Duration:
+    """How long a parcel is held at least: the longest call fits in, from its announcement to its result."""
+    return max(micros(policy.outbox_lease), micros(policy.send_window) + micros(policy.call_timeout) + MARGIN)
+
+
+def digest_of(parcel: Parcel) -> str:
+    """What is sent, in short: another content under the same announcement would be no repetition (H2)."""
+    content = f"{parcel.topic}\n{parcel.payload}".encode("utf-8", "surrogatepass")
+    return blake2b(content, digest_size=16).hexdigest()
+
+
+def begin_call(
+    outbox: Outbox, held: HeldParcel, owner: str, repeatable: Duration | None, policy: Policy
+) -> Flow[TakenUp | Ended]:
+    """Take a request's call up. `TakenUp`: make it now, within the send window; anything else is over."""
+    parcel = held.parcel
+    call = Announcement(
+        phase=parcel.topic,
+        downstream_key=parcel.downstream_key,
+        digest=digest_of(parcel),
+        sends=1,
+        repeatable=repeatable,
+        send_window=micros(policy.send_window),
+        call_timeout=micros(policy.call_timeout),
+    )
+    taken = yield from outbox.take_up(held, owner, call, lease_of(policy))
+    match taken:
+        case TakenUp(record=record) if record.memo:
+            return (yield from _deliver(outbox, taken, record.memo[0]))
+        case TakenUp() if held.attempts > policy.outbox_max_attempts:
+            return (yield from _park(outbox, taken, held.last_error or SPENT))
+        case TakenUp():
+            return taken
+        case Parked():
+            return Ended.PARKED
+        case Orphaned():
+            return Ended.ORPHANED
+        case None:
+            return Ended.LOST
+        case _:
+            assert_never(taken)
+
+
+def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> Flow[Ended]:
+    """Write down what became of the call; the result first, then the answer with the parcel's end (R127)."""
+    match ending:
+        case Answered():
+            return (yield from _keep(outbox, taken, ending, policy))
+        case Unstorable():
+            parked = yield from outbox.park(taken.lease, taken.held, Trigger.DOUBT, NOT_STORABLE, NOT_STORABLE)
+            return Ended.LOST if parked is None else Ended.PARKED
+        case Failed():
+            if ending.counted and taken.held.attempts >= policy.outbox_max_attempts:
+                return (yield from _park(outbox, taken, ending.error))
+            moved = yield from outbox.try_again(
+                taken.lease,
+                taken.held,
+                ending.after,
+                ending.error[:_ERRORS],
+                digest_of(taken.held.parcel),
+                never_sent=ending.never_sent,
+                counted=ending.counted,
+            )
+            match moved:
+                case Postponed():
+                    return Ended.POSTPONED
+                case Parked():
+                    return Ended.PARKED
+                case None:
+                    return Ended.LOST
+                case _:
+                    assert_never(moved)
+        case _:
+            assert_never(ending)
+
+
+def fail_message(outbox: Outbox, held: HeldParcel, failed: Failed, policy: Policy) -> Flow[Ended]:
+    """A message that was not delivered: later once more, or to the dead letters (R128)."""
+    if failed.counted and held.attempts >= policy.outbox_max_attempts:
+        return Ended.BURIED if (yield from outbox.bury(held, failed.error[:_ERRORS])) else Ended.LOST
+    ours = yield from outbox.again(held, failed.after, failed.error[:_ERRORS], counted=failed.counted)
+    return Ended.POSTPONED if ours else Ended.LOST
+
+
+def entry_of(phase: str, answered: Answered, policy: Policy) -> MemoEntry:
+    """The result as the record keeps it: the whole answer, and the provider's own id for it (R127)."""
+    response = answered.response
+    kept = {
+        "status": response.status,
+        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers],
+        "body": response.body,
+        "provider_id": answered.provider_id,
+    }
+    entry = MemoEntry(phase, EntryKind.CALL, memo.encode(kept, 2 * policy.max_response_bytes + _ROOM))
+    return memo.rejected(entry) if answered.rejected else entry
+
+
+def answer_of(entry: MemoEntry) -> Answered:
+    """The answer that a stored result holds."""
+    kept = memo.decode(entry.result)
+    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in kept["headers"])
+    response = StoredResponse(kept["status"], headers, kept["body"])
+    return Answered(response, kept["provider_id"], rejected=memo.is_rejection(entry))
+
+
+def _keep(outbox: Outbox, taken: TakenUp, answered: Answered, policy: Policy) -> Flow[Ended]:
+    entry = entry_of(taken.held.parcel.topic, answered, policy)
+    kept = yield from outbox.result(taken.lease, taken.held, entry, lease_of(policy))
+    if kept is None or kept.held is None:
+        return Ended.LOST
+    return (yield from _deliver(outbox, TakenUp(taken.lease, kept.held, taken.record, taken.now), entry))
+
+
+def _deliver(outbox: Outbox, taken: TakenUp, entry: MemoEntry) -> Flow[Ended]:
+    answered = answer_of(entry)
+    failed = answered.rejected or answered.response.status >= 400  # noqa: PLR2004  (where HTTP's errors begin)
+    settlement = Completed(answered.response, Outcome.FAILURE if failed else Outcome.SUCCESS)
+    settled = yield from outbox.deliver(taken.lease, taken.held, settlement)
+    return Ended.DELIVERED if settled.ours else Ended.LOST
+
+
+def _park(outbox: Outbox, taken: TakenUp, error: str) -> Flow[Ended]:
+    parked = yield from outbox.park(taken.lease, taken.held, Trigger.DEAD_LETTER, DEAD_LETTER, error[:_ERRORS])
+    return Ended.LOST if parked is None else Ended.PARKED

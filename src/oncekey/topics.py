@@ -1,0 +1,156 @@
+"""Topics: the functions that a worker calls, and what goes in and out of them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from oncekey.core.errors import ConfigurationError, ResultNotStorableError
+from oncekey.core.memo import FINISHED, LONGEST_NAME, STARTED
+from oncekey.core.model import StoredResponse
+from oncekey.core.policy import micros
+from oncekey.core.settle import kept_headers
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from oncekey.core.model import Duration
+    from oncekey.core.policy import Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REPEATABLE: Final = timedelta(hours=20)
+"""What `repeatable=True` stands for: providers that remember a key for a day, less a margin (H3)."""
+_EMPTY: Final = frozenset({204, 205, 304})
+_JSON: Final = b"application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a topic's function is called with. Send `downstream_key` along: it is the same on every attempt."""
+
+    topic: str
+    payload: Any = field(repr=False)
+    key: str = field(repr=False)
+    downstream_key: str = field(repr=False)
+    attempt: int
+    incarnation: UUID
+    scope: str = field(repr=False)
+    order_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a deferred call answers: the response of the request that deferred it.
+
+    `body` is plain data, stored as JSON, or bytes, stored as they are. `provider_id` is the provider's own name for
+    what it did; it is stored with the result before anything else is.
+    """
+
+    status: int = 200
+    body: Any = None
+    headers: tuple[tuple[str, str], ...] = ()
+    provider_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 200 <= self.status <= 599:  # noqa: PLR2004  (the final statuses of HTTP)
+            raise ResultNotStorableError(f"a reply's status is 200 to 599, not {self.status}")
+
+    def stored(self, policy: Policy) -> StoredResponse:
+        """The response as it is kept and replayed; over the cap without its body."""
+        body = self._bytes()
+        try:
+            given = tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ResultNotStorableError(f"a reply's headers are pairs of text: {type(error).__name__}") from None
+        headers = kept_headers(given, policy)
+        if body and all(name != b"content-type" for name, _ in headers):
+            headers = ((b"content-type", _JSON), *headers)
+        if len(body) > policy.max_response_bytes:
+            return StoredResponse(self.status, tuple(line for line in headers if line[0] == b"location"), None)
+        return StoredResponse(self.status, headers, body)
+
+    def _bytes(self) -> bytes:
+        if isinstance(self.body, bytes):
+            return self.body
+        if self.body is None and self.status in _EMPTY:
+            return b""
+        try:
+            text = json.dumps(self.body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            return text.encode("utf-8")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ResultNotStorableError(
+                f"a {type(self.body).__name__} is no JSON: return plain data, bytes or a Reply ({type(error).__name__})"
+            ) from None
+
+
+def reply_of(returned: object) -> Reply:
+    """A function's return value as a reply: plain data is 200 and JSON."""
+    return returned if isinstance(returned, Reply) else Reply(body=returned)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One function, and for how long after the first send a repetition of its call is safe."""
+
+    name: str
+    function: Callable[[Message], Any]
+    repeatable: Duration | None
+    blocking: bool
+
+
+class Topics:
+    """The functions by the names of their topics."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, Topic] = {}
+
+    def topic(self, name: str, *, repeatable: bool | timedelta = False) -> Callable[[F], F]:
+        """Register the decorated function for a topic; `def` functions are called in a thread.
+
+        `repeatable=True`, or the time for which the provider recognises a repeated `downstream_key`, lets an uncertain
+        call be made again. Without it, an uncertain call is left to a person or a resolver.
+        """
+        _check_name(name)
+        window = _window(name, repeatable)
+
+        def register(function: F) -> F:
+            if name in self._topics:
+                raise ConfigurationError(f"two functions are registered for the topic {name!r}: one of them has to go")
+            blocking = not inspect.iscoroutinefunction(function)
+            self._topics[name] = Topic(name, function, window, blocking)
+            return function
+
+        return register
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All topics, sorted."""
+        return tuple(sorted(self._topics))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics
+
+    def __getitem__(self, name: str) -> Topic:
+        return self._topics[name]
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise ConfigurationError('a topic has a name: @once.topic("charge")')
+    if not 1 <= len(name) <= LONGEST_NAME or name in {STARTED, FINISHED}:
+        raise ConfigurationError(
+            f"a topic's name has 1 to {LONGEST_NAME} characters and is neither {STARTED!r} nor {FINISHED!r}"
+        )
+
+
+def _window(name: str, repeatable: object) -> Duration | None:
+    if isinstance(repeatable, bool):
+        return micros(REPEATABLE) if repeatable else None
+    if not isinstance(repeatable, timedelta) or repeatable <= timedelta(0):
+        raise ConfigurationError(f"topic {name!r}: repeatable is True, False or a time above zero")
+    return micros(repeatable)

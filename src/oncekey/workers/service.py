@@ -1,0 +1,142 @@
+"""The service: several tasks, each in a loop of its own; busy ones look again at once, idle ones ever more slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from oncekey.core.errors import StoreError
+
+if TYPE_CHECKING:
+    from oncekey.workers.calling import Sleep
+
+log = logging.getLogger("oncekey.worker")
+
+GRACE: Final = 30.0
+"""Seconds that open calls are waited for at a stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds between two looks that found nothing: each is twice the last, up to the longest, with jitter."""
+
+    shortest: float = 0.05
+    longest: float = 2.0
+
+    def pause(self, idle: int, chance: float) -> float:
+        """The pause after so many looks in vain; `chance` is a random number from 0 to 1."""
+        envelope: float = min(self.longest, self.shortest * 2 ** min(idle, 30))
+        return envelope * (0.5 + chance / 2)
+
+
+class Task(Protocol):
+    """Something that looks for work."""
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+
+    @property
+    def pace(self) -> Pace:
+        """How often it looks."""
+
+    async def run_once(self) -> int:
+        """Look once, and begin what was found; how much that was."""
+
+    async def drain(self) -> None:
+        """Wait for all that was begun."""
+
+    async def stop(self, grace: float) -> None:
+        """Begin nothing more, hand back what has not begun, wait for the rest up to `grace` seconds."""
+
+
+class Service:
+    """Runs tasks until it is told to stop. Time, chance and sleep are parameters, so that tests own them."""
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        *,
+        grace: float = GRACE,
+        sleep: Sleep = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.tasks = tuple(tasks)
+        self._grace = grace
+        self._sleep = sleep
+        self._chance = chance
+        self._stopping = asyncio.Event()
+        self._wakes: list[asyncio.Event] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        """Run until `stop`; then drain."""
+        self._loop = asyncio.get_running_loop()
+        loops = [asyncio.create_task(self._keep_looking(task), name=f"oncekey-{task.name}") for task in self.tasks]
+        try:
+            await self._stopping.wait()
+        finally:
+            # At the same time: a loop may be waiting for the room that its own task's stop makes.
+            await asyncio.gather(*(task.stop(self._grace) for task in self.tasks))
+            await asyncio.gather(*loops)
+
+    async def once(self) -> int:
+        """Do what there is to do now, wait for it, and stop; how much it was."""
+        total = 0
+        for task in self.tasks:
+            while did := await task.run_once():
+                total += did
+                await task.drain()
+            await task.stop(self._grace)
+        return total
+
+    def stop(self) -> None:
+        """Begin the end; `run` returns when it is over. For signal handlers of the event loop."""
+        self._stopping.set()
+        self._rouse()
+
+    def wake(self) -> None:
+        """Look now: something was committed. From any thread, and harmless when nothing runs."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._rouse)
+
+    def _rouse(self) -> None:
+        for wake in self._wakes:
+            wake.set()
+
+    async def _keep_looking(self, task: Task) -> None:
+        wake = asyncio.Event()
+        self._wakes.append(wake)
+        idle = 0
+        while not self._stopping.is_set():
+            # Before the look: what is committed while we look is looked for again.
+            wake.clear()
+            if await self._look(task):
+                idle = 0
+                await asyncio.sleep(0)
+                continue
+            await self._pause(wake, task.pace.pause(idle, self._chance()))
+            idle = 0 if wake.is_set() else idle + 1
+
+    async def _look(self, task: Task) -> int:
+        try:
+            return await task.run_once()
+        except StoreError as error:
+            log.warning("%s: the store did not answer (%s); looking again", task.name, type(error).__name__)
+        except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
+            # The class alone: an error's text may quote what a client sent.
+            log.error("%s: failed with %s; looking again", task.name, type(error).__name__)
+        return 0
+
+    async def _pause(self, wake: asyncio.Event, seconds: float) -> None:
+        if self._stopping.is_set():
+            return
+        woken = asyncio.ensure_future(wake.wait())
+        slept = asyncio.ensure_future(self._sleep(seconds))
+        await asyncio.wait({woken, slept}, return_when=asyncio.FIRST_COMPLETED)
+        woken.cancel()
+        slept.cancel()
