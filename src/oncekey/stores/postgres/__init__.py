@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.sqltext import Dialect
 from oncekey.stores.keystore import KeyStore
+from oncekey.stores.locks import LockStore
 from oncekey.stores.migrations import SqlSchema
+from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 
 if TYPE_CHECKING:
@@ -24,4 +26,7 @@ class PostgresStore(KeyStore):
     """Records in PostgreSQL."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__, "queries.sql", "phases.sql"), schema=tables(), clock=clock)
+        commands = load(__package__, "queries.sql", "phases.sql", "outbox.sql", "locks.sql")
+        super().__init__(commands, schema=tables(), clock=clock)
+        self.outbox = OutboxStore(self._statements)
+        self.locks = LockStore(self._statements, lambda: self.outbox)

@@ -29,19 +29,20 @@ CREATE TABLE oncekey.outbox (
     fence          bigint   NOT NULL,  -- up with each claim; a worker proves it
     owner          text,
     lease_until    bigint,
-    due_at         bigint   NOT NULL,
+    due_at         bigint   NOT NULL,  -- when somebody may take it next; while it is held, the end of its lease
     created_at     bigint   NOT NULL,
     first_error    text,
     last_error     text,
+    place          bigint   NOT NULL GENERATED ALWAYS AS IDENTITY,  -- in the line of those with the same order_by
     CONSTRAINT kind_known CHECK (kind IN ('defer', 'emit')),
     CONSTRAINT state_known CHECK (state IN ('ready', 'held')),
     CONSTRAINT held_has_lease CHECK ((state = 'held') = (owner IS NOT NULL AND lease_until IS NOT NULL))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 
 -- What is due next, ready or with a lease that ran out.
-CREATE INDEX outbox_due ON oncekey.outbox (due_at, created_at, position);
+CREATE INDEX outbox_due ON oncekey.outbox (due_at, place);
 -- Who is first of those that keep an order.
-CREATE INDEX outbox_order ON oncekey.outbox (order_by, created_at, position) WHERE order_by IS NOT NULL;
+CREATE INDEX outbox_order ON oncekey.outbox (order_by, place) WHERE order_by IS NOT NULL;
 -- The parcel of a record.
 CREATE INDEX outbox_incarnation ON oncekey.outbox (incarnation);
 
@@ -66,7 +67,7 @@ CREATE TABLE oncekey.dead_letter (
     last_error     text     NOT NULL,
     died_at        bigint   NOT NULL
 );
-CREATE INDEX dead_letter_died ON oncekey.dead_letter (died_at);
+CREATE INDEX dead_letter_died ON oncekey.dead_letter (died_at, id);
 CREATE INDEX dead_letter_incarnation ON oncekey.dead_letter (incarnation);
 
 -- The lock of LOCAL in one commit, and the record as it is once the lock was tried: inside a VOLATILE function each
@@ -74,7 +75,7 @@ CREATE INDEX dead_letter_incarnation ON oncekey.dead_letter (incarnation);
 -- The transaction's own time-outs are its lease; the server keeps them if the process or its host is gone.
 CREATE FUNCTION oncekey.lock_key(
     lock bigint, in_scope text, in_key text, lease_ms integer,
-    OUT locked boolean, OUT begun bigint, OUT found oncekey.record)
+    OUT locked boolean, OUT begun bigint, OUT seen oncekey.record)
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'on', true),
@@ -82,6 +83,6 @@ BEGIN
             set_config('statement_timeout', lease_ms::text, true);
     locked := pg_try_advisory_xact_lock(lock);
     begun := (extract(epoch FROM now()) * 1000000)::bigint;
-    SELECT record.* INTO found FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
+    SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
 END
 $$;
