@@ -240,3 +240,9 @@ class TestRejected:
         assert decode(no.result) == value
         assert (no.name, no.kind) == ("charge", CALL)
         json.loads(no.result)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "line\nbreak", "\ud800"])
+def test_a_name_that_cannot_be_stored_or_shown_is_refused(name):
+    with pytest.raises(ConfigurationError, match="printable"):
+        Script().ask(name, EntryKind.PHASE)

@@ -42,6 +42,8 @@ class Script:
 
     def ask(self, name: str, kind: EntryKind) -> MemoEntry | None:
         """The stored entry of the step that comes next, or None if it is new."""
+        if not name.isprintable():
+            raise ConfigurationError("a step's name is printable text: it is stored, logged and shown to operators")
         if not name or len(name) > LONGEST_NAME:
             raise ConfigurationError(
                 f"a step's name has 1 to {LONGEST_NAME} characters, {name[:20]!r}... has {len(name)}"
