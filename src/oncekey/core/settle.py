@@ -54,6 +54,8 @@ class Progress:
     """The handler has been begun as often as it may be (H6)."""
     parked: str | None = None
     """Why nobody may go on by himself: the steps diverged, or a result could not be stored."""
+    unused: bool = False
+    """Not everything that was stored has been asked for, so no answer can be the last word (H4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ _BY_CLASS: Final[Mapping[int, Reading]] = {
 }
 _HANDED_A_TRANSACTION: Final = frozenset({Effects.LOCAL, Effects.OUTBOX})
 
+DIVERGED: Final = "replay_diverged"
 EXHAUSTED: Final = "attempts_exhausted"
 NOT_DEFERRED: Final = "not_deferred_once"
 
@@ -187,6 +190,8 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
     """The settlement of an ended handler, and what becomes of its business rows."""
     reading = read(effects, ending, policy)
     act = _tempered(ACTS[effects, policy.on_5xx][reading], ending.progress)
+    if ending.progress.unused and act in (Act.STORE, Act.DEFER):
+        return Decision(Doubtful(DIVERGED), Business.ROLLBACK)
     match act:
         case Act.STORE:
             return Decision(Completed(stored_response(ending, policy), _outcome(reading)), _rows(effects, ending))
@@ -206,8 +211,9 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
 
 def _tempered(act: Act, progress: Progress) -> Act:
     """Nothing stored is nothing to resume, and the last attempt hands nothing back."""
-    if act is Act.DISCARD and progress.begun:
-        # A run that validation or a login stopped before its handler: what earlier runs have done is still there.
+    if act in (Act.DISCARD, Act.RETRY) and progress.begun:
+        # A run that validation or a login stopped before its handler, or a handler that has no steps any more: what
+        # earlier runs have done is still there.
         act = Act.HAND_BACK
     if act is not Act.HAND_BACK:
         return act

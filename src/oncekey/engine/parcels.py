@@ -40,8 +40,11 @@ class Parcels:
         self.deferred = (self._parcel(ParcelKind.DEFER, topic, payload, None, ""),)
 
     def take(self) -> tuple[Parcel, ...]:
-        """What was emitted since the last time: a phase writes its own."""
-        taken, self.emitted = self.emitted, ()
+        """What was emitted since the last time: a phase writes its own, and counts them from the beginning.
+
+        So a parcel is the same whether its phase ran after the others or was resumed alone.
+        """
+        taken, self.emitted, self._made = self.emitted, (), 0
         return taken
 
     def _parcel(self, kind: ParcelKind, topic: str, payload: object, order_by: str | None, phase: str) -> Parcel:

@@ -5,6 +5,7 @@ No I/O: `Operation` and `SyncOperation` ask the course what to write, write it, 
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,7 +25,7 @@ from oncekey.core.memo import Script, decode, digest_of, encode, is_rejection, r
 from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
 from oncekey.core.seed import downstream_key
-from oncekey.core.settle import Progress
+from oncekey.core.settle import DIVERGED, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant, Intent, Lease, Record, Snapshot
     from oncekey.core.policy import Policy
 
+log = logging.getLogger("oncekey")
+
 REPEATABLE: Final = timedelta(hours=20)
 """What `repeatable=True` means: providers that forget keys after a day forget none of them sooner (H3)."""
 
-DIVERGED: Final = "replay_diverged"
 UNKNOWN_POINT: Final = "unknown_recovery_point"
 NOT_STORABLE: Final = "result_not_storable"
 OTHER_PARAMETERS: Final = "call_parameters_changed"
@@ -60,6 +62,8 @@ class Course:
     script: Script = field(default_factory=Script)
     step: str | None = None
     in_phase: bool = False
+    failed: str | None = None
+    """The step that ended with an error last: it left nothing behind, not even that it failed."""
     parked: str | None = None
     lost: bool = False
     _read_at: float = 0.0
@@ -93,8 +97,17 @@ class Course:
         self.step, self.in_phase = name, stored is None and kind is EntryKind.PHASE
         try:
             yield stored
+        except BaseException:
+            self._failed(name, kind)
+            raise
         finally:
             self.step, self.in_phase = None, False
+
+    def _failed(self, name: str, kind: EntryKind) -> None:
+        """A phase that failed was not taken, so it may be asked for again, and nothing else may take its place."""
+        if kind is not EntryKind.CALL and self.script.asked[-1:] == [name]:
+            self.script.asked.pop()
+            self.failed = name
 
     def _asked(self, name: str, kind: EntryKind) -> MemoEntry | None:
         try:
@@ -157,7 +170,7 @@ class Course:
     def unsent(self, error: BaseException) -> bool:
         """Whether an error proves that the open call was never made: of the first send only (F24)."""
         first = self.intent is not None and self.intent.sends == 1 and self.parked is None
-        return first and (isinstance(error, NotExecuted) or self.policy.is_definitely_not_executed(error))
+        return first and proves_nothing_sent(error, self.policy)
 
     def in_time(self, since: float) -> None:
         """Refuse to make a call that was announced too long ago: others may count on its being over (U1)."""
@@ -170,7 +183,7 @@ class Course:
             self.intent = None
             self._look(snapshot)
             # The step was not taken, so a handler that catches the error may ask for it again.
-            self.script.asked.pop()
+            self.failed = self.script.asked.pop()
 
     def result(self, name: str, value: object, *, final_no: bool) -> MemoEntry:
         """The entry of a call that was answered; one that cannot be stored parks the record (F26)."""
@@ -190,15 +203,13 @@ class Course:
 
     def progress(self) -> Progress:
         """What must not be lost with the handler's answer."""
-        parked = self.parked
-        if parked is None and not self.script.used_up:
-            parked = DIVERGED
         return Progress(
             begun=bool(self.stored) or self.intent is not None,
             call_open=self.intent is not None,
             repeatable=self.intent is not None and self.repeatable,
             exhausted=self.exhausted,
-            parked=parked,
+            parked=self.parked,
+            unused=not self.script.used_up,
         )
 
     @property
@@ -222,8 +233,23 @@ class Course:
             raise ConfigurationError(
                 f"{name!r} was begun while {self.step!r} is open: one step at a time, and no call inside a phase"
             )
+        if self.failed not in (None, name):
+            raise ConfigurationError(
+                f"{self.failed!r} failed, which is not stored, so a resumed handler would try it again: do the same, "
+                f"or return what was found instead of raising it; {name!r} cannot follow"
+            )
+        self.failed = None
         if self.intent is not None and self.script.asked and self.script.asked[-1] == self.intent.phase:
             raise CallUncertainError(f"nobody knows what became of {self.intent.phase!r}, so {name!r} is not begun")
+
+
+def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
+    """Whether an error says that nothing reached the outside; a hook that fails proves nothing (R102)."""
+    try:
+        return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)
+    except Exception as failure:  # noqa: BLE001  (the application's own hook)
+        log.error("oncekey: is_definitely_not_executed failed, which proves nothing: %s", type(failure).__name__)
+        return False
 
 
 def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)

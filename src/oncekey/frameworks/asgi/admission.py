@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from oncekey.core.choices import InProgress, StoreErrorPolicy
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.model import SECOND, Bypass, Code, Discarded, Lease, Refuse, Retryable, State
+from oncekey.core.model import SECOND, Bypass, Code, Discarded, HandedBack, Lease, Refuse, Retryable, State
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Verdict
+    from oncekey.core.model import Claim, Settlement, Verdict
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
@@ -113,5 +113,7 @@ def _taken_back(records: Records, claim: Claim) -> Flow[None]:
     if record is None or record.state is not State.IN_PROGRESS or record.owner != claim.owner:
         return
     # A record that was taken over was there before us, and stays.
-    unused = Discarded() if record.attempts == 1 else Retryable(NOT_USED)
+    unused: Settlement = Discarded() if record.attempts == 1 else Retryable(NOT_USED)
+    if record.memo or record.intent is not None:
+        unused = HandedBack(NOT_USED, counted=False)
     yield from records.settle(Lease.of(record), unused)

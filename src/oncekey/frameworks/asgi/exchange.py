@@ -35,9 +35,9 @@ from oncekey.core.model import (
     Retryable,
 )
 from oncekey.core.policy import micros
-from oncekey.core.settle import NOT_DEFERRED, Business, Decision, Ending, Progress, decide
+from oncekey.core.settle import DIVERGED, NOT_DEFERRED, Business, Decision, Ending, Progress, decide
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.phases import Course
+from oncekey.engine.phases import Course, proves_nothing_sent
 from oncekey.frameworks.asgi.admission import admit, guarded
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
@@ -352,7 +352,7 @@ class Exchange:
             body=capture.kept,
             entered=self.entered,
             raised=raised is not None,
-            not_executed=raised is not None and _not_executed(raised, policy),
+            not_executed=raised is not None and proves_nothing_sent(raised, policy),
             kept=self.kept,
             rolled_back=self.rolled_back,
             progress=Progress() if self.course is None else self.course.progress(),
@@ -372,8 +372,8 @@ class Exchange:
             ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
             return decide(effects, policy, ours), failed
         decision = decide(effects, policy, replace(ending, status=None))
-        told = failed if isinstance(raised, NotExecuted) else self._instead(decision, ending)
-        return decision, told
+        told = self._instead(decision, ending)
+        return decision, failed if told is None and isinstance(raised, NotExecuted) else told
 
     def _instead(self, decision: Decision, ending: Ending) -> Answer | None:
         """Our own answer where the handler's would say what is not so: its call is open, or not made yet (P4)."""
@@ -382,7 +382,7 @@ class Exchange:
         match decision.settlement:
             case Deferred():
                 return self._refusal(Refuse(Code.IN_PROGRESS, retry_after=1, record=self.record), policy)
-            case Doubtful(last_error) if progress.parked is not None:
+            case Doubtful(last_error) if progress.parked is not None or last_error == DIVERGED:
                 log.error("oncekey: %s is parked: %s", self._enrolment.operation, last_error)
                 return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
             case Doubtful() if progress.call_open:
@@ -465,11 +465,3 @@ current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=Non
 
 def _is_last(message: Message) -> bool:
     return message["type"] == "http.response.body" and not message.get("more_body", False)
-
-
-def _not_executed(error: BaseException, policy: Policy) -> bool:
-    try:
-        return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)
-    except Exception as failure:  # noqa: BLE001  (the application's own hook)
-        log.error("oncekey: is_definitely_not_executed failed, which proves nothing: %s", type(failure).__name__)
-        return False

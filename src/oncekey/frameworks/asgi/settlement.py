@@ -17,6 +17,7 @@ from oncekey.core.model import (
     Code,
     Completed,
     Deferred,
+    Discarded,
     Doubtful,
     HandedBack,
     Outcome,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 COMMIT_FAILED = "commit_failed"
+NOT_ENTERED = "not_entered"
 ROLLED_BACK = "rolled_back_by_handler"
 
 
@@ -123,9 +125,18 @@ class Settling:
         except StoreError:
             self._later(settlement)
             return self._unwritten(settlement)
-        if not settled.ours and isinstance(settlement, HandedBack) and self._is_ours(settled):
-            # The window of its open call ended this moment, so nobody may make that call again.
-            return await self._alone(Doubtful(settlement.last_error)) or self._in_doubt()
+        if not settled.ours and self._is_ours(settled):
+            match settlement:
+                case Retryable(last_error):
+                    # A step was written without our hearing of it, so what is left is to be resumed.
+                    return await self._alone(HandedBack(last_error))
+                case Discarded():
+                    return await self._alone(HandedBack(NOT_ENTERED, counted=False))
+                case HandedBack(last_error):
+                    # The window of its open call ended this moment, so nobody may make that call again.
+                    return await self._alone(Doubtful(last_error)) or self._in_doubt()
+                case _:
+                    pass
         if not settled.ours:
             return self._record_says(settled)
         self._noted(settled)

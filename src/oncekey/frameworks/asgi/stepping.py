@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from oncekey.core.model import MemoEntry, Snapshot
+    from oncekey.core.model import Announcement, MemoEntry, Snapshot
     from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import Course
     from oncekey.engine.shell import AsyncEngine
@@ -56,8 +56,9 @@ class Stepping:
             tx = await self._engine.open()
             try:
                 entry = await self._in_transaction(tx, name, fn)
-            finally:
+            except BaseException:
                 await shielded(tx.rollback())  # what was committed is over
+                raise
         return decode(entry.result)
 
     async def call(self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object) -> Any:  # noqa: ANN401
@@ -68,8 +69,7 @@ class Stepping:
                 return recalled(stored)
             call = course.announcement(name, repeatable=repeatable, given=given)
             since = course.clock()
-            phases = self._engine.store.phases
-            course.announced(await self._run(phases.announce(course.lease, course.stored, course.script.memo, call)))
+            await self._announce(call)
             try:
                 course.in_time(since)
                 async with asyncio.timeout(course.policy.call_timeout.total_seconds()):
@@ -78,7 +78,7 @@ class Stepping:
                 entry = course.result(name, no.value, final_no=True)
             except BaseException as error:
                 if course.unsent(error):
-                    course.withdrawn(await self._run(phases.withdraw(course.lease)))
+                    await self._withdraw()
                 raise
             await self._to_its_end(entry)
         return recalled(entry)
@@ -126,6 +126,21 @@ class Stepping:
         if not done:
             raise StoreUnavailableError("the phase was rolled back: its commit was not heard of")
 
+    async def _announce(self, call: Announcement) -> None:
+        """Say it before it is done. Not knowing whether it was said, take it back: nothing was sent yet."""
+        course = self._course
+        try:
+            flow = self._engine.store.phases.announce(course.lease, course.stored, course.script.memo, call)
+            course.announced(await self._run(flow))
+        except (CommitAmbiguousError, asyncio.CancelledError):
+            if call.sends == 1:
+                await shielded(self._withdraw())
+            raise
+
+    async def _withdraw(self) -> None:
+        course = self._course
+        course.withdrawn(await self._insist(lambda: self._engine.store.phases.withdraw(course.lease)))
+
     async def _to_its_end(self, entry: MemoEntry) -> None:
         """Write the result down, also if we are cancelled meanwhile: it was paid for."""
         try:
@@ -135,22 +150,24 @@ class Stepping:
             raise
 
     async def _keep(self, entry: MemoEntry) -> None:
-        course, pause = self._course, FIRST_PAUSE
-        memo = course.with_entry(entry)
-        for left in reversed(range(WRITES)):
-            try:
-                flow = self._engine.store.phases.result(course.lease, course.stored, memo, micros(course.policy.lease))
-                snapshot = await self._run(flow)
-                break
-            except StoreError:
-                if not left:
-                    raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
+        course, store = self._course, self._engine.store
+        memo, span = course.with_entry(entry), micros(course.policy.lease)
+        snapshot = await self._insist(lambda: store.phases.result(course.lease, course.stored, memo, span))
         if snapshot is None:
             log.error(ALARM, entry.name, key_digest(course.lease.id.key))
             raise course.lose()
         course.written(memo, snapshot)
+
+    async def _insist(self, flow: Callable[[], Flow[T]]) -> T:
+        """Ask a store that does not answer again, for some seconds: what is to be written cannot be had again."""
+        pause = FIRST_PAUSE
+        for _ in range(WRITES - 1):
+            try:
+                return await self._run(flow())
+            except StoreError:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+        return await self._run(flow())
 
     async def _run(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._engine.driver.run)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from oncekey.core.model import MemoEntry, Snapshot
+    from oncekey.core.model import Announcement, MemoEntry, Snapshot
     from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import Course
     from oncekey.engine.shell import Engine
@@ -64,8 +64,7 @@ class SyncStepping:
                 return recalled(stored)
             call = course.announcement(name, repeatable=repeatable, given=given)
             since = course.clock()
-            phases = self._engine.store.phases
-            course.announced(self._run(phases.announce(course.lease, course.stored, course.script.memo, call)))
+            self._announce(call)
             try:
                 course.in_time(since)
                 entry = course.result(name, self._in_time(fn, call.downstream_key), final_no=False)
@@ -73,7 +72,7 @@ class SyncStepping:
                 entry = course.result(name, no.value, final_no=True)
             except BaseException as error:
                 if course.unsent(error):
-                    course.withdrawn(self._run(phases.withdraw(course.lease)))
+                    self._withdraw()
                 raise
             self._keep(entry)
         return recalled(entry)
@@ -118,6 +117,21 @@ class SyncStepping:
         if not done:
             raise StoreUnavailableError("the phase was rolled back: its commit was not heard of")
 
+    def _announce(self, call: Announcement) -> None:
+        """Say it before it is done. Not knowing whether it was said, take it back: nothing was sent yet."""
+        course = self._course
+        try:
+            flow = self._engine.store.phases.announce(course.lease, course.stored, course.script.memo, call)
+            course.announced(self._run(flow))
+        except CommitAmbiguousError:
+            if call.sends == 1:
+                self._withdraw()
+            raise
+
+    def _withdraw(self) -> None:
+        course = self._course
+        course.withdrawn(self._insist(lambda: self._engine.store.phases.withdraw(course.lease)))
+
     def _in_time(self, fn: Callable[[str], Any], key: str) -> Any:  # noqa: ANN401  (what the call returns)
         """The call in a thread of its own: a blocking call cannot be ended, but it need not be waited for (U1)."""
         answer: Future[Any] = Future()
@@ -133,22 +147,23 @@ class SyncStepping:
         return answer.result(self._course.policy.call_timeout.total_seconds())
 
     def _keep(self, entry: MemoEntry) -> None:
-        course, pause = self._course, FIRST_PAUSE
-        memo = course.with_entry(entry)
-        for left in reversed(range(WRITES)):
-            try:
-                flow = self._engine.store.phases.result(course.lease, course.stored, memo, micros(course.policy.lease))
-                snapshot = self._run(flow)
-                break
-            except StoreError:
-                if not left:
-                    raise
-                time.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
+        course, store = self._course, self._engine.store
+        memo, span = course.with_entry(entry), micros(course.policy.lease)
+        snapshot = self._insist(lambda: store.phases.result(course.lease, course.stored, memo, span))
         if snapshot is None:
             log.error(ALARM, entry.name, key_digest(course.lease.id.key))
             raise course.lose()
         course.written(memo, snapshot)
+
+    def _insist(self, flow: Callable[[], Flow[T]]) -> T:
+        pause = FIRST_PAUSE
+        for _ in range(WRITES - 1):
+            try:
+                return self._run(flow())
+            except StoreError:
+                time.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+        return self._run(flow())
 
     def _run(self, flow: Flow[T]) -> T:
         return drive(flow, self._engine.driver.run)
