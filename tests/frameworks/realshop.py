@@ -27,6 +27,7 @@ class SqliteFile:
     """
 
     records = "oncekey_record"
+    left_by_a_rollback = ("failed_retryable",)  # it claims first
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,6 +50,7 @@ class PostgresDatabase:
     """A database, and how a handler writes into it through one of two packages."""
 
     records = "oncekey.record"
+    left_by_a_rollback = ()  # LOCAL in one commit: what is rolled back was never there
 
     def __init__(self, dsn: str, package: str, *, pool_size: int = 10) -> None:
         self.dsn = dsn
