@@ -17,7 +17,7 @@ def post(world):
     return Post(world)
 
 
-class Undone(StoreError):
+class UndoneError(StoreError):
     pass
 
 
@@ -26,9 +26,9 @@ def test_a_rollback_leaves_no_parcel_and_a_commit_exactly_one(post):  # R123, R1
 
     def undone():
         yield from post.box.putting((lost,))
-        raise Undone("the business failed")
+        raise UndoneError("the business failed")
 
-    with pytest.raises(Undone):
+    with pytest.raises(UndoneError):
         post.go(alone(Transaction("put", Mode.ATOMIC, undone)))
     post.put(kept)
 
@@ -206,7 +206,9 @@ def test_dead_letters_are_listed_page_by_page(post):
 
 class TestOrder:
     def test_only_the_head_of_a_line_is_handed_out(self, post):
-        first, second = post.put(post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1))
+        first, second = post.put(
+            post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1)
+        )
         (other,) = post.put(post.parcel(order_by=post.line("b")))
         (free,) = post.put(post.parcel())
 
@@ -218,7 +220,9 @@ class TestOrder:
         assert [one.parcel for one in post.claim()] == [second]
 
     def test_a_head_that_waits_for_its_next_attempt_keeps_the_line(self, post):
-        first, _ = post.put(post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1))
+        first, _ = post.put(
+            post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1)
+        )
         (held,) = post.claim()
         post.go(post.box.again(held, 5 * SECOND, "busy"))
 
@@ -227,14 +231,18 @@ class TestOrder:
         assert [one.parcel for one in post.claim()] == [first]
 
     def test_a_dead_letter_lets_the_line_go_on(self, post):  # R128
-        _, second = post.put(post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1))
+        _, second = post.put(
+            post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1)
+        )
         (held,) = post.claim()
         post.go(post.box.bury(held, "poison"))
 
         assert [one.parcel for one in post.claim()] == [second]
 
     def test_positions_are_the_order_within_a_transaction(self, post):
-        last, first = post.put(post.parcel(order_by=post.line("a"), position=1), post.parcel(order_by=post.line("a"), position=0))
+        last, first = post.put(
+            post.parcel(order_by=post.line("a"), position=1), post.parcel(order_by=post.line("a"), position=0)
+        )
 
         (held,) = post.claim()
         assert held.parcel == first

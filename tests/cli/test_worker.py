@@ -1,0 +1,165 @@
+"""`oncekey worker`, as it is typed and as it is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from oncekey.cli.worker import load
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Deferred, Effects, Parcel, ParcelKind, Proceed, State
+from oncekey.core.policy import Policy
+from oncekey.testing.claims import a_claim
+from oncekey.wire import connect
+
+ONCEKEY = Path(sys.executable).with_name("oncekey")
+SHOP = """
+import pathlib, sys
+from oncekey import Once
+
+once = Once("sqlite:///shop.db")
+other = 7
+
+@once.topic("charge")
+def charge(message):
+    pathlib.Path("called").write_text(message.downstream_key)
+    print("called", flush=True)
+    if pathlib.Path("wait").exists():
+        sys.stdin.readline()
+    return {"paid": message.payload["amount"]}
+"""
+
+
+def environment():
+    return {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def oncekey(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [ONCEKEY, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment())
+
+
+@pytest.fixture
+def shop(tmp_path):
+    (tmp_path / "shop.py").write_text(SHOP)
+    engine = connect(f"sqlite:///{tmp_path}/shop.db")
+    engine.migrate()
+    yield tmp_path, engine
+    engine.close()
+
+
+def deferred(engine, topic="charge"):
+    verdict = engine.begin(a_claim(effects=Effects.OUTBOX), Policy())
+    assert isinstance(verdict, Proceed)
+    lease = verdict.lease
+    parcel = Parcel(uuid.uuid4(), ParcelKind.DEFER, lease.id, lease.incarnation, topic, '{"amount": 7}', "k-1")
+    assert engine.settle(lease, Deferred(parcel)).ours
+    return parcel
+
+
+def test_once_does_what_is_due_and_exits(shop):
+    folder, engine = shop
+    parcels = [deferred(engine) for _ in range(3)]
+
+    result = oncekey("worker", "--app", "shop:once", "--once", "--concurrency", "2", cwd=folder)
+
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "3 done"), result.stderr
+    records = [engine.find(parcel.record_id).record for parcel in parcels]
+    assert [(record.state, record.response.body) for record in records] == [(State.COMPLETED, b'{"paid":7}')] * 3
+
+
+def test_only_the_topics_that_were_asked_for(shop):
+    folder, engine = shop
+    parcel = deferred(engine, topic="another")
+
+    result = oncekey("worker", "--app", "shop:once", "--once", "--topics", "charge", cwd=folder)
+
+    assert (result.returncode, result.stdout) == (0, "0 done\n")
+    assert engine.find(parcel.record_id).record.state is State.PENDING
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_an_open_call_end(shop, number):  # P5, F10: one call, and its answer is stored
+    folder, engine = shop
+    (folder / "wait").touch()
+    parcel = deferred(engine)
+    command = [ONCEKEY, "worker", "--app", "shop:once"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as worker:
+        assert worker.stdout.readline() == "called\n"
+        assert engine.find(parcel.record_id).record.state is State.IN_PROGRESS
+        worker.send_signal(number)
+        _, told = worker.communicate("go on\n", timeout=60)
+
+    assert worker.returncode == 0, told
+    assert engine.find(parcel.record_id).record.state is State.COMPLETED
+    assert "k-1" not in told
+
+
+@pytest.mark.parametrize(
+    ("app", "line"),
+    [
+        ("shop", "--app shop: say module:name, as in --app shop.main:once"),
+        ("shop:", "--app shop:: say module:name, as in --app shop.main:once"),
+        ("nowhere:once", "--app: there is no module nowhere here or among the installed ones"),
+        ("nowhere.at.all:once", "--app: there is no module nowhere.at.all here or among the installed ones"),
+        ("shop:twice", "--app shop:twice: shop has no twice"),
+        ("shop:other", "--app shop:other: that is a int, and a Once is needed"),
+        ("broken:once", "--app: broken cannot be imported: No module named 'no_such_package'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said(shop, monkeypatch, app, line):
+    folder, _ = shop
+    (folder / "broken.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+    with pytest.raises(ConfigurationError) as told:
+        load(app)
+
+    assert str(told.value) == line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--app", "shop:twice"], "--app shop:twice: shop has no twice"),
+        (
+            ["--app", "empty:once"],
+            'there is nothing to do: the application registers no function by @once.topic("...")',
+        ),
+        (["--app", "forgetful:once"], "topics need a store with an outbox: SQLite or PostgreSQL"),
+        (["--app", "shop:once", "--topics", "charge,refund"], "there is no topic 'refund'; there is charge"),
+    ],
+)
+def test_mistakes_are_one_line(shop, arguments, line):
+    folder, _ = shop
+    (folder / "empty.py").write_text('from oncekey import Once\nonce = Once("sqlite:///shop.db")\n')
+    (folder / "forgetful.py").write_text('from oncekey import Once\nonce = Once("memory:")\nonce.topic("a")(print)\n')
+
+    result = oncekey("worker", *arguments, "--once", cwd=folder)
+
+    assert (result.returncode, result.stdout, result.stderr.splitlines()[-1]) == (2, "", f"oncekey: {line}")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_store_without_tables_is_said(tmp_path):
+    (tmp_path / "shop.py").write_text(SHOP)
+
+    result = oncekey("worker", "--app", "shop:once", "--once", cwd=tmp_path)
+
+    assert result.returncode == 2
+    assert "oncekey migrate up" in result.stderr
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)

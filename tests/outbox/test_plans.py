@@ -1,0 +1,84 @@
+"""The claim finds what is due by its index, however long the queue is."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from oncekey.drivers.placeholders import pyformat
+from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+
+ROWS = 100_000
+COLUMNS = """id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position,
+    order_by, state, attempts, fence, due_at, created_at"""
+
+
+def said(store, name):
+    """The statement as it is said, with its parameters."""
+    transaction = next(store.outbox.due("owner", ("charge",), 100, 60_000_000))
+    statement = next(transaction.body())
+    assert statement.name == name
+    return statement
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+@pytest.fixture
+def postgres(postgres_dsn):
+    driver = PsycopgDriver(postgres_dsn, pool_size=1)
+    drive(migrate.up(PostgresStore().schema), driver.run)
+    driver.close()
+    with closing(psycopg.connect(postgres_dsn, autocommit=True)) as connection:
+        # One in ten keeps an order; all are due.
+        connection.execute(
+            f"""INSERT INTO oncekey.outbox ({COLUMNS})
+            SELECT gen_random_uuid(), 'charge', n::text, 'charge', '{{}}', 'emit', 's', 'k', gen_random_uuid(), 'd', 0,
+                   CASE WHEN n % 10 = 0 THEN 'line-' || n % 1000 END, 'ready', 0, 0, n, n
+            FROM generate_series(1, {ROWS}) AS n"""
+        )
+        connection.execute("ANALYZE oncekey.outbox")
+        yield connection
+
+
+def test_postgresql(postgres):  # 2.4
+    statement = said(PostgresStore(clock=lambda: 2 * ROWS), "due")
+
+    (found,) = postgres.execute(
+        "EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) " + pyformat(statement.command), statement.params
+    ).fetchone()
+
+    plan = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
+    used = {node.get("Index Name"): node for node in nodes(plan)}
+    assert "outbox_due" in used
+    assert "outbox_order" in used
+    assert not [node for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
+    # It reads what it takes and a little more, not the queue.
+    assert used["outbox_due"]["Actual Rows"] < 300
+
+
+def test_sqlite(tmp_path):
+    driver = SqliteDriver(tmp_path / "many.db")
+    drive(migrate.up(SqliteStore().schema), driver.run)
+    driver.close()
+    statement = said(SqliteStore(clock=lambda: 2 * ROWS), "due")
+    with closing(sqlite3.connect(tmp_path / "many.db")) as connection:
+        plan = connection.execute("EXPLAIN QUERY PLAN " + statement.command, statement.params).fetchall()
+
+    text = "\n".join(row[3] for row in plan)
+    assert "USING INDEX oncekey_outbox_due (due_at<?)" in text
+    assert "oncekey_outbox_order" in text
+    assert "SCAN oncekey_outbox" not in text.replace("SCAN parcel", "SCAN oncekey_outbox")
+    assert "TEMP B-TREE FOR ORDER BY" not in text

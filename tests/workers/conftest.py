@@ -1,0 +1,45 @@
+"""A real store for workers: the test looks at it blocking, the worker speaks to it under asyncio."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from oncekey.drivers.asyncpg import AsyncpgDriver
+from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite_async import AsyncSqliteDriver
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.contract.world import blocking
+from workers.working import Shop
+
+
+@pytest.fixture(scope="session")
+def worker_dsn(postgres_server):
+    """One database with the tables for all tests of workers: each has topics of its own."""
+    name = f"workers_{uuid.uuid4().hex}"
+    dsn = postgres_server.create_database(name)
+    driver = PsycopgDriver(dsn, pool_size=1)
+    drive(migrate.up(PostgresStore().schema), driver.run)
+    driver.close()
+    yield dsn
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shop(request, tmp_path):
+    """A topic of the test's own, on each store."""
+    if request.param == "sqlite":
+        path = tmp_path / "shop.db"
+        driver = SqliteDriver(path)
+        drive(migrate.up(SqliteStore().schema), driver.run)
+        with blocking(SqliteStore, driver) as world:
+            yield Shop(world, lambda: AsyncSqliteDriver(path))
+        return
+    dsn = request.getfixturevalue("worker_dsn")
+    with blocking(PostgresStore, PsycopgDriver(dsn)) as world:
+        yield Shop(world, lambda: AsyncpgDriver(dsn))

@@ -1,0 +1,168 @@
+"""The service: when it looks, what wakes it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from oncekey.core.errors import StoreUnavailableError
+from oncekey.workers.service import Pace, Service
+
+
+class Task:
+    """A task that finds what the test says."""
+
+    name = "test"
+
+    def __init__(self, finds=(), pace=Pace()):  # noqa: B008  (frozen)
+        self.pace = pace
+        self.finds = list(finds)
+        self.looks = 0
+        self.looked = asyncio.Event()
+        self.stopped = []
+
+    async def run_once(self):
+        self.looks += 1
+        self.looked.set()
+        found = self.finds.pop(0) if self.finds else 0
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def drain(self):
+        pass
+
+    async def stop(self, grace):
+        self.stopped.append(grace)
+
+
+class Pauses:
+    """Sleeps that end when the test takes them."""
+
+    def __init__(self):
+        self.asked = asyncio.Queue()
+
+    async def __call__(self, seconds):
+        over = asyncio.Event()
+        await self.asked.put((seconds, over))
+        await over.wait()
+
+    async def next(self):
+        return await self.asked.get()
+
+
+async def running(tasks, test, **options):
+    pauses = Pauses()
+    service = Service(tasks, sleep=pauses, chance=lambda: 1.0, **options)
+    run = asyncio.create_task(service.run())
+    try:
+        await test(service, pauses)
+    finally:
+        service.stop()
+        await run
+
+
+async def test_idle_looks_are_ever_rarer_and_work_is_followed_at_once():
+    task = Task([0, 0, 3, 2, 0])
+
+    async def test(_, pauses):
+        lengths = []
+        for _ in range(10):
+            seconds, over = await pauses.next()
+            lengths.append((round(seconds, 3), task.looks))
+            over.set()
+        # Two looks in vain, then work at once, work again, and from the shortest pause on.
+        assert lengths[:3] == [(0.05, 1), (0.1, 2), (0.05, 5)]
+        assert [seconds for seconds, _ in lengths[-3:]] == [1.6, 2.0, 2.0]
+
+    await running([task], test)
+
+
+@pytest.mark.parametrize(("chance", "pause"), [(0.0, 1.0), (0.5, 1.5), (1.0, 2.0)])
+def test_pauses_have_jitter(chance, pause):
+    assert Pace().pause(40, chance) == pause
+
+
+async def test_a_commit_in_the_same_process_wakes_it():
+    task = Task()
+
+    async def test(service, pauses):
+        await pauses.next()
+        task.looked.clear()
+        await asyncio.to_thread(service.wake)  # also from a thread
+        await task.looked.wait()
+        seconds, _ = await pauses.next()
+        assert (task.looks, seconds) == (2, 0.05)
+
+    await running([task], test)
+
+
+async def test_a_wake_during_a_look_is_not_lost():
+    task = Task()
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    look = task.run_once
+
+    async def slow():
+        inside.set()
+        await go_on.wait()
+        return await look()
+
+    task.run_once = slow
+
+    async def test(service, _):
+        await inside.wait()
+        service.wake()
+        await asyncio.sleep(0)
+        inside.clear()
+        go_on.set()
+        await inside.wait()  # looks again though nobody ended its pause
+
+    await running([task], test)
+
+
+async def test_an_outage_and_a_bug_are_survived_and_told_without_their_texts(caplog):
+    task = Task([StoreUnavailableError("secret dsn"), ValueError("secret card"), 1])
+
+    async def test(_, pauses):
+        for _ in range(3):
+            _, over = await pauses.next()
+            over.set()
+        assert task.looks >= 4
+
+    with caplog.at_level(logging.WARNING, "oncekey.worker"):
+        await running([task], test)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "secret" not in caplog.text
+
+
+async def test_a_stop_ends_every_task_with_its_grace():
+    tasks = [Task(), Task()]
+
+    async def test(_, pauses):
+        await pauses.next()
+
+    await running(tasks, test, grace=7)
+
+    assert [task.stopped for task in tasks] == [[7], [7]]
+
+
+async def test_a_stop_before_the_start_is_a_stop():
+    task = Task()
+    service = Service([task])
+    service.wake()
+    service.stop()
+
+    await service.run()
+
+    assert task.stopped == [30.0]
+
+
+async def test_once_does_all_there_is_and_ends():
+    tasks = [Task([2, 1]), Task([4])]
+
+    assert await Service(tasks).once() == 7
+
+    assert [(task.looks, len(task.stopped)) for task in tasks] == [(3, 1), (2, 1)]
