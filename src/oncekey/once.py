@@ -21,6 +21,7 @@ from oncekey.frameworks.asgi.kept_request import check_sealing
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.ports import AsyncShares
+from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Once:
         self.store = store or DEFAULT_STORE
         self.policy = policy or Policy()
         self.enrolled: dict[str, Callable[..., Any]] = {}
+        self.topics = Topics()
         self._migrate = migrate
         self._started = False
         self._installed: dict[Any, Installation] = {}
@@ -106,6 +108,10 @@ class Once:
         self._blocking: Engine | None = None
 
     # Enrolling
+
+    def topic(self, name: str, *, repeatable: bool | timedelta = False) -> Callable[[F], F]:
+        """Register the function that a worker calls for the parcels of a topic; see `Topics.topic`."""
+        return self.topics.topic(name, repeatable=repeatable)
 
     @overload
     def protect(self, *, effects: Literal[Effects.LOCAL], **options: Unpack[Options]) -> Callable[[F], F]: ...
@@ -277,6 +283,8 @@ class Once:
     async def start(self, app: Any = None) -> None:  # noqa: ANN401
         """The checks of `lifespan`."""
         self._started = True
+        for installation in self._installed.values():
+            installation.stopping = False
         engine = self.asynchronous()
         if self._migrate:
             await engine.migrate()
@@ -285,6 +293,15 @@ class Once:
         # What is wrapped from outside has no routes that we know of.
         if app is not None and app in self._installed and self._installed[app].respond is not None:
             self._check_routes(app)
+
+    def quiesce(self) -> None:
+        """Tell phased handlers to begin no further step, so that others can go on with them at once (P5).
+
+        `stop` does so too, but a server calls it only after its requests have ended: call this when a signal asks
+        the process to stop, and long operations need not be waited for.
+        """
+        for installation in self._installed.values():
+            installation.stopping = True
 
     async def stop(self) -> None:
         """The end of `lifespan`."""

@@ -59,6 +59,10 @@ class CallUncertainError(OncekeyError):
     """A call of this operation has no known outcome, so nothing may follow it; the answer says so (P4)."""
 
 
+class StoppingError(OncekeyError):
+    """This process is being stopped: what is left of the operation is done by whoever goes on with it (P5)."""
+
+
 class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler makes, not a fault)
     """Raised by a handler that knows that nothing reached the outside: the same key may run again (R102).
 

@@ -54,6 +54,8 @@ class Progress:
     """The handler has been begun as often as it may be (H6)."""
     parked: str | None = None
     """Why nobody may go on by himself: the steps diverged, or a result could not be stored."""
+    halted: bool = False
+    """It was ended by a stop of the process, whatever the handler made of that (P5)."""
     unused: bool = False
     """Not everything that was stored has been asked for, so no answer can be the last word (H4)."""
 
@@ -182,6 +184,8 @@ _BY_CLASS: Final[Mapping[int, Reading]] = {
 _HANDED_A_TRANSACTION: Final = frozenset({Effects.LOCAL, Effects.OUTBOX})
 
 DIVERGED: Final = "replay_diverged"
+STOPPED: Final = "stopped"
+_STRONGER_THAN_A_STOP: Final = frozenset({Reading.PARKED, Reading.CALL_REPEATABLE, Reading.CALL_OPEN})
 EXHAUSTED: Final = "attempts_exhausted"
 NOT_DEFERRED: Final = "not_deferred_once"
 
@@ -190,6 +194,9 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
     """The settlement of an ended handler, and what becomes of its business rows."""
     reading = read(effects, ending, policy)
     act = _tempered(ACTS[effects, policy.on_5xx][reading], ending.progress)
+    if ending.progress.halted and reading not in _STRONGER_THAN_A_STOP:
+        # A stop is not the handler's failure, so the attempt is given back.
+        return Decision(HandedBack(STOPPED, counted=False), Business.ROLLBACK)
     if ending.progress.unused and act in (Act.STORE, Act.DEFER):
         return Decision(Doubtful(DIVERGED), Business.ROLLBACK)
     match act:

@@ -19,6 +19,7 @@ from oncekey.core.errors import (
     Rejected,
     ReplayDivergedError,
     ResultNotStorableError,
+    StoppingError,
 )
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.memo import Script, decode, digest_of, encode, is_rejection, recovery_point, rejected
@@ -59,6 +60,8 @@ class Course:
     """The store's clock when the record was last read."""
     clock: Callable[[], float]
     """Seconds that go on while the machine sleeps, from any start."""
+    stopping: Callable[[], bool] = bool
+    """Whether this process is being stopped: then no further step is begun (P5)."""
     script: Script = field(default_factory=Script)
     step: str | None = None
     in_phase: bool = False
@@ -66,10 +69,20 @@ class Course:
     """The step that ended with an error last: it left nothing behind, not even that it failed."""
     parked: str | None = None
     lost: bool = False
+    halted: bool = False
     _read_at: float = 0.0
 
     @classmethod
-    def of(cls, record: Record, lease: Lease, policy: Policy, now: Instant, clock: Callable[[], float]) -> Course:
+    def of(
+        cls,
+        record: Record,
+        lease: Lease,
+        policy: Policy,
+        now: Instant,
+        clock: Callable[[], float],
+        *,
+        stopping: Callable[[], bool] = bool,
+    ) -> Course:
         """The course of whoever owns the record now."""
         course = cls(
             lease=lease,
@@ -80,12 +93,18 @@ class Course:
             exhausted=record.attempts >= policy.max_attempts,
             now=now,
             clock=clock,
+            stopping=stopping,
             script=Script(record.memo),
         )
         course._read_at = course.clock()
         if record.recovery_point != recovery_point(record.memo):
             course.parked = UNKNOWN_POINT  # a label that this code never wrote: nothing may go on from there (R121)
         return course
+
+    def check(self) -> None:
+        """Refuse to begin what nobody may go on with (R121)."""
+        if self.parked is not None:
+            raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
 
     # Steps
 
@@ -209,6 +228,7 @@ class Course:
             repeatable=self.intent is not None and self.repeatable,
             exhausted=self.exhausted,
             parked=self.parked,
+            halted=self.halted,
             unused=not self.script.used_up,
         )
 
@@ -227,8 +247,7 @@ class Course:
     def _may_go_on(self, name: str) -> None:
         if self.lost:
             raise LeaseLostError(LOST)
-        if self.parked is not None:
-            raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
+        self.check()
         if self.step is not None:
             raise ConfigurationError(
                 f"{name!r} was begun while {self.step!r} is open: one step at a time, and no call inside a phase"
@@ -241,6 +260,9 @@ class Course:
         self.failed = None
         if self.intent is not None and self.script.asked and self.script.asked[-1] == self.intent.phase:
             raise CallUncertainError(f"nobody knows what became of {self.intent.phase!r}, so {name!r} is not begun")
+        if self.halted or self.stopping():
+            self.halted = True
+            raise StoppingError(f"this process is being stopped, so {name!r} is left to whoever goes on")
 
 
 def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:

@@ -64,7 +64,13 @@ def read_key(lines: list[bytes], policy: Policy) -> str | Refuse:
 
 
 async def make_claim(
-    installation: Installation, enrolment: Enrolment, scope: Scope, lines: list[bytes], intake: Intake
+    installation: Installation,
+    enrolment: Enrolment,
+    scope: Scope,
+    lines: list[bytes],
+    intake: Intake,
+    *,
+    root_path: str,
 ) -> Asked | Refuse:
     """Everything that is decided before the store is asked; a refusal here stores nothing."""
     policy = enrolment.policy
@@ -85,7 +91,7 @@ async def make_claim(
     incarnation = uuid4()
     kept = None
     if enrolment.completes:
-        kept = await _keep(installation, policy, scope, body, about_of(record_id, mark))
+        kept = seal(await _kept(installation, scope, body, root_path), policy.secret, about_of(record_id, mark))
     return Asked(
         Claim(
             id=record_id,
@@ -113,11 +119,13 @@ def about_of(record_id: RecordId, fingerprint: str) -> str:
     return f"{record_id.scope}/{record_id.key}/{fingerprint}"
 
 
-async def _keep(installation: Installation, policy: Policy, scope: Scope, body: bytes, about: str) -> bytes:
-    """The request as a completer repeats it, in the name of its principal or, without such, of its tenant (H7)."""
+async def _kept(installation: Installation, scope: Scope, body: bytes, root_path: str) -> KeptRequest:
+    """The request as a completer repeats it, in the name of its principal or, without such, of its tenant (H7).
+
+    `root_path` is that of the application's own: a mount inside of it has changed the scope's by now.
+    """
     principal = await installation.principal_of(scope) or await installation.tenant_of(scope)
-    kept = KeptRequest.of(scope, scope.get("root_path", ""), body, principal, installation.kept_headers)
-    return seal(kept, policy.secret, about)
+    return KeptRequest.of(scope, root_path, body, principal, installation.kept_headers)
 
 
 async def scope_for(installation: Installation, policy: Policy, scope: Scope) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from oncekey.boottime import boottime
@@ -35,7 +35,7 @@ from oncekey.core.model import (
     Retryable,
 )
 from oncekey.core.policy import micros
-from oncekey.core.settle import DIVERGED, NOT_DEFERRED, Business, Decision, Ending, Progress, decide
+from oncekey.core.settle import DIVERGED, NOT_DEFERRED, STOPPED, Business, Decision, Ending, Progress, decide
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course, proves_nothing_sent
 from oncekey.frameworks.asgi.admission import admit, guarded
@@ -112,6 +112,7 @@ class Exchange:
         "_root_path",
         "_send",
         "_settling",
+        "_task",
         "asked",
         "course",
         "entered",
@@ -156,6 +157,7 @@ class Exchange:
         self._settling: Settling | OneCommit | None = None
         self._one_commit: OneCommit | None = None
         self._answer: Answer | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     # What the application is handed instead of the server's.
 
@@ -188,7 +190,9 @@ class Exchange:
         if resumption is not None:
             asked: Asked | Refuse = resumption.asked(enrolment.policy)
         else:
-            asked = await make_claim(self.installation, enrolment, self.scope, self._lines, self._intake)
+            asked = await make_claim(
+                self.installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
+            )
         if isinstance(asked, Refuse):
             self._answered(self._refusal(asked, enrolment.policy))
             await take_back(self)
@@ -235,7 +239,18 @@ class Exchange:
         self.record = record
         self.parcels = Parcels(self.lease, record.seed)
         if enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
-            self.course = Course.of(record, self.lease, enrolment.policy, now, boottime)
+            installation = self.installation
+            self.course = Course.of(
+                record, self.lease, enrolment.policy, now, boottime, stopping=lambda: installation.stopping
+            )
+            self._task = asyncio.current_task()
+            self.installation.interruptible.add(self)
+
+    def interrupt(self) -> None:
+        """A stop does not wait any longer for a handler that somebody else can go on with; a call it lets be."""
+        if self._task is not None and self.course is not None and self.course.intent is None:
+            self.course.halted = True
+            self._task.cancel()
 
     @property
     def answer(self) -> Answer | None:
@@ -387,6 +402,8 @@ class Exchange:
                 return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
             case Doubtful() if progress.call_open:
                 return self._refusal(Refuse(Code.OUTCOME_UNKNOWN), policy)
+            case HandedBack(last_error) if last_error == STOPPED:
+                return self._refusal(Refuse(Code.IN_PROGRESS, retry_after=1), policy)
             case HandedBack() if progress.call_open:
                 return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
             case Retryable(last_error) if last_error == NOT_DEFERRED:
@@ -443,6 +460,7 @@ class Exchange:
 
     def _leave(self) -> None:
         """From now on a stop need not wait for us."""
+        self.installation.interruptible.discard(self)
         if self._counted:
             self._counted = False
             self.installation.drain.ended()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +26,17 @@ HANDLER_THREADS = 40
 OPENING_THREADS = 16
 SETTLE_THREADS = 16
 """Neither settlements nor handlers queue behind openings: who holds a connection never waits for one who wants one."""
+
+
+PATIENT_PART = 0.8
+"""How much of a stop's time phased handlers are left alone."""
+
+
+class Interruptible(Protocol):
+    """An operation that can be gone on with by somebody else."""
+
+    def interrupt(self) -> None:
+        """End it, unless a call of its is open."""
 
 
 class Engines(Protocol):
@@ -60,6 +72,8 @@ class Installation:
         self.kept_headers = frozenset(map(field_name, keep_headers))
         self.breaker = Breaker()
         self.drain = Drain()
+        self.stopping = False
+        self.interruptible: set[Interruptible] = set()
         self.max_request_bytes = policy.max_request_bytes
         self.methods = policy.methods | self.patterns.methods  # who names a method in a pattern opts it in
         self._tenant = tenant
@@ -106,12 +120,25 @@ class Installation:
         return self._settles
 
     async def stop(self, seconds: float) -> None:
-        """Let settlements come to their end, then give the threads back."""
-        await self.drain.wait(seconds)
+        """Let operations and settlements come to their end, then give the threads back.
+
+        Phased handlers begin no further step; those that wait for something else are interrupted towards the end,
+        so that somebody else can go on with them at once. A call that is open is never interrupted (P5, F10).
+        """
+        self.stopping = True
+        late = asyncio.get_running_loop().call_later(seconds * PATIENT_PART, self._interrupt)
+        try:
+            await self.drain.wait(seconds)
+        finally:
+            late.cancel()
         for executor in (self._handlers, self._openings, self._settles):
             if executor is not None:
                 executor.shutdown(wait=False)
         self._handlers = self._openings = self._settles = None
+
+    def _interrupt(self) -> None:
+        for running in tuple(self.interruptible):
+            running.interrupt()
 
 
 async def _resolved(resolver: Resolver, scope: Scope) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncekey.core.answers import refuse
-from oncekey.core.errors import LeaseLostError, NotExecuted
+from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
 from oncekey.core.model import Code, Refuse
 from oncekey.frameworks.asgi.delivery import send_answer
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit, current
@@ -81,7 +81,7 @@ class OncekeyMiddleware:
                     return
                 raise
             # What a handler says to us is not a fault that the server has to hear of.
-            if not await exchange.finish(error) or not isinstance(error, NotExecuted | LeaseLostError):
+            if not await exchange.finish(error) or not isinstance(error, NotExecuted | LeaseLostError | StoppingError):
                 raise
         else:
             if exchange.phase is Phase.RUNNING:

@@ -118,6 +118,8 @@ class _Call:
 
     async def _run(self, exchange: Exchange) -> Any:
         try:
+            if exchange.course is not None:
+                exchange.course.check()
             return await (self._in_thread(exchange) if self.enrolment.blocking else self._in_loop(exchange))
         except BaseException as error:
             if isinstance(error, StoreError) and not exchange.entered:
