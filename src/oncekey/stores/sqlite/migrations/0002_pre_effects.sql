@@ -77,7 +77,7 @@ CREATE INDEX oncekey_record_resumable ON oncekey_record (created_at)
 
 -- The outbox. The first five columns are those that Debezium's outbox router reads by default.
 CREATE TABLE oncekey_outbox (
-    id             TEXT     NOT NULL PRIMARY KEY,
+    id             TEXT     NOT NULL UNIQUE,
     aggregatetype  TEXT     NOT NULL,  -- the topic: Debezium routes by it
     aggregateid    TEXT     NOT NULL,  -- what is ordered by, else the record's incarnation: Debezium's message key
     type           TEXT     NOT NULL,  -- the topic once more, as the event's type
@@ -94,19 +94,20 @@ CREATE TABLE oncekey_outbox (
     fence          INTEGER  NOT NULL,  -- up with each claim; a worker proves it
     owner          TEXT,
     lease_until    INTEGER,
-    due_at         INTEGER  NOT NULL,
+    due_at         INTEGER  NOT NULL,  -- when somebody may take it next; while it is held, the end of its lease
     created_at     INTEGER  NOT NULL,
     first_error    TEXT,
     last_error     TEXT,
+    place          INTEGER  NOT NULL PRIMARY KEY,  -- in the line of those with the same order_by
     CONSTRAINT kind_known CHECK (kind IN ('defer', 'emit')),
     CONSTRAINT state_known CHECK (state IN ('ready', 'held')),
     CONSTRAINT held_has_lease CHECK ((state = 'held') = (owner IS NOT NULL AND lease_until IS NOT NULL))
 ) STRICT;
 
 -- What is due next, ready or with a lease that ran out.
-CREATE INDEX oncekey_outbox_due ON oncekey_outbox (due_at, created_at, position);
+CREATE INDEX oncekey_outbox_due ON oncekey_outbox (due_at, place);
 -- Who is first of those that keep an order.
-CREATE INDEX oncekey_outbox_order ON oncekey_outbox (order_by, created_at, position) WHERE order_by IS NOT NULL;
+CREATE INDEX oncekey_outbox_order ON oncekey_outbox (order_by, place) WHERE order_by IS NOT NULL;
 -- The parcel of a record.
 CREATE INDEX oncekey_outbox_incarnation ON oncekey_outbox (incarnation);
 
@@ -131,5 +132,5 @@ CREATE TABLE oncekey_dead_letter (
     last_error     TEXT     NOT NULL,
     died_at        INTEGER  NOT NULL
 ) STRICT;
-CREATE INDEX oncekey_dead_letter_died ON oncekey_dead_letter (died_at);
+CREATE INDEX oncekey_dead_letter_died ON oncekey_dead_letter (died_at, id);
 CREATE INDEX oncekey_dead_letter_incarnation ON oncekey_dead_letter (incarnation);
