@@ -86,6 +86,14 @@ def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refus
     return _said((yield from records.find(claim.id)), claim, policy)
 
 
+def glance(records: Inspect, locks: Locks, number: int, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
+    """Whether there is news for somebody who waits, without taking anything (L8). None: it is worth a try."""
+    said = yield from after(records, claim, policy)
+    if said is None and (yield from locks.held(number)):
+        return BUSY
+    return said
+
+
 def lost_commit(locks: Locks, number: int, claim: Claim, policy: Policy) -> Flow[Replay | Refuse]:
     """What became of a COMMIT that got no reply (P7).
 

@@ -54,6 +54,9 @@ class Entrance:
 
     async def _ask(self, enrolment: Enrolment) -> Proceed | Replay | Refuse | Bypass:
         if self._comer.lent is not None and self._comer.lent.spent:
+            news = await self._one.glance()
+            if news is not None:
+                return news
             if self._lent:
                 return await self._look_only(enrolment)
             self._comer.lent = None

@@ -90,6 +90,11 @@ class OneCommit:
             self.expires_at = entry.proceed.lease.expires_at
         return entry
 
+    async def glance(self) -> Replay | Refuse | None:
+        """Whether there is news for a request that waits; it takes neither the lock nor a business transaction."""
+        flow = local.glance(self._engine.store, self._locks, self._number, self.claim, self._policy)
+        return await adrive(flow, self._engine.driver.run)
+
     async def perform(self, decision: Decision) -> Answer | None:
         """Commit the business with its record, or neither."""
         settlement = decision.settlement

@@ -1,0 +1,402 @@
+"""LOCAL in one commit as a client sees it: `async def` and `def`, through both packages (F12, F15-F21, P7)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import JSONResponse
+
+from frameworks.realshop import PostgresDatabase, RealShop
+from frameworks.shop import new_key, tenant_of
+from harness.asgi import Caller, until
+from harness.dsn import through
+from harness.proxy import Proxy
+from local.databases import locks_held, rows
+from oncekey.core.policy import Policy
+from oncekey.effects import LOCAL, OUTBOX
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.once import Once
+
+WAYS = ("asyncpg", "psycopg", "def")
+IN_PROGRESS = (409, "idempotency_key_in_progress")
+
+
+class Shop(RealShop):
+    """A shop whose handler can be `async def` or `def`; it stands still where a test wants it to."""
+
+    def __init__(self, way: str, dsn: str, *, url: str | None = None, **options: Any) -> None:
+        database = PostgresDatabase(dsn, "psycopg" if way == "def" else way, pool_size=6)
+        if url is not None:
+            database.url = url.replace("postgresql://", f"postgresql+{database.package}://")
+        super().__init__(database, policy=options.pop("policy", None))
+        self.inside: Callable[[Any], Any] = lambda _: None
+        self.blocking = way == "def"
+        handler = self._blocking() if self.blocking else self._async()
+        self.app.post("/orders", status_code=201)(self.once.protect(effects=LOCAL, **options)(handler))
+
+    def _async(self) -> Any:
+        async def create(op: Operation, item: str = "tea", way: str = "", status: int = 201) -> Any:
+            self.runs.append(op.attempt)
+            await self.database.insert(op.connection, item)
+            held_up = self.inside(op)
+            if asyncio.iscoroutine(held_up):
+                await held_up
+            return ended(item, way, status)
+
+        return create
+
+    def _blocking(self) -> Any:
+        def create(op: SyncOperation, item: str = "tea", way: str = "", status: int = 201) -> Any:
+            self.runs.append(op.attempt)
+            self.database.insert_blocking(op.connection, item)
+            self.inside(op)
+            return ended(item, way, status)
+
+        return create
+
+    @contextlib.asynccontextmanager
+    async def busy(self, **request: Any) -> AsyncIterator[asyncio.Task[Any]]:
+        """While a request is in its handler; it ends with the block."""
+        free, go_on = threading.Event(), asyncio.Event()
+        there: list[bool] = []
+
+        def stand_still(_: Any) -> Any:
+            there.append(True)
+            return free.wait(20) if self.blocking else go_on.wait()
+
+        self.inside = stand_still
+        task = asyncio.create_task(self.send(**request))
+        await until(lambda: there)
+        self.inside = lambda _: None
+        try:
+            yield task
+        finally:
+            free.set()
+            go_on.set()
+            await task
+
+
+def ended(item: str, way: str, status: int) -> Any:
+    if way == "raise":
+        raise HTTPException(status)
+    if way == "crash":
+        raise RuntimeError
+    return JSONResponse({"item": item}, status_code=status)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_in_flight_there_is_a_lock_and_no_row(way: str, postgres_dsn: str) -> None:
+    # F12, F21, L8, R84
+    async with Shop(way, postgres_dsn).open() as shop:
+        async with shop.busy() as first:
+            assert (locks_held(postgres_dsn), shop.states) == (1, [])
+            again = await shop.send()
+            assert (again.status, again.code, again.header("retry-after")) == (*IN_PROGRESS, "1")
+            assert (await shop.send("/orders?item=coffee")).status == 409  # another body, too: nobody can know yet
+        assert (await first).status == 201
+        assert (locks_held(postgres_dsn), shop.states, shop.rows) == (0, ["completed"], ["tea"])
+        assert (await shop.send()).replayed
+        assert (await shop.send("/orders?item=coffee")).status == 422
+
+
+async def test_one_insert_and_no_dead_row(way: str, postgres_dsn: str) -> None:
+    # design 3: the row is written once, in the transaction of the business
+    async with Shop(way, postgres_dsn).open() as shop:
+        await shop.send()
+        same = "SELECT o.xmin = r.xmin, r.version, r.fence FROM orders o, oncekey.record r"
+        assert rows(postgres_dsn, same) == [(True, 1, 1)]
+
+
+ENDINGS = [
+    ("", 201, True, True),
+    ("", 404, True, True),
+    ("", 409, True, True),
+    ("raise", 409, False, True),
+    ("raise", 422, False, True),
+    ("", 429, False, False),
+    ("raise", 401, False, False),
+    ("", 500, False, False),
+    ("raise", 503, False, False),
+    ("crash", 500, False, False),
+]
+
+
+async def test_what_is_kept_of_each_ending(way: str, postgres_dsn: str) -> None:
+    # F17, L6: returned commits, raised rolls back, and what is not stored leaves nothing
+    async with Shop(way, postgres_dsn).open() as shop:
+        for number, (how, status, kept, stored) in enumerate(ENDINGS):
+            key, target = new_key(), f"/orders?item=i{number}&way={how}&status={status}"
+            replies = [await shop.send(target, key=key) for _ in range(2)]
+            assert [(reply.status, reply.replayed) for reply in replies] == [(status, False), (status, stored)], how
+            assert (f"i{number}" in shop.rows) is kept
+        assert shop.states == ["completed"] * sum(stored for *_, stored in ENDINGS)
+        assert set(shop.runs) == {1}  # a run that was rolled back was none
+        assert locks_held(postgres_dsn) == 0
+
+
+async def test_a_failed_run_is_simply_run_again(way: str, postgres_dsn: str) -> None:
+    # R105: a 500 in LOCAL is rolled back
+    async with Shop(way, postgres_dsn).open() as shop:
+        fails = [True]
+
+        def inside(_: Any) -> None:
+            if fails.pop() if fails else False:
+                raise RuntimeError
+
+        shop.inside = inside
+        assert [(await shop.send()).status for _ in range(3)] == [500, 201, 201]
+        assert (shop.rows, len(shop.runs)) == (["tea"], 2)
+
+
+async def test_a_retryable_record_of_another_version_is_completed(way: str, postgres_dsn: str) -> None:
+    # L3, F14: rolling deploy, the version before claimed first
+    async with Shop(way, postgres_dsn).open() as shop:
+        await shop.send()
+        change = (
+            "UPDATE oncekey.record SET state = 'failed_retryable', outcome = NULL, response_status = NULL, "
+            "response_headers = NULL, response_body = NULL, response_schema = NULL, finished_at = NULL, "
+            "last_error = 'x'"
+        )
+        rows(postgres_dsn, f"{change}; DELETE FROM orders")
+        assert ((await shop.send()).status, shop.runs, shop.rows) == (201, [1, 2], ["tea"])
+        assert rows(postgres_dsn, "SELECT state, fence, attempts FROM oncekey.record") == [("completed", 2, 2)]
+        assert (await shop.send()).replayed
+
+
+async def test_a_stale_claim_of_another_version_is_taken_over(way: str, postgres_dsn: str) -> None:
+    # L3: it follows its own way, claim first
+    async with Shop(way, postgres_dsn).open() as shop:
+        await shop.send()
+        change = (
+            "UPDATE oncekey.record SET state = 'in_progress', outcome = NULL, response_status = NULL, owner = 'gone', "
+            "response_headers = NULL, response_body = NULL, response_schema = NULL, finished_at = NULL, "
+            "lease_until = {}"
+        )
+        rows(postgres_dsn, f"{change.format('9' * 16)}; DELETE FROM orders")
+        assert ((await shop.send()).status, shop.rows) == (409, [])
+        rows(postgres_dsn, change.format(1))
+        assert ((await shop.send()).status, shop.runs, shop.rows) == (201, [1, 2], ["tea"])
+        assert (await shop.send()).replayed
+
+
+async def test_a_waiter_holds_no_connection(way: str, postgres_dsn: str) -> None:
+    # L8, R82: more waiters than connections
+    async with Shop(way, postgres_dsn, in_progress="wait").open() as shop:
+        async with shop.busy() as first:
+            waiters = [asyncio.create_task(shop.send()) for _ in range(20)]
+            other = await shop.send("/orders?item=coffee", key=new_key())
+            assert other.status == 201
+            assert not any(waiter.done() for waiter in waiters)
+        replies = await asyncio.gather(first, *waiters)
+        assert {(reply.status, reply.body) for reply in replies} == {(201, b'{"item":"tea"}')}
+        assert len(shop.runs) == 2
+
+
+async def test_who_commits_by_himself_is_reported_and_remembered(
+    way: str, postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # F16, L5: around the guard
+    async with Shop(way, postgres_dsn).open() as shop:
+        shop.inside = lambda op: op.connection._raw.execute("COMMIT")
+        if not shop.blocking:
+            shop.inside = commit_behind
+        with caplog.at_level(logging.ERROR, "oncekey"):
+            reply = await shop.send()
+        assert (reply.status, shop.rows, shop.states) == (201, ["tea"], ["completed"])
+        assert any("ended its own transaction" in line.message for line in caplog.records)
+        assert (await shop.send()).replayed
+
+
+async def commit_behind(op: Any) -> None:
+    await op.connection._raw.execute("COMMIT")
+
+
+async def test_a_number_that_somebody_else_locked_is_a_409_and_then_a_success(way: str, postgres_dsn: str) -> None:
+    # F19: a collision, or the application's own lock
+    async with Shop(way, postgres_dsn).open() as shop:
+        seen: list[int] = []
+
+        def look(_: Any) -> None:
+            pair = "SELECT (classid::bigint << 32 | objid::bigint)::bigint FROM pg_locks WHERE locktype = 'advisory'"
+            seen.extend(number for (number,) in rows(postgres_dsn, pair))
+
+        shop.inside = look
+        await shop.send("/orders?way=crash")
+        with psycopg.connect(postgres_dsn) as other:
+            other.execute("SELECT pg_advisory_xact_lock(%s)", seen)
+            reply = await shop.send()
+            assert ((reply.status, reply.code), shop.rows) == (IN_PROGRESS, [])
+        assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
+
+
+async def test_the_same_key_inside_itself_is_in_progress(postgres_dsn: str) -> None:
+    # F18, L7: the lock is not re-entrant for us, because each operation has a connection of its own
+    shop = Shop("asyncpg", postgres_dsn)
+    inner: list[Any] = []
+
+    async def nested(_: Any) -> None:
+        shop.inside = lambda _: None
+        inner.append(await shop.send())
+        inner.append(await shop.send("/orders?item=coffee", key=new_key()))
+
+    async with shop.open():
+        shop.inside = nested
+        assert (await shop.send()).status == 201
+        assert [(reply.status, reply.code) for reply in inner] == [IN_PROGRESS, (201, None)]
+        assert shop.rows == ["coffee", "tea"]
+
+
+async def test_another_operation_inside_is_its_own(postgres_dsn: str) -> None:
+    # L7: an outer failure does not undo what the inner one has acknowledged
+    shop = Shop("asyncpg", postgres_dsn)
+
+    async def nested(_: Any) -> None:
+        shop.inside = lambda _: None
+        assert (await shop.send("/orders?item=coffee", key=new_key())).status == 201
+        raise HTTPException(500)
+
+    async with shop.open():
+        shop.inside = nested
+        assert (await shop.send()).status == 500
+        assert shop.rows == ["coffee"]
+
+
+async def test_a_savepoint_of_the_handler_does_not_free_the_key(postgres_dsn: str) -> None:
+    # F18: the lock was taken before it
+    shop = Shop("asyncpg", postgres_dsn)
+
+    async def inside(op: Any) -> None:
+        savepoint = op.connection.transaction()
+        await savepoint.start()
+        await savepoint.rollback()
+        assert locks_held(postgres_dsn) == 1
+
+    async with shop.open():
+        shop.inside = inside
+        assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
+
+
+@pytest.fixture
+def proxy(postgres_dsn: str) -> Iterator[Proxy]:
+    with Proxy.before(postgres_dsn) as proxy:
+        yield proxy
+
+
+def far(way: str, dsn: str, proxy: Proxy) -> Shop:
+    return Shop(way, dsn, url=through(dsn, proxy.port))
+
+
+async def test_a_commit_whose_reply_was_lost_is_answered_from_the_record(
+    way: str, postgres_dsn: str, proxy: Proxy
+) -> None:
+    # F8, P7
+    async with far(way, postgres_dsn, proxy).open() as shop:
+        lost: list[Any] = []
+        shop.inside = lambda _: lost.append(proxy.lose_reply(b"COMMIT", b"COMMIT"))
+        reply = await shop.send()
+        assert lost[0].is_set()
+        assert (reply.status, reply.body, shop.rows) == (201, b'{"item":"tea"}', ["tea"])
+        assert len(shop.runs) == 1
+
+
+async def test_a_commit_that_never_arrived_is_proven_rolled_back(way: str, postgres_dsn: str, proxy: Proxy) -> None:
+    # F8, P7: the lock is free and there is no row
+    async with far(way, postgres_dsn, proxy).open() as shop:
+        shop.inside = lambda _: proxy.lose_request(b"COMMIT")
+        reply = await shop.send()
+        assert (reply.status, reply.code) in [(503, "idempotency_store_unavailable"), IN_PROGRESS]
+        assert reply.header("retry-after") == "1"
+        shop.inside = lambda _: None
+        await until(lambda: locks_held(postgres_dsn) == 0)
+        assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
+
+
+async def test_a_commit_that_is_still_under_way_is_no_roll_back(way: str, postgres_dsn: str, proxy: Proxy) -> None:
+    # F8, P7: an absent row says nothing while the lock is not free
+    async with far(way, postgres_dsn, proxy).open() as shop:
+        late: list[Any] = []
+        shop.inside = lambda _: late.append(proxy.postpone(b"COMMIT", b"COMMIT"))
+        replies = [await shop.send(), await shop.send()]
+        assert [(reply.status, reply.code) for reply in replies] == [IN_PROGRESS] * 2
+        await asyncio.to_thread(late[0].deliver)
+        again = await shop.send()
+        assert (again.status, again.replayed, shop.rows, len(shop.runs)) == (201, True, ["tea"], 1)
+
+
+async def test_a_server_that_ended_the_transaction_has_undone_it(way: str, postgres_dsn: str) -> None:
+    # F15, L4: the lease is the server's time-out
+    async with Shop(way, postgres_dsn).open() as shop:
+        killing = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND state = 'idle in transaction' AND pid <> pg_backend_pid()"
+        )
+        shop.inside = lambda _: rows(postgres_dsn, killing) and None
+        reply = await shop.send()
+        assert (reply.status, shop.rows, shop.states) == (503, [], [])
+        shop.inside = lambda _: None
+        assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
+
+
+async def test_what_is_deferred_commits_with_the_rows(postgres_dsn: str) -> None:
+    # row 3, R123: record, parcel and business rows are one transaction
+    database = PostgresDatabase(postgres_dsn, "asyncpg")
+    shop = RealShop(database)
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=OUTBOX)
+    async def create(op: Operation, fails: bool = False, status: int = 200) -> Any:
+        await database.insert(op.connection, "tea")
+        if status == 200:
+            op.defer("transfer", {"cents": 7})
+        op.emit("told", {})
+        if fails:
+            raise RuntimeError
+        return JSONResponse({}, status_code=status)
+
+    async with shop.open():
+        assert (await shop.send("/orders?fails=1", key=new_key())).status == 500
+        assert (shop.rows, shop.states, rows(postgres_dsn, "SELECT 1 FROM oncekey.outbox")) == ([], [], [])
+        assert [(await shop.send()).status for _ in range(2)] == [202, 202]
+        together = (
+            "SELECT DISTINCT o.xmin = r.xmin AND p.xmin = r.xmin FROM orders o, oncekey.record r, oncekey.outbox p"
+        )
+        assert rows(postgres_dsn, together) == [(True,)]
+        kinds = "SELECT kind, p.incarnation = r.incarnation FROM oncekey.outbox p, oncekey.record r ORDER BY 1"
+        assert rows(postgres_dsn, kinds) == [("defer", True), ("emit", True)]
+        assert (shop.states, shop.rows) == (["pending"], ["tea"])
+        database.execute("DELETE FROM orders")
+        declined = [await shop.send("/orders?status=402", key=new_key()) for _ in range(1)]
+        assert ([reply.status for reply in declined], shop.states) == ([402], ["completed", "pending"])
+
+
+async def test_the_status_resource_sees_who_has_no_row_yet(way: str, postgres_dsn: str) -> None:
+    # F21, L8
+    shop = Shop(way, postgres_dsn)
+    app = FastAPI()
+    once = Once(shop.database.url, policy=Policy())
+    once.install(app, tenant=tenant_of, status="/keys")
+    key = new_key()
+    path = f"/keys/{key}"
+    async with shop.open(), once.lifespan(app):
+        assert (await Caller(app, "GET", path).run()).status == 404
+        async with shop.busy(key=key):
+            seen = await Caller(app, "GET", path).run()
+            assert (seen.status, seen.json(), seen.header("retry-after")) == (
+                200,
+                {"key": key, "state": "in_progress"},
+                "1",
+            )
+        seen = await Caller(app, "GET", path).run()
+        assert (seen.status, seen.json()["state"]) == (200, "completed")
