@@ -161,6 +161,8 @@ class Process:
         """What the script was given by its steps, in order."""
         self.freezes_at: str | None = None
         self.frozen = False
+        self._dead = False
+        self._woken = asyncio.Event()
         self._thaw = threading.Event()
         self._callers: list[asyncio.Task[Reply]] = []
         self.once = ClockedOnce(bank.database.url, bank.clock, policy)
@@ -170,7 +172,11 @@ class Process:
         route = self.app.post("/payments", status_code=201, **options.pop("route", {}))
         effects = options.pop("effects", PHASED)
         name = options.pop("operation", "pay")
-        route(self.once.protect(effects=effects, operation=name, **options)(self._sync() if bank.blocking else self._async()))
+        route(
+            self.once.protect(effects=effects, operation=name, **options)(
+                self._sync() if bank.blocking else self._async()
+            )
+        )
 
     def _async(self) -> Any:
         async def pay(op: Operation) -> Any:
@@ -272,13 +278,14 @@ class Process:
         """Freeze here, if this is where the process stops."""
         if place == self.freezes_at:
             self.frozen = True
-            await asyncio.Event().wait()
+            await self._woken.wait()
 
     def reach_blocking(self, place: str) -> None:
         if place == self.freezes_at:
             self.frozen = True
             self._thaw.wait()
-            raise Thawed
+            if self._dead:
+                raise Thawed
 
     def caller(self, *, key: str = KEY, body: Any = None, headers: Any = ()) -> Caller:
         """A request that can be watched."""
@@ -295,8 +302,15 @@ class Process:
         self._callers.append(asyncio.create_task(self.send(**request)))
         await until(lambda: self.frozen)
 
+    async def wake(self) -> Reply:
+        """The frozen request goes on as if no time had passed; what it is answered."""
+        self._woken.set()
+        self._thaw.set()
+        return await self._callers.pop()
+
     async def thaw(self) -> None:
         """Whatever was frozen comes to its end."""
+        self._dead = True
         self._thaw.set()
         for caller in self._callers:
             caller.cancel()

@@ -11,9 +11,9 @@ import pytest
 
 from frameworks.realshop import PostgresDatabase, SqliteFile
 from harness.databases import DatabaseServer
+from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
-from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.stores.postgres import PostgresStore
 from phased.bank import Bank
 
@@ -64,5 +64,14 @@ def small_bank(request: pytest.FixtureRequest, tmp_path: Path) -> Bank:
 @pytest.fixture(params=[("sqlite", False), ("asyncpg", False)], ids=["sqlite", "asyncpg"])
 def async_bank(request: pytest.FixtureRequest, tmp_path: Path) -> Bank:
     """Where the kind of handler makes no difference."""
+    package, blocking = request.param
+    return make_bank(request, tmp_path, package, blocking=blocking)
+
+
+@pytest.fixture(
+    params=[("sqlite", True), ("psycopg", True), ("asyncpg", False)], ids=["sqlite-def", "psycopg-def", "asyncpg"]
+)
+def mixed_bank(request: pytest.FixtureRequest, tmp_path: Path) -> Bank:
+    """Each store and each kind of handler, if not all together."""
     package, blocking = request.param
     return make_bank(request, tmp_path, package, blocking=blocking)

@@ -11,9 +11,7 @@ import pytest
 from oncekey.core.memo import decode
 from oncekey.core.model import HOUR
 from oncekey.workers.completer import Completer
-from phased.bank import KEY, POINTS, Bank, Call, Here, Phase, Value, paying
-
-PAID = {"order": {"number": 1, "items": ["tea"]}, "drawn": "1.5", "paid": {}}
+from phased.bank import KEY, POINTS, Bank, Here, Phase, Value
 
 
 async def test_each_step_once_and_in_order(bank: Bank) -> None:
@@ -67,8 +65,9 @@ async def test_the_clients_retry_goes_on_where_a_crash_left_off(bank: Bank, poin
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_completer_goes_on_where_the_client_never_comes_back(bank: Bank, point: str) -> None:
+async def test_a_completer_goes_on_where_the_client_never_comes_back(mixed_bank: Bank, point: str) -> None:
     # H7, F28, R116
+    bank = mixed_bank
     async with bank.process() as dead, bank.process() as alive:
         completer = Completer(alive.once)
         await dead.send_and_freeze(point)
@@ -138,7 +137,10 @@ async def test_no_transaction_is_open_during_a_call(bank: Bank) -> None:
     async with bank.process() as process:
         await process.send_and_freeze("before charge")
         if bank.database.records == "oncekey.record":
-            idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND datname = current_database()"
+            idle = (
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE state LIKE 'idle in transaction%' AND datname = current_database()"
+            )
             assert bank.execute(idle) == [(0,)]
         bank.execute("INSERT INTO effect VALUES ('another writer')")  # SQLite has one writer, and it is free
         assert [entry.name for entry in (await bank.record()).memo] == ["order", "drawn"]
