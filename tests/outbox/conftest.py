@@ -1,13 +1,15 @@
-"""Real stores for the outbox: SQLite, and PostgreSQL behind both of its client libraries."""
+"""Real stores for the outbox: SQLite, and PostgreSQL behind both of its client libraries and SQLAlchemy."""
 
 from __future__ import annotations
 
 import uuid
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.sqlalchemy import SqlalchemyDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
@@ -28,7 +30,7 @@ def outbox_dsn(postgres_server):
     postgres_server.drop_database(name)
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "sqlalchemy"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
@@ -41,6 +43,22 @@ def world(request, tmp_path):
     if request.param == "psycopg":
         with blocking(PostgresStore, PsycopgDriver(dsn)) as world:
             yield world
-    else:
+    elif request.param == "asyncpg":
         with under_asyncio(PostgresStore, AsyncpgDriver(dsn)) as world:
             yield world
+    else:
+        engine = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:"))
+        with under_asyncio(PostgresStore, Owner(engine)) as world:
+            yield world
+
+
+class Owner(SqlalchemyDriver):
+    """Disposes of the engine, which no application's driver does."""
+
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.engine = engine
+
+    async def close(self):
+        await super().close()
+        await self.engine.dispose()

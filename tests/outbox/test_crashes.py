@@ -18,6 +18,7 @@ from outbox.sending import WINDOW, Post
 
 POLICY = Policy()
 ROUNDS = 30
+EVERY_LIBRARY = pytest.mark.parametrize("world", ["sqlite", "psycopg", "asyncpg"], indirect=True)
 
 
 class Crash(Exception):  # noqa: N818  (no fault of anybody)
@@ -131,12 +132,14 @@ def post(world):
     return Post(world)
 
 
+@EVERY_LIBRARY
 def test_with_a_provider_that_recognises_keys_everything_ends_done_once(post):  # R125, R127, R130, F31
     ends = outcomes(post, remembers=True, repeatable=WINDOW)
 
     assert set(ends) == {(State.COMPLETED, 1)}
 
 
+@EVERY_LIBRARY
 def test_with_one_that_does_not_no_charge_is_made_twice(post):  # F31, R130
     ends = outcomes(post, remembers=False, repeatable=None)
 
