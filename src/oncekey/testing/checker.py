@@ -34,8 +34,11 @@ class Rule(StrEnum):
     MISMATCH = "S6 mismatch refused"
     LEGAL = "S7 legal moves only"
     FENCED = "S8 fenced writes"
+    OUTBOX = "S9 the outbox loses and invents nothing"
+    CONSERVED = "S10 what was done is accounted for"
     KEPT = "S11 kept until expiry"
     PROGRESS = "L1 progress after heal"
+    EMPTY = "L2 the outbox is empty after heal"
     TRUTH = "L3 the record tells the truth"
 
 
@@ -74,8 +77,10 @@ def check(history: History, rules: frozenset[Rule] = frozenset(Rule)) -> tuple[V
 
 def _one_effect(story: Story) -> Iterator[str]:
     for life, effects in _by_life(story).items():
-        if len(effects) > 1:
-            yield f"life {life[:8]} was executed {len(effects)} times: {_names(effects)}"
+        for kind in dict.fromkeys(effect.kind for effect in effects):
+            same = [effect for effect in effects if effect.kind == kind]
+            if len(same) > 1:
+                yield f"life {life[:8]} was executed {len(same)} times: {_names(same)}"
 
 
 def _no_lost_ack(story: Story) -> Iterator[str]:
@@ -84,6 +89,9 @@ def _no_lost_ack(story: Story) -> Iterator[str]:
         life = story.life_of(op)
         if _success(op) and not effects.get(life):
             yield f"{op.id} was told {op.status}, and nothing was done for it"
+        done = {effect.kind for effect in effects.get(life, [])}
+        if _success(op) and (missing := [kind for kind in op.promises if kind not in done]):
+            yield f"{op.id} was told {op.status}, and there is no {', '.join(missing)}"
         if life in story.lives and story.lives[life].ended is None:
             record = next((one for one in story.records if one.incarnation == life), None)
             if record is None or record.state not in _ANSWERED:
@@ -171,6 +179,32 @@ def _fenced(story: Story) -> Iterator[str]:
         yield from unproven(before, after)
 
 
+def _outbox(story: Story) -> Iterator[str]:
+    for one in story.outbox:
+        if one.committed and not (one.delivered or one.waiting or one.dead):
+            yield f"message {one.id[:8]} was committed, and is neither delivered nor waiting nor dead"
+        if one.delivered and not one.committed:
+            yield f"message {one.id[:8]} was delivered, and the transaction that wrote it was never committed"
+
+
+def _conserved(story: Story) -> Iterator[str]:
+    """Whatever the provider did, somebody was told of, or somebody is due to look at."""
+    if not story.healed or not story.records:
+        return
+    told = any(_success(op) for op in _ok(story))
+    open_ended = any(record.state == State.UNKNOWN for record in story.records)
+    for effect in story.ledger:
+        if not effect.undone and not told and not open_ended:
+            yield f"{effect.id} was done, nobody was told of it, and nobody is due to look"
+
+
+def _empty(story: Story) -> Iterator[str]:
+    if story.healed:
+        for one in story.outbox:
+            if one.waiting:
+                yield f"all is well again, and message {one.id[:8]} is still waiting"
+
+
 def _kept(story: Story) -> Iterator[str]:
     """By a clock that nobody can set: a store's clock that jumps must not make the reaper forget answers."""
     done: dict[str, tuple[int, int]] = {}
@@ -214,8 +248,11 @@ LOOKS: Mapping[Rule, Callable[[Story], Iterator[str]]] = MappingProxyType(
         Rule.MISMATCH: _mismatch,
         Rule.LEGAL: _legal,
         Rule.FENCED: _fenced,
+        Rule.OUTBOX: _outbox,
+        Rule.CONSERVED: _conserved,
         Rule.KEPT: _kept,
         Rule.PROGRESS: _progress,
+        Rule.EMPTY: _empty,
         Rule.TRUTH: _truth,
     }
 )

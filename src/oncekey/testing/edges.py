@@ -60,6 +60,8 @@ def illegal(before: Write | None, after: Write) -> Iterator[str]:
         yield f"{move} took the fence from {fence} to {after.fence}"
     if before is not None and after.version <= before.version:
         yield f"{move} took the version from {before.version} to {after.version}"
+    if before is not None and not anew and None not in {before.steps, after.steps} and _forgot(before, after):
+        yield f"{move} forgot finished steps: {before.steps} before, {after.steps} now"
     if before is not None and not anew and before.fingerprint != after.fingerprint:
         yield f"{move} changed the fingerprint from {before.fingerprint} to {after.fingerprint}"
 
@@ -68,6 +70,8 @@ def premature(before: Write | None, after: Write) -> Iterator[str]:
     """The move is legal, but its time had not come by the store's own clock."""
     if after.now is None:
         return
+    if after.clock is not None and after.now < after.clock:
+        yield f"{after.name}: stamped with an instant {after.clock - after.now} microseconds before it was said"
     entered = after.state == State.COMPLETED and (before is None or before.state != State.COMPLETED)
     if entered and after.ttl is not None and (after.expires_at or 0) < after.now + after.ttl:
         yield f"{after.name}: completed, yet it expires before its time to live has passed"
@@ -103,6 +107,10 @@ def unproven(before: Write | None, after: Write) -> Iterator[str]:
             yield f"{after.name}: a claim wrote over a row that was there"
         case None:
             return
+
+
+def _forgot(before: Write, after: Write) -> bool:
+    return (after.steps or 0) < (before.steps or 0)
 
 
 def _state(write: Write | None) -> State | None:

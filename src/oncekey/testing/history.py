@@ -42,11 +42,16 @@ class Operation:
     code: str | None = None
     incarnation: str | None = None
     client: str = ""
+    promises: tuple[str, ...] = ()
+    """The kinds of effects that a success of it means; without any, one of whatever kind will do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One thing that was done: a line of a provider's ledger, or a business row. `undone` if it was reversed."""
+    """One thing that was done: a line of a provider's ledger, or a business row. `undone` if it was reversed.
+
+    A request may do several things, each once: `kind` tells them apart.
+    """
 
     id: str
     scope: str
@@ -56,6 +61,7 @@ class Effect:
     operation: str | None = None
     incarnation: str | None = None
     undone: bool = False
+    kind: str = ""
 
 
 class Proof(StrEnum):
@@ -72,7 +78,8 @@ class Write:
 
     `now` is the store's clock and `elapsed` a clock that nobody can set. `seen_at` is the latest instant, by
     the store's clock, at which anybody looked at the row as it was before: a clock that was then set back
-    does not make wrong what was decided at that look.
+    does not make wrong what was decided at that look. `clock` is what the store's clock said just before the
+    statement was said, and `steps` how many finished steps the row remembers.
     """
 
     at: int
@@ -95,6 +102,8 @@ class Write:
     proven_incarnation: str | None = None
     proven_fence: int | None = None
     proven_version: int | None = None
+    clock: int | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,19 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One message of the outbox by its downstream key, and where it was seen."""
+
+    id: str
+    scope: str
+    key: str
+    committed: bool
+    delivered: int = 0
+    waiting: bool = False
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """Everything there is to check. `healed`: faults had stopped and workers had time to finish."""
 
@@ -120,4 +142,5 @@ class History:
     business: tuple[Effect, ...] = ()
     writes: tuple[Write, ...] = ()
     records: tuple[Final, ...] = ()
+    outbox: tuple[Dispatch, ...] = ()
     healed: bool = False

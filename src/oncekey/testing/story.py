@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oncekey.testing.history import Effect, Final, History, Operation, Write
+    from oncekey.testing.history import Dispatch, Effect, Final, History, Operation, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Story:
     business: list[Effect] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     records: list[Final] = field(default_factory=list)
+    outbox: list[Dispatch] = field(default_factory=list)
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -110,6 +111,8 @@ def stories(history: History) -> list[Story]:
         of(write.scope, write.key).writes.append(write)
     for record in history.records:
         of(record.scope, record.key).records.append(record)
+    for dispatch in history.outbox:
+        of(dispatch.scope, dispatch.key).outbox.append(dispatch)
     return list(found.values())
 
 
