@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from uuid import UUID
 
+    from oncekey.core.audit import AuditEntry, Note
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
         Settled,
         Settlement,
         Snapshot,
+        State,
     )
     from oncekey.core.onecommit import Ground, Locked, Sealed
     from oncekey.core.transitions import Trigger
+    from oncekey.core.upkeep import Page, Run
     from oncekey.flow import Flow, Steps, Transaction
 
 T = TypeVar("T")
@@ -163,6 +167,61 @@ class Locks(Protocol):
         """Whether somebody holds the lock; asking takes none (L8)."""
 
 
+class Upkeep(Protocol):
+    """What sweepers and reapers ask and write; what is due is the core's decision, and each write proves V.
+
+    `noting` makes the line of the audit about a record that was moved; it is written in the same transaction.
+    """
+
+    def stale(self, limit: int, after: Record | None = None) -> Flow[Page]:
+        """Records in progress whose lease is over, from the oldest, after the one that was looked at last."""
+
+    def sweep(
+        self, seen: Record, to: State, last_error: str, noting: Callable[[Record], Note] | None = None
+    ) -> Flow[bool]:
+        """Move `seen` to FAILED_RETRYABLE or UNKNOWN (rows 14, 15, 18). False: somebody else moved it."""
+
+    def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
+        """How long the operations took that were finished last."""
+
+    def expiring(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
+        """Records that expired at least `age` ago and are not marked, longest ago first; without their answers."""
+
+    def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
+        """Records that are marked as expired since at least `age`, longest ago first; without their answers."""
+
+    def purge(
+        self, seen: Sequence[Record], grace: Duration, noting: Callable[[Record], Note] | None = None
+    ) -> Flow[int]:
+        """Delete what is still as it was read, finished and expired for `grace` (row 30); how many that were."""
+
+    def mark(
+        self, seen: Sequence[Record], grace: Duration, noting: Callable[[Record], Note] | None = None
+    ) -> Flow[int]:
+        """Mark the same as EXPIRED (row 29); how many that were."""
+
+    def abandon(
+        self, seen: Record, answer: Completed, kept: Duration, noting: Callable[[Record], Note] | None = None
+    ) -> Flow[bool]:
+        """End a pending record whose parcel nobody ever took, and delete that parcel (row 28). False: it was taken."""
+
+    def live_keys(self, scope: str, limit: int) -> Flow[int]:
+        """How many keys of a scope are remembered now, counted up to `limit`."""
+
+
+class Audit(Protocol):
+    """The lines about moves: only added to, and forgotten after a time of their own."""
+
+    def noting(self, notes: Sequence[Note]) -> Steps[None]:
+        """Write lines as part of the transaction that makes the moves."""
+
+    def history(self, record_id: RecordId, limit: int = ...) -> Flow[tuple[AuditEntry, ...]]:
+        """What is known of a key over all its lives, oldest first."""
+
+    def forget(self, age: Duration, limit: int) -> Flow[int]:
+        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many that were."""
+
+
 class Inspect(Protocol):
     """Read only."""
 
@@ -202,6 +261,14 @@ class Store(Records, Inspect, Protocol):
     @property
     def locks(self) -> Locks | None:
         """Its locks, if it has such; without them LOCAL claims first."""
+
+    @property
+    def audit(self) -> Audit | None:
+        """Its audit, if it keeps one."""
+
+    @property
+    def upkeep(self) -> Upkeep | None:
+        """What sweepers and reapers need of it, if it has that."""
 
 
 class OpenTransaction(Protocol):

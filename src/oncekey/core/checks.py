@@ -150,6 +150,17 @@ def secret_bytes(at_least: int) -> Rule:
     return _rule(f"bytes, {at_least} or more of them", convert, secret=True)
 
 
+def secret_text(what: str) -> Rule:
+    """Text that may hold a password; its value is never shown."""
+
+    def convert(value: object) -> str:
+        if not isinstance(value, str) or "://" not in value or not value.isprintable():
+            raise ValueError
+        return value
+
+    return _rule(what, convert, secret=True)
+
+
 def a(kind: type) -> Rule:
     """An instance of `kind`."""
 

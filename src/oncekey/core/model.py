@@ -77,6 +77,9 @@ class Code(StrEnum):
     KEY_NOT_FOUND = "idempotency_key_not_found"
     STORE_UNAVAILABLE = "idempotency_store_unavailable"
     EXECUTION_FAILED = "idempotency_execution_failed"
+    TIMED_OUT = "idempotency_request_timed_out"
+    RATE_LIMITED = "idempotency_rate_limited"
+    REQUEST_TOO_OLD = "idempotency_request_too_old"
 
 
 class EntryKind(StrEnum):

@@ -136,6 +136,15 @@ class Policy:
     complete_interval: timedelta = field(default=timedelta(seconds=5), metadata=checks.span())
     redis: RedisUse = field(default=RedisUse.OFF, metadata=checks.choice(RedisUse))
     audit: bool = field(default=True, metadata=checks.flag())
+    audit_ttl: timedelta = field(default=timedelta(days=90), metadata=checks.span())
+
+    # How much one caller may ask for; None is without a limit
+    max_new_keys_per_second: int | None = field(default=None, metadata=checks.optional(checks.whole(1)))
+    max_live_keys: int | None = field(default=None, metadata=checks.optional(checks.whole(1)))
+    max_lookups_per_second: int | None = field(default=None, metadata=checks.optional(checks.whole(1)))
+    limits_storage: str | None = field(
+        default=None, repr=False, metadata=checks.optional(checks.secret_text("the URL of a storage of `limits`"))
+    )
 
     # What answers look like
     flavor: Flavor = field(default=Flavor.IETF, metadata=checks.choice(Flavor))

@@ -167,6 +167,34 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             fault_code="IDEMPOTENCY_EXECUTION_FAILED",
             stripe_type=_BROKEN,
         ),
+        Code.TIMED_OUT: Problem(
+            slug="timed-out",
+            status=408,
+            title="The operation was not begun in time",
+            detail="The request was accepted, and nobody began its work before it expired. Nothing was executed, and "
+            "nothing will be. Send it again with a new key.",
+            fault_code="IDEMPOTENCY_REQUEST_TIMED_OUT",
+            stripe_type=_BROKEN,
+        ),
+        Code.RATE_LIMITED: Problem(
+            slug="rate-limited",
+            status=429,
+            title="Too many Idempotency-Keys",
+            detail="The request was not executed, because too many keys are used at once. Wait for as long as "
+            "Retry-After says, then retry with the same key; keys that are known already are still answered.",
+            fault_code="IDEMPOTENCY_RATE_LIMITED",
+            stripe_type=_THEIRS,
+            waiting_helps=True,
+        ),
+        Code.REQUEST_TOO_OLD: Problem(
+            slug="request-too-old",
+            status=412,
+            title="The request was first sent too long ago",
+            detail="Its key may have been used and forgotten since, so the request was not executed. Find out whether "
+            "the operation was executed before it is sent with a new key.",
+            fault_code="IDEMPOTENCY_REQUEST_TOO_OLD",
+            stripe_type=_THEIRS,
+        ),
     }
 )
 """Every code has its problem; a test keeps it so."""

@@ -38,7 +38,7 @@ from oncekey.stores.statements import Statements
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
     from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
-    from oncekey.ports import Locks, Outbox, Phases, Schema
+    from oncekey.ports import Audit, Locks, Outbox, Phases, Schema, Upkeep
 
 STATEMENTS: tuple[str, ...] = (
     "find",
@@ -72,6 +72,8 @@ class KeyStore:
         self.schema: Schema = schema or NoSchema()
         self.outbox: Outbox | None = None
         self.locks: Locks | None = None
+        self.audit: Audit | None = None
+        self.upkeep: Upkeep | None = None
         self._statements = Statements(commands, clock)
         self._statements.require(STATEMENTS)
         self.phases: Phases = PhaseStore(self._statements)

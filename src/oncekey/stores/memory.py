@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from oncekey.stores.audit import AuditStore
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory_lines import owned, repeatable_now, seen, written
 from oncekey.stores.memory_phases import PHASES
+from oncekey.stores.memory_upkeep import UPKEEP
 from oncekey.stores.rows import COLUMNS
+from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
@@ -193,6 +196,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "settle_deferred": settle_deferred,
         "discard": discard,
         **PHASES,
+        **UPKEEP,
     }
 )
 """What memory says for each name; the simulator runs the same, and breaks one at a time."""
@@ -203,3 +207,5 @@ class MemoryStore(KeyStore):
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__(COMMANDS, clock=clock)
+        self.audit = AuditStore(self._statements)
+        self.upkeep = UpkeepStore(self._statements, self.audit)

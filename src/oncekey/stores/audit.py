@@ -1,0 +1,100 @@
+"""The audit: lines that are written with the moves they tell about, and outlive the records (R173, ADR 0014)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from oncekey.core.audit import AuditEntry, Note
+from oncekey.core.keys import key_digest
+from oncekey.core.model import State
+from oncekey.core.transitions import Actor, Trigger
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.saying import said
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oncekey.core.model import Duration, RecordId
+    from oncekey.flow import Flow, Row, Steps, Value
+    from oncekey.stores.statements import Statements
+
+STATEMENTS: tuple[str, ...] = ("note", "history", "forget_notes")
+
+MOST = 1000
+"""How many lines one look at a key's history brings."""
+
+
+class AuditStore:
+    """The audit, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements) -> None:
+        statements.require(STATEMENTS)
+        self._statements = statements
+
+    def noting(self, notes: Sequence[Note]) -> Steps[None]:
+        """Write lines as part of the transaction that makes the moves."""
+        if notes:
+            yield self._statements.say("note", {"notes": json.dumps([_line(note) for note in notes])})
+
+    def history(self, record_id: RecordId, limit: int = MOST) -> Flow[tuple[AuditEntry, ...]]:
+        """What is known of a key over all its lives, oldest first."""
+        params: dict[str, Value] = {
+            "scope": record_id.scope,
+            "key_digest": key_digest(record_id.key),
+            "after": 0,
+            "limit": limit,
+        }
+
+        def body() -> Steps[tuple[AuditEntry, ...]]:
+            rows = yield self._statements.say("history", params)
+            return tuple(_entry(row) for row in rows)
+
+        return (yield from said(Transaction("history", Mode.READ, body)))
+
+    def forget(self, age: Duration, limit: int) -> Flow[int]:
+        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many that were."""
+
+        def body() -> Steps[int]:
+            rows = yield self._statements.say("forget_notes", {"age": age, "limit": limit})
+            return len(rows)
+
+        return (yield from said(Transaction("forget_notes", Mode.SINGLE, body)))
+
+
+def _line(note: Note) -> dict[str, object]:
+    return {
+        "scope": note.scope,
+        "key_digest": note.key_digest,
+        "incarnation": str(note.incarnation),
+        "operation": note.operation,
+        "fence": note.fence,
+        "source": note.source,
+        "target": note.to,
+        "trigger": note.trigger,
+        "actor": note.actor,
+        "who": note.who,
+        "why": note.why,
+    }
+
+
+def _entry(row: Row) -> AuditEntry:
+    note = Note(
+        scope=row["scope"],
+        key_digest=row["key_digest"],
+        incarnation=UUID(str(row["incarnation"])),
+        operation=row["operation"],
+        fence=row["fence"],
+        source=_state(row["source"]),
+        to=_state(row["target"]),
+        trigger=Trigger(row["trigger"]),
+        actor=Actor(row["actor"]),
+        who=row["who"],
+        why=row["why"],
+    )
+    return AuditEntry(int(row["at"]), note)
+
+
+def _state(name: str | None) -> State | None:
+    return None if name is None else State(name)

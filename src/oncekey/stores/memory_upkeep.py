@@ -1,0 +1,147 @@
+"""What memory says to sweepers and reapers. It has no outbox, so nothing of its own is ever pending."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from oncekey.stores.memory_lines import seen, written
+from oncekey.stores.rows import COLUMNS
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant
+    from oncekey.flow import Command, Rows
+    from oncekey.stores.memory_lines import Line, Table
+
+_EXPIRING = ("completed", "failed_retryable", "pending")
+_UNANSWERED: Line = dict.fromkeys(name for name in COLUMNS if name.startswith("response_"))
+
+
+def stale(table: Table, *, now: Instant, limit: int, **after: Any) -> Rows:
+    running = [line for line in table.values() if line["state"] == "in_progress" and line["lease_until"] is not None]
+    lines = [line for line in running if line["lease_until"] <= now]
+    return _page(lines, "created_at", now, limit, after)
+
+
+def runs(table: Table, *, now: Instant, limit: int) -> Rows:  # noqa: ARG001  (every statement is told the time)
+    lines = sorted((line for line in table.values() if line["finished_at"]), key=_by("expires_at"), reverse=True)
+    took = [{"operation": line["operation"], "took": line["finished_at"] - line["last_run_at"]} for line in lines]
+    return [run for run in took if run["took"] > 0][:limit]
+
+
+def sweep_retryable(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
+    line = seen(table, proof)
+    if line is None or line["state"] != "in_progress":
+        return []
+    line.update(state="failed_retryable", owner=None, lease_until=None, last_error=last_error)
+    return written(line, now)
+
+
+def expiring(table: Table, *, now: Instant, age: int, limit: int, **after: Any) -> Rows:
+    lines = [line for line in table.values() if line["state"] in _EXPIRING and line["expires_at"] <= now - age]
+    return _page(lines, "expires_at", now, limit, after)
+
+
+def kept_expired(table: Table, *, now: Instant, age: int, limit: int, **after: Any) -> Rows:
+    lines = [line for line in table.values() if line["state"] == "expired" and line["expires_at"] <= now - age]
+    return _page(lines, "expires_at", now, limit, after)
+
+
+def purge_expired(table: Table, *, now: Instant, grace: int, seen: str) -> Rows:
+    gone = [line for line in _as_seen(table, seen) if line["expires_at"] <= now - grace and _finished(line)]
+    for line in gone:
+        del table[line["scope"], line["key"]]
+    return gone
+
+
+def mark_expired(table: Table, *, now: Instant, grace: int, seen: str) -> Rows:
+    lines = _as_seen(table, seen)
+    marked = [line for line in lines if line["expires_at"] <= now - grace and line["state"] == "completed"]
+    for line in marked:
+        line.update(state="expired", version=line["version"] + 1)
+    return marked
+
+
+def drop_unclaimed(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ARG001  (there are no parcels)
+    return []
+
+
+def abandon(table: Table, *, now: Instant, **answer: Any) -> Rows:  # noqa: ARG001  (nothing is pending)
+    return []
+
+
+def live_keys(table: Table, *, now: Instant, scope: str, limit: int) -> Rows:
+    live = [
+        line
+        for line in table.values()
+        if line["scope"] == scope
+        and line["state"] != "expired"
+        and (line["state"] in {"pending", "in_progress", "unknown"} or line["expires_at"] > now)
+    ]
+    return [{"live": min(len(live), limit)}]
+
+
+def note(table: Any, *, now: Instant, notes: str) -> Rows:
+    for line in json.loads(notes):
+        last = table.notes[-1]["id"] if table.notes else 0
+        table.notes.append({**line, "id": last + 1, "at": now})
+    return []
+
+
+def history(table: Any, *, now: Instant, scope: str, key_digest: str, after: int, limit: int) -> Rows:  # noqa: ARG001
+    lines = [line for line in table.notes if line["scope"] == scope and line["key_digest"] == key_digest]
+    return [line for line in lines if line["id"] > after][:limit]
+
+
+def forget_notes(table: Any, *, now: Instant, age: int, limit: int) -> Rows:
+    old = [line for line in table.notes[:limit] if line["at"] <= now - age]
+    for line in old:
+        table.notes.remove(line)
+    return old
+
+
+def _page(lines: list[Line], at: str, now: Instant, limit: int, after: Line) -> Rows:
+    since = (after["after_at"], after["after_scope"], after["after_key"])
+    place = _by(at)
+    page = sorted((line for line in lines if place(line) > since), key=place)[:limit]
+    return [{**line, **_UNANSWERED, "now": now} for line in page] or [{**dict.fromkeys(COLUMNS), "now": now}]
+
+
+def _by(at: str) -> Any:
+    return lambda line: (line[at], line["scope"], line["key"])
+
+
+def _as_seen(table: Table, proofs: str) -> list[Line]:
+    """Rows that nobody has written since they were read (V)."""
+    there = [(table.get((proof["scope"], proof["key"])), proof) for proof in json.loads(proofs)]
+    return [
+        line
+        for line, proof in there
+        if line and (line["incarnation"], line["version"]) == (proof["incarnation"], proof["version"])
+    ]
+
+
+def _finished(line: Line) -> bool:
+    plain = line["memo"] is None and line["intent"] is None
+    return line["state"] in {"completed", "expired"} or (line["state"] == "failed_retryable" and plain)
+
+
+UPKEEP: Mapping[str, Command] = MappingProxyType(
+    {
+        "stale": stale,
+        "runs": runs,
+        "sweep_retryable": sweep_retryable,
+        "expiring": expiring,
+        "kept_expired": kept_expired,
+        "purge_expired": purge_expired,
+        "mark_expired": mark_expired,
+        "drop_unclaimed": drop_unclaimed,
+        "abandon": abandon,
+        "live_keys": live_keys,
+        "note": note,
+        "history": history,
+        "forget_notes": forget_notes,
+    }
+)

@@ -1,0 +1,64 @@
+"""The clocks of a host, and the watch that compares the store's with them (A3, F41)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from oncekey.boottime import boottime
+from oncekey.core.model import SECOND
+from oncekey.core.upkeep import Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import Duration, Instant
+
+
+def wall() -> Instant:
+    """The host's own clock."""
+    return time.time_ns() // 1000
+
+
+def boot() -> Instant:
+    """A clock that nobody can set and that goes on while the machine sleeps."""
+    return round(boottime() * SECOND)
+
+
+def this_process() -> str:
+    """Who moves records, as the audit names it."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class Watch:
+    """Looks at the store's clock whenever it comes with a page, and remembers when it was last wrong.
+
+    It is the instant of the page that decides what is due, so it is that one which is compared: a worker that looked
+    first and then stood still would go by another.
+    """
+
+    def __init__(self, *, wall: Callable[[], Instant] = wall, boot: Callable[[], Instant] = boot) -> None:
+        self._wall = wall
+        self._boot = boot
+        self._trust = Trust()
+
+    def look(self, store: Instant) -> bool:
+        """Whether the clocks agree."""
+        self._trust = self._trust.looked(store, self._wall(), self._boot())
+        return not self._trust.wrong
+
+    def disturbed(self) -> None:
+        """The store did not do what it was asked: others were not heard either."""
+        self._trust = self._trust.disturbed(self._boot())
+
+    @property
+    def why(self) -> str:
+        """What is wrong, in a sentence; empty if nothing is."""
+        return self._trust.why
+
+    @property
+    def trusted_for(self) -> Duration | None:
+        """How long nothing was wrong; None: always."""
+        return self._trust.trusted_for(self._boot())
