@@ -19,6 +19,7 @@ from harness.demo import ALPHA, COMMAND, Demo
 from harness.ports import free_port
 from oncekey.cli.demo import curl_lines, policy_for, shown
 from oncekey.core.errors import ConfigurationError
+from oncekey.demo.serving import beside
 
 
 def _run(folder: Path, *options: str) -> tuple[int, str, list[str]]:
@@ -78,6 +79,8 @@ def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
         (["--lease", "nan"], "lease: nan is not allowed"),
         (["--lease", "1e300"], "lease: 1e+300 is not allowed"),
         (["--host", "no such host"], "is no address to listen on"),
+        (["--provider", "https://elsewhere"], "is no address like http"),
+        (["--call-timeout", "0"], "call_timeout: 0.0 is not allowed"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
@@ -123,7 +126,7 @@ def test_an_impossible_port_is_a_mistake_in_the_command(tmp_path: Path) -> None:
 def test_help_names_every_option(tmp_path: Path) -> None:
     code, said, _ = _run(tmp_path, "--help")
     assert code == 0
-    assert all(option in said for option in ("--store", "--host", "--port", "--lease"))
+    assert all(option in said for option in ("--store", "--host", "--port", "--lease", "--call-timeout", "--provider"))
 
 
 def test_ctrl_c_is_a_clean_end(tmp_path: Path) -> None:
@@ -144,6 +147,8 @@ def test_a_lease_may_be_short_or_longer_than_the_deadline() -> None:
     assert policy_for(1).lease == timedelta(seconds=1)
     assert policy_for(1).deadline == timedelta(hours=1)
     assert policy_for(7200).deadline == timedelta(hours=2)
+    assert policy_for(1).outbox_lease == policy_for(1).send_window == timedelta(seconds=1)
+    assert policy_for(7200).outbox_lease == timedelta(minutes=1)
     with pytest.raises(ConfigurationError, match="lease"):
         policy_for(-1)
 
@@ -157,3 +162,24 @@ def test_each_line_has_its_own_key_where_it_needs_one() -> None:
     lines = dict(curl_lines("http://localhost:1", "k" * 36))
     assert sum("k" * 36 in command for command in lines.values()) == 2
     assert sum("X-Demo-Delay" in command for command in lines.values()) == 1
+
+
+def test_the_ledger_lies_beside_the_store() -> None:
+    assert beside("sqlite:///oncekey-demo.db") == Path("oncekey-demo-provider.db")
+    assert beside("sqlite:////var/shop/demo.db?busy=1") == Path("/var/shop/oncekey-demo-provider.db")
+    assert beside("postgresql://localhost/shop") == Path("oncekey-demo-provider.db")
+
+
+def test_a_ledger_that_cannot_be_used_is_told_in_a_line_of_each(tmp_path: Path) -> None:
+    code, said, lines = _run(tmp_path, "--provider-ledger", "no/such/folder/ledger.db")
+    assert (code, said) == (1, "")
+    assert [line.partition(": ")[0] for line in lines] == ["oncekey provider", "oncekey demo"]
+    assert "cannot be used" in lines[0]
+
+
+def test_the_ledger_may_lie_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    with Demo(tmp_path, "--provider-ledger", "books/ledger.db") as demo:
+        assert demo.ledger() == []
+    assert (tmp_path / "books" / "ledger.db").exists()
+    assert not (tmp_path / "oncekey-demo-provider.db").exists()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -17,6 +17,7 @@ from harness.ports import free_port
 COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "demo")
 ALPHA, BETA = "demo-alpha", "demo-beta"
 TEAPOT = {"customer_id": "cus_1", "items": [{"product_id": "sku_teapot", "quantity": 2}]}
+MONEY = {"customer_id": "cus_1", "amount_cents": 1999, "currency": "EUR"}
 
 _PATIENCE = 30.0
 _POLL = 0.02
@@ -78,7 +79,8 @@ class Demo:
 
     def client(self) -> httpx.Client:
         """A client that keeps its connections to itself."""
-        return httpx.Client(base_url=self.url, timeout=_PATIENCE)
+        # Without certificates, which take longer to read than most answers take to come.
+        return httpx.Client(base_url=self.url, timeout=_PATIENCE, verify=False)
 
     def order(
         self, key: str | None, body: object = TEAPOT, *, token: str = ALPHA, headers: dict[str, str] | None = None
@@ -97,6 +99,53 @@ class Demo:
         answer.raise_for_status()
         found: list[dict[str, object]] = answer.json()
         return found
+
+    def post(
+        self,
+        route: str,
+        key: str,
+        body: object = MONEY,
+        *,
+        token: str = ALPHA,
+        fault: str | None = None,
+        repeatable: bool = True,
+        dedup: bool = True,
+    ) -> httpx.Response:
+        """Send a request that moves money, with wishes for the provider."""
+        sent = {"Authorization": f"Bearer {token}", "Idempotency-Key": key}
+        if fault is not None:
+            sent["X-Demo-Fault"] = fault
+        if not repeatable:
+            sent["X-Demo-Repeatable"] = "off"
+        if not dedup:
+            sent["X-Demo-Dedup"] = "off"
+        with self.client() as client:
+            return client.post(route, json=body, headers=sent)
+
+    def read(self, path: str, token: str = ALPHA) -> httpx.Response:
+        """Send a GET."""
+        with self.client() as client:
+            return client.get(path, headers={"Authorization": f"Bearer {token}"})
+
+    def record(self, key: str) -> dict[str, Any]:
+        """Return what the status resource tells of a key."""
+        answer = self.read(f"/idempotency-keys/{key}")
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Return the provider's charges, by way of the demo."""
+        answer = self.read("/demo/ledger")
+        answer.raise_for_status()
+        found: list[dict[str, Any]] = answer.json()["charges"]
+        return found
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
 
     def say(self, *pieces: bytes) -> bytes:
         """Send bytes as they are, and return everything that comes back until the server is done."""

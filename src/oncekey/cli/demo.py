@@ -61,9 +61,19 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
 
 
 def policy_for(lease: float, call_timeout: float = 10.0) -> Policy:
-    """The defaults with another lease; a handler may run for an hour, or for one lease if that is longer."""
-    longest = max(lease, Policy().deadline.total_seconds())
-    return Policy().override(lease=lease, deadline=longest, call_timeout=call_timeout)
+    """The defaults with another lease; a handler may run for an hour, or for one lease if that is longer.
+
+    A short lease makes everything quick enough to watch, so workers and calls wait no longer than it lasts.
+    """
+    usual = Policy()
+    return usual.override(
+        lease=lease,
+        deadline=max(lease, usual.deadline.total_seconds()),
+        call_timeout=call_timeout,
+        outbox_lease=min(lease, usual.outbox_lease.total_seconds()),
+        send_window=min(lease, usual.send_window.total_seconds()),
+        complete_interval=min(lease, usual.complete_interval.total_seconds()),
+    )
 
 
 def announce(url: str, store: str) -> None:

@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 
 from oncekey.demo.charging import Charging
 from oncekey.demo.health import health_routes
+from oncekey.demo.housework import housework
 from oncekey.demo.ledger_route import ledger_routes
 from oncekey.demo.limits import BodyLimit
 from oncekey.demo.movements import Movements
@@ -17,10 +18,11 @@ from oncekey.demo.notification_routes import notification_routes
 from oncekey.demo.order_routes import order_routes
 from oncekey.demo.orders import Orders
 from oncekey.demo.pages import page_routes
-from oncekey.demo.payment_routes import payment_routes
+from oncekey.demo.payment_routes import payment_routes, payment_topics
 from oncekey.demo.problems import add_problems
 from oncekey.demo.tables import Tables
 from oncekey.demo.tenants import authenticate, tenant_of
+from oncekey.demo.transfer_routes import transfer_routes, transfer_topics
 from oncekey.once import Once
 
 if TYPE_CHECKING:
@@ -30,16 +32,26 @@ DEFAULT_PROVIDER = "http://127.0.0.1:8001"
 """Where `oncekey provider` listens if it is not told otherwise."""
 
 
-def create_app(store_url: str, policy: Policy, provider_url: str = DEFAULT_PROVIDER) -> FastAPI:
+def create_app(
+    store_url: str, policy: Policy, provider_url: str = DEFAULT_PROVIDER, *, workers: bool = True
+) -> FastAPI:
     """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up."""
     once = Once(store_url, policy=policy, migrate=True)
     tables = Tables(once.asynchronous)
+    movements = Movements(tables)
     charging = Charging(provider_url, policy.call_timeout.total_seconds())
+
+    payment_topics(once, movements)
+    transfer_topics(once, charging)
 
     @asynccontextmanager
     async def prepared(_: FastAPI) -> AsyncIterator[None]:
         await tables.create()
-        yield
+        if workers:
+            async with housework(once):
+                yield
+        else:
+            yield
 
     app = FastAPI(
         title="oncekey demo",
@@ -50,12 +62,14 @@ def create_app(store_url: str, policy: Policy, provider_url: str = DEFAULT_PROVI
         redoc_url=None,
     )
     app.include_router(order_routes(once, Orders(tables)))
-    app.include_router(payment_routes(once, Movements(tables), charging))
+    app.include_router(payment_routes(once, movements, charging))
+    app.include_router(transfer_routes(once, movements))
     app.include_router(notification_routes(once, charging))
     app.include_router(ledger_routes(charging))
     app.include_router(health_routes(tables))
     app.include_router(page_routes())
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)
+    app.state.once = once
     once.install(app, tenant=tenant_of, status_dependencies=[Depends(authenticate)])
     return app

@@ -17,11 +17,14 @@ from oncekey.demo.tenants import Tenant
 from oncekey.demo.wishes import Wished
 from oncekey.effects import PHASED
 from oncekey.frameworks.asgi.operation import Operation
+from oncekey.topics import Message
 
 if TYPE_CHECKING:
     from oncekey.demo.charging import Charging
     from oncekey.demo.movements import Movements
     from oncekey.once import Once
+
+RECEIPT = "receipt"
 
 
 def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIRouter:
@@ -50,7 +53,7 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
         async def settle(tx: Any) -> dict[str, Any]:  # noqa: ANN401
             settled = created.model_copy(update={"status": "settled", "charge_id": made["id"]})
             await movements.end(tx, tenant, settled)
-            op.emit("receipt", {"tenant": tenant, "payment_id": str(settled.id)})
+            op.emit(RECEIPT, {"tenant": tenant, "payment_id": str(settled.id)})
             return settled.model_dump(mode="json")
 
         async def decline(tx: Any) -> None:  # noqa: ANN401
@@ -84,3 +87,11 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
         return await movements.receipts(tenant, limit)
 
     return router
+
+
+def payment_topics(once: Once, movements: Movements) -> None:
+    """What a worker does with receipts; it may be told of one twice."""
+
+    @once.topic(RECEIPT, repeatable=True)
+    async def receipt(message: Message) -> None:
+        await movements.keep_receipt(message.payload["tenant"], message.payload["payment_id"])

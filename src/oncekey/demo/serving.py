@@ -69,6 +69,6 @@ def _provided(running: str | None, ledger: Path) -> Iterator[str]:
 
 async def _try_once(store: str, policy: Policy, provider: str) -> None:
     """Start and stop the application: a server's own report of a failed start is a page of traceback."""
-    app = create_app(store, policy, provider)
+    app = create_app(store, policy, provider, workers=False)
     async with app.router.lifespan_context(app):
         pass

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from oncekey.demo.problems import ProblemError
+from oncekey.frameworks.asgi.resuming import resumed_as
 
 TENANTS: Final = {"demo-alpha": "alpha", "demo-beta": "beta"}
 """Tokens, and whose they are. A real service would look them up, and would not print them."""
@@ -21,6 +22,11 @@ async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> str:
     """The caller's tenant; it is left on the request, where `tenant_of` finds it when the key is claimed."""
+    resumed = resumed_as(request)
+    if resumed is not None:
+        # A completer has no token: it goes on with what this tenant was let in for.
+        request.state.tenant = resumed
+        return resumed
     if credentials is None:
         raise _unauthorized("Send `Authorization: Bearer demo-alpha` or `Bearer demo-beta`.", _REALM)
     tenant = TENANTS.get(credentials.credentials)
