@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
 
 import pytest
 
 from oncekey.core.deferred import DEAD_LETTER, RECORD_GONE, UNCERTAIN, Kept, Orphaned, Parked, Postponed, TakenUp
 from oncekey.core.errors import StoreError
-from oncekey.core.model import SECOND, EntryKind, MemoEntry, Outcome, State
+from oncekey.core.model import SECOND, Deferred, Effects, EntryKind, MemoEntry, Outcome, ParcelKind, State
 from oncekey.core.transitions import Trigger
 from oncekey.flow import Mode, Transaction
-from oncekey.testing.claims import answered
+from oncekey.testing.claims import a_claim, answered
 from outbox.sending import DIGEST, LEASE, WINDOW, Post, alone, announcement
 
 ENTRY = MemoEntry("charge", EntryKind.CALL, '{"id":"ch_1"}')
@@ -272,19 +271,35 @@ def test_a_parcel_without_its_record_is_buried(post):
     assert post.dead(orphan).last_error == RECORD_GONE
 
 
-def test_a_settlement_that_is_undone_leaves_neither_record_nor_parcel(post):  # R123: one commit for both
-    from oncekey.core.model import Deferred, Effects, ParcelKind
-    from oncekey.testing.claims import a_claim
+def test_a_pending_record_without_its_parcel_cannot_be(post):  # R122, R123: one commit for both
+    lease = post.world.owned(a_claim(effects=Effects.OUTBOX))
+    parcel = post.parcel(kind=ParcelKind.DEFER, record_id=lease.id, incarnation=lease.incarnation)
+    post.put(post.parcel(id=parcel.id))  # so that the parcel cannot be written
 
+    with pytest.raises(StoreError):
+        post.world.settle(lease, Deferred(parcel))
+
+    assert post.record(parcel).state is State.IN_PROGRESS
+
+
+def test_a_business_transaction_that_is_undone_leaves_neither(post):  # R123
     lease = post.world.owned(a_claim(effects=Effects.OUTBOX))
     parcel = post.parcel(kind=ParcelKind.DEFER, record_id=lease.id, incarnation=lease.incarnation)
 
     def undone():
         yield from post.world.store.settling(lease, Deferred(parcel))
-        raise StoreError(str(uuid.uuid4()))
+        raise StoreError("the business failed")
 
     with pytest.raises(StoreError):
         post.go(alone(Transaction("settle", Mode.ATOMIC, undone)))
 
     assert post.record(parcel).state is State.IN_PROGRESS
     assert post.in_outbox(parcel) is None
+
+
+def test_a_lost_reply_of_a_deferral_is_recognised(post):  # P7
+    post.world.lose_reply("settle")
+
+    post.deferred()
+
+    assert len(post.claim()) == 1

@@ -258,3 +258,13 @@ class TestOrder:
             post.go(post.box.sent(*held))
 
         assert got == parcels
+
+    def test_a_long_line_hides_nobody(self, post):
+        """More wait in one line than a claim looks at; the head of another line and a free parcel stand behind it."""
+        line = post.put(*(post.parcel(order_by=post.line("a"), position=n) for n in range(1100)))
+        post.world.advance(1)
+        (other,) = post.put(post.parcel(order_by=post.line("b")))
+        (free,) = post.put(post.parcel())
+
+        assert {one.parcel.id for one in post.claim()} == {line[0].id, other.id, free.id}
+        assert post.claim() == ()

@@ -21,19 +21,53 @@ ORDER BY given.position
 RETURNING id;
 
 -- name: due
+-- Who heads a line is looked up among the first thousand that are due. Only if nearly all of those wait for others is the
+-- rest looked at: a long line must neither hide what stands behind it, nor be searched to its end each time.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-), found AS MATERIALIZED (
-    SELECT parcel.id
+), known AS MATERIALIZED (
+    SELECT ARRAY(SELECT json_array_elements_text(:topics::json)) AS topics
+), front AS MATERIALIZED (
+    SELECT parcel.id, parcel.due_at, parcel.place, parcel.order_by
     FROM oncekey.outbox AS parcel
     WHERE parcel.due_at <= (SELECT clock.now FROM clock)
-      AND parcel.aggregatetype = ANY (ARRAY(SELECT json_array_elements_text(:topics::json)))
-      AND (parcel.order_by IS NULL OR NOT EXISTS (
-          SELECT 1 FROM oncekey.outbox AS older
-          WHERE older.order_by = parcel.order_by AND older.place < parcel.place))
+      AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
     ORDER BY parcel.due_at, parcel.place
+    LIMIT 1000
+), near AS MATERIALIZED (
+    SELECT front.id, front.due_at, front.place
+    FROM front
+    WHERE front.order_by IS NULL OR NOT EXISTS (
+        SELECT 1 FROM oncekey.outbox AS older
+        WHERE older.order_by = front.order_by AND older.place < front.place)
+), crowd AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM front) = 1000 AND (SELECT count(*) FROM near) < :limit::bigint AS waits
+), first AS MATERIALIZED (
+    SELECT near.id, near.due_at, near.place FROM near
+    UNION
+    SELECT head.id, head.due_at, head.place
+    FROM (SELECT DISTINCT ON (parcel.order_by) parcel.id, parcel.due_at, parcel.place, parcel.aggregatetype
+          FROM oncekey.outbox AS parcel
+          WHERE parcel.order_by IS NOT NULL AND (SELECT crowd.waits FROM crowd)
+          ORDER BY parcel.order_by, parcel.place) AS head
+    WHERE head.due_at <= (SELECT clock.now FROM clock)
+      AND head.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
+    UNION
+    (SELECT parcel.id, parcel.due_at, parcel.place
+     FROM oncekey.outbox AS parcel
+     WHERE parcel.order_by IS NULL AND (SELECT crowd.waits FROM crowd)
+       AND parcel.due_at <= (SELECT clock.now FROM clock)
+       AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
+     ORDER BY parcel.due_at, parcel.place
+     LIMIT 1000)
+), found AS MATERIALIZED (
+    SELECT locked.id
+    FROM (SELECT first.id FROM first ORDER BY first.due_at, first.place) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT parcel.id FROM oncekey.outbox AS parcel
+        WHERE parcel.id = wanted.id AND parcel.due_at <= (SELECT clock.now FROM clock)
+        FOR UPDATE SKIP LOCKED) AS locked
     LIMIT :limit::bigint
-    FOR UPDATE OF parcel SKIP LOCKED
 )
 UPDATE oncekey.outbox AS parcel
 SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner::text,
