@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
     from oncekey.core.audit import AuditEntry, Note
+    from oncekey.core.census import Census
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         State,
     )
     from oncekey.core.onecommit import Ground, Locked, Sealed
+    from oncekey.core.operate import Forbidden, Move, Moved, Search, Whereabouts
     from oncekey.core.transitions import Trigger
     from oncekey.core.upkeep import Page, Run
     from oncekey.flow import Flow, Steps, Transaction
@@ -222,6 +224,36 @@ class Audit(Protocol):
         """Delete the oldest lines that are older than `age`, at most `limit` of them; how many that were."""
 
 
+class Operate(Protocol):
+    """What a person does by hand: looks, and moves that the core decides and the audit keeps."""
+
+    def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
+        """Records, the newest first, from before a place on; without their answers."""
+
+    def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
+        """Where the parcels of a record are."""
+
+    def move(
+        self,
+        record_id: RecordId,
+        deciding: Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden],
+        noting: Callable[[Move], Note],
+    ) -> Flow[Moved | Forbidden]:
+        """Do what `deciding` says of the record as it is now (V), with its parcel and its line of the audit."""
+
+    def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
+        """Let a dead message be tried again. False: it is gone."""
+
+    def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
+        """Forget a dead letter that moves no record. False: it is gone."""
+
+    def census(self) -> Flow[Census]:
+        """How many of everything there are, and what waits for somebody."""
+
+    def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
+        """What the database says about its own health, by name; every store has its own names."""
+
+
 class Inspect(Protocol):
     """Read only."""
 
@@ -269,6 +301,10 @@ class Store(Records, Inspect, Protocol):
     @property
     def upkeep(self) -> Upkeep | None:
         """What sweepers and reapers need of it, if it has that."""
+
+    @property
+    def operate(self) -> Operate | None:
+        """What operators need of it, if it has that."""
 
 
 class OpenTransaction(Protocol):

@@ -38,8 +38,8 @@ PROTOCOL = {
     11: [((RUNNING,), (T.HAND_BACK,), FR, (A.OWNER,), O, SAME)],
     12: [((RUNNING,), (T.DOUBT,), UNKNOWN, (A.OWNER,), O, SAME)],
     13: [((RUNNING,), (T.TAKE_OVER,), RUNNING, (A.REQUESTER, A.COMPLETER), V, UP)],
-    14: [((RUNNING,), (T.SWEEP,), FR, (A.SWEEPER,), V, SAME)],
-    15: [((RUNNING,), (T.SWEEP,), UNKNOWN, (A.SWEEPER, A.REQUESTER), V, SAME)],
+    14: [((RUNNING,), (T.SWEEP,), FR, (A.SWEEPER, A.OPERATOR), V, SAME)],  # A1: `keys release`
+    15: [((RUNNING,), (T.SWEEP,), UNKNOWN, (A.SWEEPER, A.REQUESTER, A.OPERATOR), V, SAME)],
     16: [
         ((FR,), (T.TAKE_OVER,), RUNNING, (A.REQUESTER,), V, UP),
         ((FR,), (T.TAKE_OVER,), RUNNING, (A.COMPLETER,), V, UP),

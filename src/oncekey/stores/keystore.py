@@ -38,7 +38,7 @@ from oncekey.stores.statements import Statements
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
     from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
-    from oncekey.ports import Audit, Locks, Outbox, Phases, Schema, Upkeep
+    from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Schema, Upkeep
 
 STATEMENTS: tuple[str, ...] = (
     "find",
@@ -74,6 +74,7 @@ class KeyStore:
         self.locks: Locks | None = None
         self.audit: Audit | None = None
         self.upkeep: Upkeep | None = None
+        self.operate: Operate | None = None
         self._statements = Statements(commands, clock)
         self._statements.require(STATEMENTS)
         self.phases: Phases = PhaseStore(self._statements)
@@ -109,7 +110,9 @@ class KeyStore:
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
         """Write what became of the operation; repeating it is harmless, so a lost reply is no doubt."""
-        transaction = Transaction("settle", Mode.SINGLE, lambda: self.settling(lease, settlement))
+        # A pending record without its parcel would wait for ever, so those two are one commit.
+        mode = Mode.ATOMIC if isinstance(settlement, Deferred) else Mode.SINGLE
+        transaction = Transaction("settle", mode, lambda: self.settling(lease, settlement))
         return (yield from repeated(transaction))
 
     def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:

@@ -9,14 +9,19 @@ from oncekey.stores.audit import AuditStore
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.locks import LockStore
 from oncekey.stores.migrations import SqlSchema
+from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 from oncekey.stores.upkeep import UpkeepStore
+from oncekey.stores.vitals import POSTGRES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Instant
+
+
+FILES = ("queries.sql", "phases.sql", "outbox.sql", "upkeep.sql", "operate.sql", "doctor.sql", "locks.sql")
 
 
 def tables() -> SqlSchema:
@@ -28,9 +33,9 @@ class PostgresStore(KeyStore):
     """Records in PostgreSQL."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        commands = load(__package__, "queries.sql", "phases.sql", "outbox.sql", "upkeep.sql", "locks.sql")
-        super().__init__(commands, schema=tables(), clock=clock)
+        super().__init__(load(__package__, *FILES), schema=tables(), clock=clock)
         self.outbox = OutboxStore(self._statements)
         self.audit = AuditStore(self._statements)
         self.upkeep = UpkeepStore(self._statements, self.audit)
+        self.operate = OperateStore(self._statements, self.audit, vitals=POSTGRES)
         self.locks = LockStore(self._statements, lambda: self.outbox)

@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncekey.core.sqltext import Dialect
+from oncekey.stores.audit import AuditStore
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.migrations import SqlSchema
+from oncekey.stores.operate import OperateStore
+from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
+from oncekey.stores.upkeep import UpkeepStore
+from oncekey.stores.vitals import SQLITE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim, Instant, Snapshot
     from oncekey.flow import Flow
+
+
+FILES = ("queries.sql", "phases.sql", "outbox.sql", "upkeep.sql", "operate.sql", "doctor.sql")
 
 
 def tables() -> SqlSchema:
@@ -25,7 +33,11 @@ class SqliteStore(KeyStore):
     """Records in SQLite."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__, "queries.sql", "phases.sql"), schema=tables(), clock=clock)
+        super().__init__(load(__package__, *FILES), schema=tables(), clock=clock)
+        self.outbox = OutboxStore(self._statements)
+        self.audit = AuditStore(self._statements)
+        self.upkeep = UpkeepStore(self._statements, self.audit)
+        self.operate = OperateStore(self._statements, self.audit, vitals=SQLITE)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""

@@ -1,0 +1,358 @@
+"""What an operator may do to a record by hand, decided by the same table as everything else (A1).
+
+An order names a trigger. `decide` says which row of TRANSITIONS allows it, or why none does and what is possible
+instead; nothing here writes. Where an operator's word is believed the waiting rule holds as it does for a resolver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.guards import Facts, Guard
+from oncekey.core.memo import recovery_point
+from oncekey.core.model import (
+    MINUTE,
+    SECOND,
+    Completed,
+    Effects,
+    EntryKind,
+    MemoEntry,
+    Outcome,
+    ParcelKind,
+    Record,
+    State,
+    StoredResponse,
+)
+from oncekey.core.rulings import LOCK_EXPIRED
+from oncekey.core.showing import moment
+from oncekey.core.transitions import TRANSITIONS, Actor, Illegal, Row, Trigger, judge
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from oncekey.core.model import Duration, Instant, Snapshot
+
+PROVIDER_LAG: Final[Duration] = 60 * SECOND
+"""How long a provider may take until what it did can be seen there."""
+UNSEEN_OWNER: Final[Duration] = 5 * MINUTE
+"""How long after the end of its lease an INLINE owner that stood still may yet send."""
+BUSTED: Final = "busted"
+"""The error code of a record whose answer an operator took away."""
+
+
+class Order(StrEnum):
+    """What an operator asks for, as it is typed."""
+
+    EXECUTED = "keys resolve --executed"
+    DECLINED = "keys resolve --declined"
+    NOT_EXECUTED = "keys resolve --not-executed"
+    RELEASE = "keys release"
+    BUST = "keys bust"
+    RETRY = "dlq retry"
+    DISCARD = "dlq discard"
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a parcel of a record is: in the outbox, in a worker's hands, or with the dead letters."""
+
+    id: UUID
+    kind: ParcelKind
+    dead: bool
+    held_until: Instant | None = None
+
+    def is_held(self, now: Instant) -> bool:
+        """Whether a worker may be about to send it."""
+        return self.held_until is not None and now < self.held_until
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An order with everything that was said about it."""
+
+    order: Order
+    reason: str
+    answer: Completed | None = None
+    """What a client hears from now on; not for PHASED, whose handler computes it (H5)."""
+    result: str | None = None
+    """The stored form of the open call's result, for PHASED."""
+    closed: bool = False
+    """The reference was closed at the provider, so nothing can come any more (U1)."""
+    asked_at: Instant | None = None
+    """When the provider was asked, by the store's clock; None: now."""
+    runs_again: bool = False
+    version: int | None = None
+    """Only if the record is still as it was seen."""
+    lag: Duration = PROVIDER_LAG
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What is to be written, and which row allows it."""
+
+    row: Row
+    seen: Record
+    answer: Completed | None = None
+    memo: tuple[MemoEntry, ...] = ()
+    last_error: str | None = None
+    forget: bool = False
+    """Row 22: the call is taken for not made, so its window begins anew; otherwise it goes on (F23)."""
+    letter: UUID | None = None
+    """The dead letter that comes back (row 22) or goes (row 19)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A move that was made, and the record as it is now."""
+
+    move: Move
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Forbidden:
+    """Nothing is written: why, and what is possible instead."""
+
+    why: str
+    instead: tuple[Possibility, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which records an operator wants to see; None is any."""
+
+    scope: str | None = None
+    state: State | None = None
+    operation: str | None = None
+    effects: Effects | None = None
+    older_than: Duration = 0
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Possibility:
+    """An order that the table allows for this record now."""
+
+    order: Order
+    row: int
+    to: State
+    options: str = ""
+    """What has to be said besides the reason."""
+
+    @property
+    def command(self) -> str:
+        """As it is typed."""
+        return f"oncekey {self.order}{' ' if self.options else ''}{self.options} --reason ..."
+
+
+_NO_RECORD: Final = "there is no record of this key"
+_NO_REASON: Final = "a change needs a reason that the audit can keep: say --reason"
+_DEFERRED_ALREADY: Final = (
+    "its call lies in the outbox or with the dead letters, and its handler must not run again (O2): "
+    "use `oncekey dlq retry` or `oncekey dlq discard`"
+)
+_PARCELS_LEFT: Final = (
+    "{count} of its parcels are not delivered yet, and a second run would write the same ones: wait until they are "
+    "sent, or discard the dead ones"
+)
+_PHASED_ANSWER: Final = (
+    "its handler computes the answer itself (PHASED): give the result of the open call by --result JSON, not an answer"
+)
+_ONLY_PHASED: Final = "--result is for PHASED: this record takes an answer, by --status and --body"
+_NO_ANSWER: Final = "the client needs an answer to hear from now on: say --status, and --body if it has one"
+_NOT_DEAD: Final = "its parcel does not lie with the dead letters"
+
+WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
+    {
+        Guard.INLINE_OR_OUTBOX: "only an INLINE or OUTBOX record takes an answer from outside",
+        Guard.PHASED: "only a PHASED record takes the result of a call",
+        Guard.INTENT_OPEN: "it has no open call whose result could be given",
+        Guard.RESULT_GIVEN: "the result of the open call is missing: say --result JSON",
+        Guard.NOT_DEFERRED: "its call was deferred, so its handler never runs again (O2)",
+        Guard.DEFERRED: "no worker ever had a parcel of it",
+        Guard.WAITED_OR_NOTHING_OPEN: "a call may still be under way: it is believed that nothing was executed only if "
+        "the provider is asked after {believed} (or say --closed, if the reference was closed there)",
+        Guard.WAITED_OR_ITEM_REPEATABLE: "sending it again is not known to be safe: its window has passed or it never "
+        "had one; it is believed that nothing was executed only if the provider is asked after {believed} (or say "
+        "`oncekey keys resolve --not-executed --closed`, if the reference was closed there)",
+        Guard.REASON: _NO_REASON,
+        Guard.NOT_OUTBOX: "an OUTBOX answer is not busted: its handler must not run again (O2)",
+        Guard.CONFIRMED_IF_SUCCESS: "it succeeded, and busting it lets a retry execute it again: say --runs-again if "
+        "that is meant",
+        Guard.LEASE_OVER: "its owner is alive: its lease lasts until {lease}",
+        Guard.GRACE_OVER: "its owner is alive: its lease lasts until {lease}",
+        Guard.RUNS_AGAIN: "its effects and its recovery do not allow another run",
+        Guard.RUNS_NEVER_AGAIN: "its effects and its recovery allow another run",
+    }
+)
+"""What an operator reads about a guard that does not hold: every guard of a row that operators use."""
+
+
+def decide(wish: Wish, seen: Snapshot, parcels: tuple[Whereabouts, ...] = ()) -> Move | Forbidden:
+    """The move that the table allows, or why it does not."""
+    record, now = seen.record, seen.now
+    if record is None:
+        return Forbidden(_NO_RECORD)
+    decided = _objection(wish, record, now, parcels) or _judged(wish, record, now, parcels)
+    if isinstance(decided, Forbidden):
+        return replace(decided, instead=possible(record, now, parcels, lag=wish.lag))
+    return decided
+
+
+def possible(
+    record: Record, now: Instant, parcels: tuple[Whereabouts, ...] = (), *, lag: Duration = PROVIDER_LAG
+) -> tuple[Possibility, ...]:
+    """Everything that an operator may do to this record now: the table, walked with the best that could be said."""
+    found: dict[Order, Possibility] = {}
+    for wish, options in _best_wishes(record, lag):
+        if wish.order not in found and _objection(wish, record, now, parcels) is None:
+            decided = _judged(wish, record, now, parcels)
+            if isinstance(decided, Move) and decided.row.to is not None:
+                found[wish.order] = Possibility(wish.order, decided.row.number, decided.row.to, options)
+    return tuple(found.values())
+
+
+def believed_from(record: Record, lag: Duration) -> Instant:
+    """From when on "the provider knows nothing of it" is a fact, and no longer only an observation (U1, F34).
+
+    An announced call can be sent until `send_by`. An INLINE owner announces nothing; its lease ended when the record
+    was put in doubt, or at its deadline at the latest.
+    """
+    if record.intent is not None:
+        return record.intent.send_by + record.call_timeout + lag
+    if record.effects is not Effects.INLINE:
+        return record.last_run_at
+    doubted = record.reconcile_after if record.reconcile_tries == 0 else None
+    ended = record.deadline if doubted is None else min(doubted, record.deadline)
+    return ended + UNSEEN_OWNER + lag
+
+
+def trigger_of(order: Order, record: Record) -> Trigger:
+    """What an order means here: `release` is a sweep of what stands still, and a verdict on what is in doubt."""
+    match order:
+        case Order.EXECUTED | Order.DECLINED | Order.DISCARD:
+            return Trigger.EXECUTED
+        case Order.NOT_EXECUTED:
+            return Trigger.NOT_EXECUTED
+        case Order.RELEASE:
+            return Trigger.NOT_EXECUTED if record.state is State.UNKNOWN else Trigger.SWEEP
+        case Order.BUST:
+            return Trigger.BUST
+        case Order.RETRY:
+            return Trigger.DLQ_RETRY
+
+
+def facts_for(wish: Wish, record: Record, now: Instant) -> Facts:
+    """What the guards may look at. Only who says "not executed" is asked when and where that was seen (U1)."""
+    believed = believed_from(record, wish.lag)
+    waited = wish.closed or (wish.asked_at or now) >= believed
+    intent = record.intent
+    window = intent is not None and intent.repeatable_until is not None and now < intent.repeatable_until
+    return Facts(
+        record,
+        now,
+        waited=waited and wish.order is Order.NOT_EXECUTED,
+        result_given=wish.result is not None,
+        # With a stored result nothing is sent at all (O1).
+        item_repeatable=window or bool(record.memo),
+        reason=bool(wish.reason.strip()),
+        runs_again=wish.runs_again,
+    )
+
+
+def _objection(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts, ...]) -> Forbidden | None:
+    """What stands in the way whatever the table says."""
+    if not wish.reason.strip():
+        return Forbidden(_NO_REASON)
+    if wish.version is not None and wish.version != record.version:
+        return Forbidden(
+            f"it has moved since you looked: you saw version {wish.version}, and it is at {record.version}"
+        )
+    held = [one for one in parcels if one.is_held(now)]
+    if held:
+        until = max(one.held_until or 0 for one in held)
+        return Forbidden(f"a worker holds a parcel of it, until {moment(until)} at the latest: wait for it")
+    return None
+
+
+def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
+    trigger, facts = trigger_of(wish.order, record), facts_for(wish, record, now)
+    row = judge(trigger, Actor.OPERATOR, facts)
+    if isinstance(row, Illegal):
+        return Forbidden(_in_words(row, trigger, facts, wish.lag))
+    deferred = [one for one in parcels if one.kind is ParcelKind.DEFER]
+    letter = next((one.id for one in deferred if one.dead), None)
+    match row.number:
+        case 14 | 15:
+            return Move(row, record, last_error=LOCK_EXPIRED)
+        case 19:
+            why = _ONLY_PHASED if wish.result is not None else _NO_ANSWER if wish.answer is None else None
+            return Forbidden(why) if why else Move(row, record, answer=wish.answer, letter=letter)
+        case 20:
+            if wish.answer is not None:
+                return Forbidden(_PHASED_ANSWER)
+            return Move(row, record, memo=(*record.memo, _entry(wish, record)))
+        case 21:
+            return Forbidden(_DEFERRED_ALREADY) if deferred else Move(row, record)
+        case 22:
+            if wish.order is Order.RELEASE:
+                return Forbidden(_DEFERRED_ALREADY)
+            return Forbidden(_NOT_DEAD) if letter is None else Move(row, record, forget=facts.waited, letter=letter)
+        case _:
+            left = _PARCELS_LEFT.format(count=len(parcels))
+            return Forbidden(left) if parcels else Move(row, record, last_error=BUSTED)
+
+
+def _entry(wish: Wish, record: Record) -> MemoEntry:
+    assert record.intent is not None
+    assert wish.result is not None
+    return MemoEntry(record.intent.phase, EntryKind.CALL, wish.result)
+
+
+def _in_words(illegal: Illegal, trigger: Trigger, facts: Facts, lag: Duration) -> str:
+    """The table's own words, and for each guard that does not hold what it means here."""
+    record = facts.record
+    assert record is not None
+    rows = [row for row in TRANSITIONS.get(record.state, {}).get(trigger, ()) if Actor.OPERATOR in row.by]
+    if not rows:
+        return illegal.why
+    # Of several rows the one that fits best is the one that was meant.
+    nearest = min(rows, key=lambda row: sum(not guard.holds(facts) for guard in row.when))
+    missing = [guard for guard in nearest.when if not guard.holds(facts)]
+    lease = "the end of its parcel's lease" if record.lease_until is None else moment(record.lease_until)
+    said = {"believed": moment(believed_from(record, lag)), "lease": lease}
+    return f"{illegal.why}: " + "; ".join(WORDS[guard].format_map(said) for guard in missing)
+
+
+_SOME_ANSWER: Final = Completed(StoredResponse(200, (), b""), Outcome.SUCCESS)
+
+
+def _best_wishes(record: Record, lag: Duration) -> Iterator[tuple[Wish, str]]:
+    """Each order with everything in its favour, and what has to be typed for that; the plainest first."""
+    phased = record.effects is Effects.PHASED
+    for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD):
+        if order is Order.DISCARD and record.effects is not Effects.OUTBOX:
+            continue
+        wish = Wish(order, "-", lag=lag)
+        if phased:
+            yield replace(wish, result="null"), "--result JSON"
+        else:
+            yield replace(wish, answer=_SOME_ANSWER), "" if order is Order.DISCARD else "--status N --body FILE"
+    yield Wish(Order.NOT_EXECUTED, "-", lag=lag), ""
+    yield (
+        Wish(Order.NOT_EXECUTED, "-", closed=True, lag=lag),
+        f"--closed (or after {moment(believed_from(record, lag))})",
+    )
+    yield Wish(Order.RELEASE, "-", lag=lag), ""
+    succeeded = record.outcome is Outcome.SUCCESS
+    yield Wish(Order.BUST, "-", runs_again=True, lag=lag), "--runs-again" if succeeded else ""
+    yield Wish(Order.RETRY, "-", lag=lag), ""
+
+
+def recovery_point_after(move: Move) -> str:
+    """The recovery point of the record as the move leaves it."""
+    return recovery_point(move.memo or move.seen.memo)

@@ -1,0 +1,57 @@
+"""A record as people may read it: the status resource and `oncekey keys show` say the same (R84)."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from oncekey.core.model import SECOND, State
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant, Record, StoredResponse
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """A record as an operator or its caller may read it; fingerprint, seed and scope stay with us (R42)."""
+    return {
+        "key": record.id.key,
+        "state": record.state.value,
+        "outcome": record.outcome.value if record.outcome else None,
+        "operation": record.operation,
+        "method": record.method,
+        "path": record.path,
+        "recovery_point": record.recovery_point,
+        "attempts": record.attempts,
+        "last_error": record.last_error,
+        "created_at": moment(record.created_at),
+        "last_run_at": moment(record.last_run_at),
+        "finished_at": moment(record.finished_at),
+        "expires_at": moment(record.expires_at),
+        "response": None if record.response is None else _response(record.response),
+    }
+
+
+def in_flight(key: str) -> dict[str, Any]:
+    """A LOCAL request that has no row until it is done: all that is known of it is that it is there (L8)."""
+    return {"key": key, "state": State.IN_PROGRESS.value}
+
+
+def moment(instant: Instant | None) -> str | None:
+    """RFC 3339, in UTC."""
+    if instant is None:
+        return None
+    return datetime.fromtimestamp(instant / SECOND, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _response(response: StoredResponse) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "status": response.status,
+        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers],
+    }
+    if response.body is None:
+        return {**shown, "stored": False}
+    try:
+        return {**shown, "body": response.body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {**shown, "body_base64": base64.b64encode(response.body).decode("ascii")}

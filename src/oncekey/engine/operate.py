@@ -1,0 +1,152 @@
+"""An operator's orders as flows: look, decide by the table, write with the audit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from oncekey.core.audit import Note
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.keys import key_digest
+from oncekey.core.model import ParcelKind, State
+from oncekey.core.operate import Forbidden, Move, Order, decide, trigger_of
+from oncekey.core.rulings import Situation, situate
+from oncekey.core.transitions import Trigger
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from oncekey.core.audit import Mover
+    from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
+    from oncekey.core.operate import Moved, Whereabouts, Wish
+    from oncekey.flow import Flow
+    from oncekey.ports import Operate, Outbox, Store
+
+NOT_HERE = "this store lives and dies with its process: operators work on SQLite or PostgreSQL"
+NO_LETTER = "there is no dead letter of this id"
+ORPHAN = (
+    "its request is gone, or settled without it, so there is nobody to call for: only `oncekey dlq discard` is left"
+)
+
+_SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A key as it stands. `busy`: a LOCAL request is under way that has no row yet (L8)."""
+
+    snapshot: Snapshot
+    busy: bool
+    parcels: tuple[Whereabouts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LetterMoved:
+    """A dead letter that moves no record went back to the outbox, or is forgotten."""
+
+    letter: DeadLetter
+    trigger: Trigger
+
+
+def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
+    """The record, and whether a request of LOCAL in one commit is under way: that one has no row yet (L8, F21)."""
+    snapshot, locks = (yield from store.find(record_id)), store.locks
+    if lock is None or locks is None or situate(snapshot.record, snapshot.now) not in _WITHOUT_ROW:
+        return Sight(snapshot, busy=False)
+    if (yield from locks.held(lock)):
+        return Sight(snapshot, busy=True)
+    # Its commit may have come between the two looks.
+    return Sight((yield from store.find(record_id)), busy=False)
+
+
+def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
+    """`look`, and where the record's parcels are."""
+    sight = yield from look(store, record_id, lock)
+    record = sight.snapshot.record
+    if record is None:
+        return sight
+    return Sight(sight.snapshot, sight.busy, (yield from desk_of(store).parcels(record.incarnation)))
+
+
+def act(store: Store, record_id: RecordId, wish: Wish, mover: Mover) -> Flow[Moved | Forbidden]:
+    """Do what the operator wishes, if the table allows it."""
+    noting = partial(_note, wish, mover)
+    return (yield from desk_of(store).move(record_id, partial(decide, wish), noting))
+
+
+def retry(store: Store, letter_id: UUID, wish: Wish, mover: Mover) -> Flow[Moved | LetterMoved | Forbidden]:
+    """Let a dead letter be tried again: a message by itself, a request's own call with its record (row 22, O3)."""
+    letter = yield from box_of(store).find_dead_letter(letter_id)
+    if letter is None:
+        return Forbidden(NO_LETTER)
+    if letter.parcel.kind is ParcelKind.EMIT:
+        note = _letter_note(letter, Trigger.DLQ_RETRY, wish, mover)
+        done = yield from desk_of(store).revive(letter, note)
+        return LetterMoved(letter, Trigger.DLQ_RETRY) if done else Forbidden(NO_LETTER)
+    if (yield from _moves_nothing(store, letter)):
+        return Forbidden(ORPHAN)
+    return (yield from act(store, letter.parcel.record_id, wish, mover))
+
+
+def discard(store: Store, letter_id: UUID, wish: Wish, mover: Mover) -> Flow[Moved | LetterMoved | Forbidden]:
+    """Give a dead letter up. A request's own call is given up with an answer for its client (row 19, O3)."""
+    letter = yield from box_of(store).find_dead_letter(letter_id)
+    if letter is None:
+        return Forbidden(NO_LETTER)
+    if letter.parcel.kind is ParcelKind.DEFER and not (yield from _moves_nothing(store, letter)):
+        return (yield from act(store, letter.parcel.record_id, wish, mover))
+    note = _letter_note(letter, Trigger.DISCARD, wish, mover)
+    done = yield from desk_of(store).discard(letter, note)
+    return LetterMoved(letter, Trigger.DISCARD) if done else Forbidden(NO_LETTER)
+
+
+def desk_of(store: Store) -> Operate:
+    """Where operators work, or a sentence about where they do."""
+    if store.operate is None:
+        raise ConfigurationError(NOT_HERE)
+    return store.operate
+
+
+def box_of(store: Store) -> Outbox:
+    """The outbox, or a sentence about which stores have one."""
+    if store.outbox is None:
+        raise ConfigurationError(NOT_HERE)
+    return store.outbox
+
+
+_WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
+
+
+def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
+    """Whether the letter's request is gone, another one's, or settled: such a letter is only paper."""
+    record: Record | None = (yield from store.find(letter.parcel.record_id)).record
+    return record is None or record.incarnation != letter.parcel.incarnation or record.state in _SETTLED
+
+
+def _note(wish: Wish, mover: Mover, move: Move) -> Note:
+    return Note.of(move.seen, move.row.to, trigger_of(wish.order, move.seen), mover, _why(wish))
+
+
+def _letter_note(letter: DeadLetter, trigger: Trigger, wish: Wish, mover: Mover) -> Note:
+    """A line about a parcel that moves no record: its topic stands for the operation."""
+    parcel = letter.parcel
+    return Note(
+        scope=parcel.record_id.scope,
+        key_digest=key_digest(parcel.record_id.key),
+        incarnation=parcel.incarnation,
+        operation=parcel.topic,
+        fence=0,
+        source=None,
+        to=None,
+        trigger=trigger,
+        actor=mover.actor,
+        who=mover.who,
+        why=_why(wish),
+    )
+
+
+def _why(wish: Wish) -> str:
+    """The reason, and what it rests on where that is more than a look."""
+    closed = wish.closed and wish.order is Order.NOT_EXECUTED
+    return f"{wish.reason.strip()}{' (the reference was closed at the provider)' if closed else ''}"

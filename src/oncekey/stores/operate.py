@@ -1,0 +1,248 @@
+"""An operator's looks and moves as flows over named statements.
+
+A move is decided inside its own transaction, on the record and the parcels as they are locked there. It proves the
+version all the same (V), moves the parcel with the record, and writes the line of the audit: all of it, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
+
+from oncekey.core.census import Census, Group, Letters, Queue, Waiting
+from oncekey.core.errors import StoreError, StoreUnavailableError
+from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
+from oncekey.core.operate import Forbidden, Move, Moved, Whereabouts, recovery_point_after
+from oncekey.core.upkeep import Page
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.rows import memo_text, record_of, response_params, snapshot_of, version_proof
+from oncekey.stores.saying import said
+
+if TYPE_CHECKING:
+    from oncekey.core.audit import Note
+    from oncekey.core.model import DeadLetter, Instant, RecordId
+    from oncekey.core.operate import Search
+    from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.ports import Audit
+    from oncekey.stores.statements import Statements
+
+STATEMENTS: tuple[str, ...] = (
+    "list_records",
+    "parcels_of",
+    "hold_record",
+    "hold_parcels_of",
+    "letters_of",
+    "sweep_retryable",
+    "doubt",
+    "operator_answer",
+    "operator_result",
+    "operator_unexecuted",
+    "operator_pend",
+    "operator_bust",
+    "drop_deferred",
+    "bring_back",
+    "drop_dead_letter",
+    "census",
+    "unresolved",
+    "outbox_census",
+    "letter_census",
+)
+
+Deciding: TypeAlias = Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden]
+"""Says what is to be done about a record as it is now."""
+
+_LAST: Final = 2**63 - 1
+_MOVED: Final = "what was locked has moved: the transaction is undone"
+
+
+class OperateStore:
+    """What operators say, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements, audit: Audit, *, vitals: Mapping[str, tuple[str, ...]]) -> None:
+        statements.require((*STATEMENTS, *vitals))
+        self._statements = statements
+        self._audit = audit
+        self._vitals = vitals
+
+    def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
+        """Records, the newest first, from before a place on; without their answers."""
+        at, scope, key = before or (_LAST, "", "")
+        params: dict[str, Value] = {
+            "scope": wanted.scope,
+            "state": None if wanted.state is None else wanted.state.value,
+            "operation": wanted.operation,
+            "effects": None if wanted.effects is None else wanted.effects.value,
+            "age": wanted.older_than,
+            "stale": wanted.stale,
+            "limit": limit,
+            "before_at": at,
+            "before_scope": scope,
+            "before_key": key,
+        }
+
+        def body() -> Steps[Page]:
+            rows = yield self._statements.say("list_records", params)
+            return Page(int(rows[0]["now"]), tuple(record_of(row) for row in rows if row["scope"] is not None))
+
+        return (yield from said(Transaction("list_records", Mode.READ, body)))
+
+    def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
+        """Where the parcels of a record are."""
+
+        def body() -> Steps[tuple[Whereabouts, ...]]:
+            rows = yield self._statements.say("parcels_of", {"incarnation": str(incarnation)})
+            return tuple(_whereabouts(row) for row in rows)
+
+        return (yield from said(Transaction("parcels_of", Mode.READ, body)))
+
+    def move(self, record_id: RecordId, deciding: Deciding, noting: Callable[[Move], Note]) -> Flow[Moved | Forbidden]:
+        """Do what `deciding` says of the record as it is now, with its line of the audit; or nothing at all."""
+
+        def body() -> Steps[Moved | Forbidden]:
+            rows = yield self._statements.say("hold_record", {"scope": record_id.scope, "key": record_id.key})
+            seen = snapshot_of(rows[0]) if rows else Snapshot(None, 0)
+            parcels = () if seen.record is None else (yield from self._holding(seen.record))
+            decided = deciding(seen, parcels)
+            if isinstance(decided, Forbidden):
+                return decided
+            written = yield from self._writing(decided)
+            yield from self._audit.noting((noting(decided),))
+            return Moved(decided, written)
+
+        return (yield from said(Transaction("operate", Mode.ATOMIC, body)))
+
+    def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
+        """Let a dead message be tried again, from its first attempt. False: it is gone."""
+        return (yield from self._letter(letter, note, back=True))
+
+    def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
+        """Forget a dead letter that moves no record. False: it is gone."""
+        return (yield from self._letter(letter, note, back=False))
+
+    def census(self) -> Flow[Census]:
+        """How many of everything there are, and what waits for somebody."""
+
+        def body() -> Steps[Census]:
+            groups = yield self._statements.say("census", {})
+            queues = yield self._statements.say("outbox_census", {})
+            letters = yield self._statements.say("letter_census", {})
+            waiting = yield self._statements.say("unresolved", {})
+            return Census(
+                now=int(waiting[0]["now"]),
+                groups=tuple(_group(row) for row in groups),
+                queues=tuple(_queue(row) for row in queues),
+                letters=tuple(_letters(row) for row in letters),
+                waiting=tuple(Waiting(row["what"], int(row["records"]), row["oldest"]) for row in waiting),
+            )
+
+        return (yield from said(Transaction("census", Mode.READ, body)))
+
+    def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
+        """What the database says about its own health; what it does not tell this user is left out."""
+        found: dict[str, tuple[Mapping[str, Any], ...]] = {}
+        for name, columns in self._vitals.items():
+            try:
+                found[name] = yield from said(Transaction(name, Mode.READ, partial(self._reading, name, columns)))
+            except StoreError:
+                continue
+        return found
+
+    def _reading(self, name: str, columns: tuple[str, ...]) -> Steps[tuple[Mapping[str, Any], ...]]:
+        rows = yield self._statements.say(name, {})
+        return tuple({column: row[column] for column in columns} for row in rows)
+
+    def _holding(self, record: Record) -> Steps[tuple[Whereabouts, ...]]:
+        incarnation: dict[str, Value] = {"incarnation": str(record.incarnation)}
+        parcels = yield self._statements.say("hold_parcels_of", incarnation)
+        letters = yield self._statements.say("letters_of", incarnation)
+        return tuple(_whereabouts(row) for row in (*parcels, *letters))
+
+    def _writing(self, move: Move) -> Steps[Snapshot]:
+        proof = version_proof(move.seen)
+        name, params = _statement(move)
+        written = _must((yield self._statements.say(name, {**proof, **params})))
+        if "item" in move.row.sets and move.seen.effects is Effects.OUTBOX:
+            yield from self._with_parcel(move, proof)
+        return snapshot_of(written)
+
+    def _with_parcel(self, move: Move, proof: dict[str, Value]) -> Steps[None]:
+        """The parcel goes with its record: away when it is answered, back into the outbox when it is tried again."""
+        if move.row.to is State.COMPLETED:
+            yield self._statements.say("drop_deferred", proof)
+        if move.letter is None:
+            return
+        letter: dict[str, Value] = {"id": str(move.letter), "kind": ParcelKind.DEFER.value, "attempts": 0}
+        if move.row.to is State.PENDING:
+            _must((yield self._statements.say("bring_back", letter)))
+        _must((yield self._statements.say("drop_dead_letter", letter)))
+
+    def _letter(self, letter: DeadLetter, note: Note, *, back: bool) -> Flow[bool]:
+        kind = letter.parcel.kind.value
+        params: dict[str, Value] = {"id": str(letter.parcel.id), "kind": kind, "attempts": 0}
+
+        def body() -> Steps[bool]:
+            if back:
+                yield self._statements.say("bring_back", params)
+            if not (yield self._statements.say("drop_dead_letter", params)):
+                return False
+            yield from self._audit.noting((note,))
+            return True
+
+        return (yield from said(Transaction("dead_letter", Mode.ATOMIC, body)))
+
+
+def _statement(move: Move) -> tuple[str, dict[str, Value]]:
+    """Which statement writes a row, and with what."""
+    match move.row.number:
+        case 14:
+            return "sweep_retryable", {"last_error": move.last_error}
+        case 15:
+            return "doubt", {"last_error": move.last_error}
+        case 19:
+            assert move.answer is not None
+            return "operator_answer", {"outcome": move.answer.outcome.value, **response_params(move.answer.response)}
+        case 20:
+            return "operator_result", {"memo": memo_text(move.memo), "recovery_point": recovery_point_after(move)}
+        case 21:
+            return "operator_unexecuted", {}
+        case 22:
+            return "operator_pend", {"forget": move.forget}
+        case 32:
+            return "operator_bust", {"last_error": move.last_error, "recovery_point": recovery_point_after(move)}
+        case number:
+            raise AssertionError(f"row {number} is not an operator's")
+
+
+def _must(rows: Rows) -> Row:
+    if not rows:
+        raise StoreUnavailableError(_MOVED)
+    return rows[0]
+
+
+def _whereabouts(row: Row) -> Whereabouts:
+    return Whereabouts(UUID(str(row["id"])), ParcelKind(row["kind"]), bool(row["dead"]), row["lease_until"])
+
+
+def _group(row: Row) -> Group:
+    return Group(
+        state=State(row["state"]),
+        effects=Effects(row["effects"]),
+        operation=row["operation"],
+        records=int(row["records"]),
+        stale=int(row["stale"]),
+        resumable=int(row["resumable"]),
+        expired=int(row["expired"]),
+        oldest=int(row["oldest"]),
+        newest=int(row["newest"]),
+    )
+
+
+def _queue(row: Row) -> Queue:
+    kind = ParcelKind(row["kind"])
+    return Queue(row["topic"], kind, int(row["parcels"]), int(row["held"]), int(row["oldest_due"]))
+
+
+def _letters(row: Row) -> Letters:
+    return Letters(row["topic"], ParcelKind(row["kind"]), int(row["letters"]), int(row["oldest"]))

@@ -1,0 +1,149 @@
+-- What operators ask and write. Writes prove the version that was read (V).
+-- Lists carry the clock even if they are empty, and no answers: bodies may be large.
+
+-- name: list_records
+SELECT clock.now, page.*
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM oncekey_record AS record
+    WHERE (:scope IS NULL OR record.scope = :scope)
+      AND (:state IS NULL OR record.state = :state)
+      AND (:operation IS NULL OR record.operation = :operation)
+      AND (:effects IS NULL OR record.effects = :effects)
+      AND record.created_at <= COALESCE(:now, (SELECT now FROM oncekey_clock)) - :age
+      AND (NOT :stale OR (record.state = 'in_progress'
+                          AND record.lease_until <= COALESCE(:now, (SELECT now FROM oncekey_clock))))
+      AND (record.created_at, record.scope, record.key) < (:before_at, :before_scope, :before_key)
+    ORDER BY record.created_at DESC, record.scope DESC, record.key DESC
+    LIMIT :limit) AS page
+ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
+
+-- name: parcels_of
+SELECT parcel.id, parcel.kind, 0 AS dead, parcel.lease_until
+FROM oncekey_outbox AS parcel
+WHERE parcel.incarnation = :incarnation
+UNION ALL
+SELECT letter.id, letter.kind, 1, NULL
+FROM oncekey_dead_letter AS letter
+WHERE letter.incarnation = :incarnation;
+
+-- name: hold_parcels_of
+SELECT parcel.id, parcel.kind, 0 AS dead, parcel.lease_until
+FROM oncekey_outbox AS parcel
+WHERE parcel.incarnation = :incarnation
+ORDER BY parcel.id;
+
+-- name: letters_of
+SELECT letter.id, letter.kind, 1 AS dead, NULL AS lease_until
+FROM oncekey_dead_letter AS letter
+WHERE letter.incarnation = :incarnation
+ORDER BY letter.id;
+
+-- name: operator_answer
+UPDATE oncekey_record
+SET state = 'completed', outcome = :outcome, version = version + 1, intent = NULL,
+    response_status = :response_status, response_headers = :response_headers,
+    response_body = :response_body, response_schema = :response_schema,
+    last_error = NULL, reconcile_after = NULL, recovery_point = 'finished', request = NULL,
+    finished_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
+    expires_at = MAX(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl)
+WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown' AND effects IN ('inline', 'outbox')
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: operator_result
+-- A record that can be gone on with is not parked again before somebody could.
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, memo = :memo, recovery_point = :recovery_point,
+    intent = NULL, reconcile_after = NULL,
+    expires_at = MAX(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl)
+WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown' AND effects = 'phased' AND intent IS NOT NULL
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: operator_unexecuted
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, intent = NULL, reconcile_after = NULL,
+    expires_at = CASE WHEN memo IS NULL THEN expires_at
+                      ELSE MAX(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl) END
+WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown'
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: operator_pend
+UPDATE oncekey_record
+SET state = 'pending', version = version + 1, reconcile_after = NULL,
+    intent = CASE WHEN :forget THEN NULL ELSE intent END
+WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown' AND effects = 'outbox'
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: operator_bust
+UPDATE oncekey_record
+SET state = 'failed_retryable', outcome = NULL, fence = fence + 1, version = version + 1,
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
+    finished_at = NULL, recovery_point = :recovery_point, last_error = :last_error
+WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'completed' AND effects <> 'outbox'
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: drop_deferred
+DELETE FROM oncekey_outbox
+WHERE incarnation = :seen_incarnation AND kind = 'defer'
+RETURNING id;
+
+-- name: census
+SELECT record.state, record.effects, record.operation, count(*) AS records,
+       count(*) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now) AS stale,
+       count(*) FILTER (WHERE record.state = 'failed_retryable'
+                          AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)) AS resumable,
+       count(*) FILTER (WHERE record.state IN ('completed', 'failed_retryable', 'expired')
+                          AND record.expires_at <= clock.now) AS expired,
+       min(record.created_at) AS oldest, max(record.created_at) AS newest
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock, oncekey_record AS record
+GROUP BY record.state, record.effects, record.operation
+ORDER BY record.state, record.effects, record.operation;
+
+-- name: unresolved
+WITH clock AS (SELECT COALESCE(:now, now) AS now FROM oncekey_clock)
+SELECT clock.now, 'unknown' AS what, count(record.scope) AS records, min(record.created_at) AS oldest
+FROM clock LEFT JOIN oncekey_record AS record ON record.state = 'unknown'
+UNION ALL
+SELECT clock.now, 'stale', count(record.scope), min(record.lease_until)
+FROM clock LEFT JOIN oncekey_record AS record
+  ON record.state = 'in_progress' AND record.lease_until <= clock.now
+UNION ALL
+SELECT clock.now, 'resumable', count(record.scope), min(record.last_run_at)
+FROM clock LEFT JOIN oncekey_record AS record
+  ON record.effects = 'phased' AND record.state = 'failed_retryable'
+ AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)
+UNION ALL
+SELECT clock.now, 'expired', count(record.scope), min(record.expires_at)
+FROM clock LEFT JOIN oncekey_record AS record
+  ON record.state IN ('completed', 'failed_retryable') AND record.expires_at <= clock.now
+UNION ALL
+SELECT clock.now, 'parcels_due', count(parcel.id), min(parcel.due_at)
+FROM clock LEFT JOIN oncekey_outbox AS parcel ON parcel.due_at <= clock.now
+UNION ALL
+SELECT clock.now, 'dead_letters', count(letter.id), min(letter.died_at)
+FROM clock LEFT JOIN oncekey_dead_letter AS letter;
+
+-- name: outbox_census
+SELECT parcel.aggregatetype AS topic, parcel.kind, count(*) AS parcels,
+       count(*) FILTER (WHERE parcel.state = 'held') AS held, min(parcel.due_at) AS oldest_due
+FROM oncekey_outbox AS parcel
+GROUP BY parcel.aggregatetype, parcel.kind
+ORDER BY parcel.aggregatetype, parcel.kind;
+
+-- name: letter_census
+SELECT letter.aggregatetype AS topic, letter.kind, count(*) AS letters, min(letter.died_at) AS oldest
+FROM oncekey_dead_letter AS letter
+GROUP BY letter.aggregatetype, letter.kind
+ORDER BY letter.aggregatetype, letter.kind;
