@@ -1,0 +1,199 @@
+"""Clients that want something done once and send it as often as they must: in volleys, again, and sometimes wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.fingerprint import Request, fingerprint
+from oncekey.core.model import Code
+from oncekey.demo.provider.faults import Kind as Fault
+from oncekey.testing.history import Kind, Operation
+from oncekey.torture.asking import post
+from oncekey.torture.books import now
+from oncekey.torture.provider import Wanted
+from oncekey.torture.shop import FAULT, PAUSE, RAISE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from oncekey.torture.asking import Answer
+
+ROUTES: Final[Mapping[str, int]] = {"/orders": 3, "/payments": 4, "/transfers": 2, "/notifications": 2}
+"""Where requests go, and how often compared with each other."""
+FAULTS: Final = (
+    Fault.DROP_AFTER.value,
+    Fault.ERROR_AFTER.value,
+    Fault.HANG_AFTER.value,
+    Fault.DROP_BEFORE.value,
+    Fault.ERROR_BEFORE.value,
+    f"{Fault.DELAY.value}:0.3",
+)
+"""What may happen to one call. A decline is no fault but an answer, so it is part of what is asked for."""
+PATIENCE: Final = 2.0
+MOST_KEYS: Final = 200_000
+ACCEPTED: Final = "accepted"
+_ANSWERS: Final = frozenset({200, 201, 402})
+_FINAL: Final = frozenset({Code.OUTCOME_UNKNOWN.value, Code.KEY_REUSED.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client wants done, under one key."""
+
+    key: str
+    route: str
+    wanted: Wanted
+    rival: Wanted | None = None
+    """Another body that is sent under the same key, by mistake."""
+    leaves: bool = False
+    """Whether the client sends it once and never comes back: others have to go on without it."""
+
+    @property
+    def charges(self) -> bool:
+        """Whether the provider is asked."""
+        return self.route != "/orders"
+
+
+@dataclass(slots=True)
+class Clients:
+    """What all clients of a run share, and what they saw."""
+
+    seed: int
+    scope: str
+    ports: Callable[[], Sequence[int]]
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when no new key is to be begun."""
+    operations: list[Operation] = field(default_factory=list)
+    wishes: dict[str, Wish] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    told: Counter[str] = field(default_factory=Counter)
+    labels: dict[str, str] = field(default_factory=dict)
+
+    async def run(self, number: int) -> None:
+        """One client, from the first key to the last."""
+        chance = Random(f"{self.seed}/client/{number}")  # noqa: S311  (a schedule, no secret)
+        count = 0
+        while not self.over.is_set() and len(self.wishes) < MOST_KEYS:
+            count += 1
+            wish = draw(f"torture-{self.seed}-{number:02}-{count:06}", chance)
+            self.wishes[wish.key] = wish
+            await self._pursue(wish, chance)
+
+    async def insist(self, wish: Wish, chance: Random) -> None:
+        """Come back to a key when all is well, until it has an answer."""
+        wanted, final = wish.wanted, None
+        while final is None:
+            final = await self._volley(wish, (wanted,), chance, {}, PATIENCE * 2)
+            if final is None:
+                await asyncio.sleep(chance.uniform(0.1, 0.4))
+        if final == Code.KEY_REUSED.value and wish.rival is not None:
+            await self.insist(replace(wish, wanted=wish.rival, rival=None), chance)
+
+    async def _pursue(self, wish: Wish, chance: Random) -> None:
+        wanted, first = wish.wanted, True
+        while True:
+            bodies = [wanted] * (chance.randint(2, 4) if chance.random() < 0.25 else 1)  # noqa: PLR2004  (a share)
+            if wish.rival is not None and chance.random() < 0.5:  # noqa: PLR2004
+                bodies.append(wish.rival)
+            patience = chance.uniform(0.2, PATIENCE) if chance.random() < 0.3 else PATIENCE  # noqa: PLR2004
+            final = await self._volley(wish, bodies, chance, _trouble(wish, chance) if first else {}, patience)
+            if final == Code.KEY_REUSED.value and wish.rival is not None:
+                # The other body was first: it is the request now.
+                wanted, wish = wish.rival, replace(wish, rival=None)
+                continue
+            if final or wish.leaves:
+                break
+            first = False
+            await asyncio.sleep(chance.uniform(0.02, 0.4))
+        if chance.random() < 0.2 and not wish.leaves:  # noqa: PLR2004
+            await self._volley(wish, (wanted,), chance, {}, PATIENCE)
+
+    async def _volley(
+        self, wish: Wish, bodies: Sequence[Wanted], chance: Random, headers: Mapping[str, str], patience: float
+    ) -> str | None:
+        """Send bodies at the same moment; the final word that the first of them heard, if there was one."""
+        ports = self.ports()
+        sends = [self._send(wish, body, chance.choice(ports), headers, patience) for body in bodies]
+        heard = await asyncio.gather(*sends)
+        same = [word for word, body in zip(heard, bodies, strict=True) if word and body == bodies[0]]
+        if same:
+            self.answered.add(wish.key)
+        return same[0] if same else None
+
+    async def _send(
+        self, wish: Wish, wanted: Wanted, port: int, headers: Mapping[str, str], patience: float
+    ) -> str | None:
+        content = json.dumps(wanted.data()).encode()
+        print_ = fingerprint(Request("POST", wish.route, b"", b"application/json", content))
+        self.labels[print_] = wanted.label
+        invoked = now()
+        answer = await post(port, wish.route, content, {"Idempotency-Key": f'"{wish.key}"', **headers}, patience)
+        kind, code = heard(answer)
+        replayed = answer is not None and answer.headers.get("idempotent-replayed") == "true"
+        self.told[_name(answer, kind, code, replayed=replayed)] += 1
+        operation = Operation(
+            id=f"request {len(self.operations) + 1}",
+            scope=self.scope,
+            key=wish.key,
+            fingerprint=wanted.label,
+            invoked=invoked,
+            ended=None if answer is None else now(),
+            kind=kind,
+            status=None if answer is None else answer.status,
+            body=None if answer is None else answer.body,
+            replayed=replayed,
+            code=code,
+        )
+        self.operations.append(operation)
+        return "answer" if kind is Kind.OK else code if code in _FINAL else None
+
+
+def draw(key: str, chance: Random) -> Wish:
+    """A wish by chance."""
+    route = chance.choices(tuple(ROUTES), tuple(ROUTES.values()))[0]
+    recognises = route != "/notifications" and chance.random() < 0.7  # noqa: PLR2004  (a share)
+    declines = route != "/orders" and chance.random() < 0.06  # noqa: PLR2004
+    wanted = Wanted(key, chance.randint(1, 1_000_000), recognises, declines)
+    rival = replace(wanted, cents=wanted.cents + 1) if chance.random() < 0.08 else None  # noqa: PLR2004
+    leaves = rival is None and chance.random() < 0.12  # noqa: PLR2004
+    return Wish(key, route, wanted, rival, leaves)
+
+
+def heard(answer: Answer | None) -> tuple[Kind, str | None]:
+    """What an answer is to its client, with the code of a refusal."""
+    if answer is None:
+        return Kind.INFO, None
+    if answer.status in _ANSWERS:
+        return Kind.OK, None
+    if answer.status == 202:  # noqa: PLR2004
+        return Kind.FAIL, ACCEPTED
+    try:
+        code = str(json.loads(answer.body)["code"])
+    except (ValueError, KeyError, TypeError):
+        code = f"status {answer.status}"
+    return (Kind.INFO if code == Code.STORE_UNAVAILABLE.value else Kind.FAIL), code
+
+
+def _trouble(wish: Wish, chance: Random) -> dict[str, str]:
+    """What the first send brings along; a retry comes without."""
+    headers: dict[str, str] = {}
+    if chance.random() < 0.3:  # noqa: PLR2004
+        headers[PAUSE] = f"{chance.uniform(0, 0.3):.3f}"
+    if wish.charges and not wish.wanted.declines and chance.random() < 0.15:  # noqa: PLR2004
+        headers[FAULT] = chance.choice(FAULTS)
+    if wish.route != "/notifications" and chance.random() < 0.04:  # noqa: PLR2004
+        headers[RAISE] = "1"
+    return headers
+
+
+def _name(answer: Answer | None, kind: Kind, code: str | None, *, replayed: bool) -> str:
+    if answer is None:
+        return "no answer"
+    if kind is Kind.OK:
+        return f"{answer.status}{' replayed' if replayed else ''}"
+    return code or str(answer.status)

@@ -1,0 +1,162 @@
+"""The nemesis: a schedule of faults that a seed decides, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from oncekey.demo.outbound import AnswerLostError, NothingSentError, ask
+from oncekey.torture.clients import FAULTS
+from oncekey.torture.processes import ChildFailedError
+from oncekey.torture.proxy import Loss
+from oncekey.torture.settings import CALL_TIMEOUT, LEASE, SEND_WINDOW
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oncekey.torture.processes import Child
+    from oncekey.torture.proxy import Proxy
+
+
+class Trouble(StrEnum):
+    """What is done to the processes, the network and the provider."""
+
+    KILL_SERVER = "server killed"
+    KILL_WORKER = "worker killed"
+    PAUSE_SERVER = "server paused past its lease"
+    PAUSE_WORKER = "worker paused past its lease"
+    PROVIDER = "provider fails by name"
+    CUT = "connections cut"
+    SILENCE = "network silent"
+    COMMIT_REPLY = "COMMIT reply lost"
+    COMMIT_REQUEST = "COMMIT request lost"
+    REPLY = "statement's reply lost"
+
+
+WEIGHTS: Final[Mapping[Trouble, int]] = {
+    Trouble.KILL_SERVER: 4,
+    Trouble.KILL_WORKER: 3,
+    Trouble.PAUSE_SERVER: 2,
+    Trouble.PAUSE_WORKER: 1,
+    Trouble.PROVIDER: 4,
+    Trouble.CUT: 2,
+    Trouble.SILENCE: 1,
+    Trouble.COMMIT_REPLY: 6,
+    Trouble.COMMIT_REQUEST: 3,
+    Trouble.REPLY: 4,
+}
+NETWORK: Final = frozenset({Trouble.CUT, Trouble.SILENCE, Trouble.COMMIT_REPLY, Trouble.COMMIT_REQUEST, Trouble.REPLY})
+PAUSE: Final = LEASE * 1.8
+WORKER_PAUSE: Final = SEND_WINDOW + CALL_TIMEOUT + 5.0 + LEASE
+"""A parcel is held for so long that only this outlasts it."""
+BETWEEN: Final = (0.1, 0.9)
+
+
+class Nemesis:
+    """Strikes until it is cancelled; `heal` undoes what it left behind."""
+
+    def __init__(
+        self, seed: int, servers: Sequence[Child], workers: Sequence[Child], provider: str, proxy: Proxy | None
+    ) -> None:
+        self.done: Counter[Trouble] = Counter()
+        self._chance = Random(f"{seed}/nemesis")  # noqa: S311  (a schedule, no secret)
+        self._servers = servers
+        self._workers = workers
+        self._provider = provider
+        self._proxy = proxy
+        self._going: set[asyncio.Task[None]] = set()
+        self._choices = [kind for kind in Trouble if proxy is not None or kind not in NETWORK]
+        self._strikes: Mapping[Trouble, Callable[[], Awaitable[bool]]] = {
+            Trouble.KILL_SERVER: lambda: self._kill(self._servers),
+            Trouble.KILL_WORKER: lambda: self._kill(self._workers),
+            Trouble.PAUSE_SERVER: lambda: self._pause(self._servers, PAUSE),
+            Trouble.PAUSE_WORKER: lambda: self._pause(self._workers, WORKER_PAUSE),
+            Trouble.PROVIDER: self._fail_provider,
+            Trouble.CUT: self._cut,
+            Trouble.SILENCE: self._silence,
+            Trouble.COMMIT_REPLY: lambda: self._lose(Loss.COMMIT_REPLY),
+            Trouble.COMMIT_REQUEST: lambda: self._lose(Loss.COMMIT_REQUEST),
+            Trouble.REPLY: lambda: self._lose(Loss.ANY_REPLY),
+        }
+
+    async def run(self) -> None:
+        """Strike, wait, strike again. What takes its time goes on beside the next one."""
+        while True:
+            await asyncio.sleep(self._chance.uniform(*BETWEEN))
+            kind = self._chance.choices(self._choices, [WEIGHTS[one] for one in self._choices])[0]
+            task = asyncio.create_task(self._strike(kind))
+            self._going.add(task)
+            task.add_done_callback(self._going.discard)
+
+    async def heal(self) -> None:
+        """No more faults: everybody runs, the network passes, the provider is well."""
+        for task in self._going:
+            task.cancel()
+        await asyncio.gather(*self._going, return_exceptions=True)
+        if self._proxy is not None:
+            self._proxy.calm()
+        await ask("DELETE", f"{self._provider}/faults")
+        for child in (*self._servers, *self._workers):
+            if child.paused:
+                child.go_on()
+            if not child.alive:
+                await child.start()
+
+    async def _strike(self, kind: Trouble) -> None:
+        if await self._strikes[kind]():
+            self.done[kind] += 1
+
+    async def _kill(self, children: Sequence[Child]) -> bool:
+        victim, rest = self._chance.choice(children), self._chance.uniform(0, 0.4)
+        if victim.paused or not victim.ready:
+            return False
+        await victim.kill()
+        try:
+            await asyncio.sleep(rest)
+            await victim.start()
+        except ChildFailedError:
+            return True  # `heal` starts it again, and says so if it cannot
+        return True
+
+    async def _pause(self, children: Sequence[Child], seconds: float) -> bool:
+        victim = self._chance.choice(children)
+        if victim.paused or not victim.ready:
+            return False
+        victim.pause()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            victim.go_on()
+        return True
+
+    async def _fail_provider(self) -> bool:
+        fault = {"fault": self._chance.choice(FAULTS), "times": self._chance.randint(1, 3)}
+        try:
+            await ask("POST", f"{self._provider}/faults", content=json.dumps(fault).encode())
+        except (NothingSentError, AnswerLostError):
+            return False
+        return True
+
+    async def _lose(self, loss: Loss) -> bool:
+        assert self._proxy is not None
+        self._proxy.lose(loss)
+        return True
+
+    async def _cut(self) -> bool:
+        assert self._proxy is not None
+        self._proxy.cut()
+        return True
+
+    async def _silence(self) -> bool:
+        assert self._proxy is not None
+        self._proxy.hold()
+        try:
+            await asyncio.sleep(LEASE * 1.2)
+        finally:
+            self._proxy.calm()
+        return True

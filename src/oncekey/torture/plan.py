@@ -1,0 +1,113 @@
+"""What a run is asked for, checked before anything is started."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.wire import Kind, understand
+
+SHOP: Final = "oncekey.torture.service"
+SHORTEST: Final = 1.0
+LONGEST: Final = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run: on which store, for how long, with how many processes, and by which seed."""
+
+    store: str
+    seconds: float
+    seed: int
+    servers: int = 2
+    workers: int = 2
+    clients: int = 8
+    allow_existing: bool = False
+    keep: bool = False
+    shop: str = SHOP
+    """The module with `app` and `once` that is tortured."""
+    tenant: str = field(default_factory=lambda: f"torture-{uuid.uuid4().hex[:12]}")
+
+    def __post_init__(self) -> None:
+        if not SHORTEST <= self.seconds <= LONGEST:
+            raise ConfigurationError(f"--seconds {self.seconds:g}: a run takes {SHORTEST:g} to {LONGEST:g} seconds")
+        for name, count in (("servers", self.servers), ("workers", self.workers), ("clients", self.clients)):
+            if not 1 <= count <= 64:  # noqa: PLR2004  (one machine)
+                raise ConfigurationError(f"--{name} {count}: say 1 to 64")
+        kind = understand(self.store).kind
+        if kind is Kind.MEMORY:
+            raise ConfigurationError(
+                "memory: ends with its process, so there is nothing to torture: use SQLite or more"
+            )
+        if kind is Kind.POSTGRES and self.database is None:
+            raise ConfigurationError(
+                "torture is for a PostgreSQL on this machine, reached by TCP: postgresql://user@127.0.0.1:5432/scratch"
+            )
+
+    @property
+    def database(self) -> tuple[str, int] | None:
+        """Where PostgreSQL listens on this machine; None if the store is a file, or elsewhere."""
+        try:
+            parts = urlsplit(self.store)
+            host, port = parts.hostname, parts.port or 5432
+        except ValueError:
+            return None
+        local = host == "localhost" or (host is not None and _is_loopback(host))
+        elsewhere = any(word.startswith(("host=", "hostaddr=")) for word in parts.query.split("&"))
+        return (host, port) if host is not None and local and not elsewhere else None
+
+    def through(self, port: int) -> str:
+        """The store's URL through a proxy; without encryption, because the proxy looks for the word COMMIT."""
+        parts = urlsplit(self.store)
+        account = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
+        options = [word for word in parts.query.split("&") if word and not word.startswith("sslmode=")]
+        query = "&".join([*options, "sslmode=disable"])
+        return parts._replace(netloc=f"{account}127.0.0.1:{port}", query=query).geturl()
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a SQLite store."""
+        address = understand(self.store)
+        return Path(address.place).absolute() if address.kind is Kind.SQLITE else None
+
+    @property
+    def direct(self) -> str:
+        """The store's URL, whatever folder a process is in."""
+        return self.store if self.file is None else f"{self.store.partition(':')[0]}:///{self.file}"
+
+    @property
+    def shown(self) -> str:
+        """The store without what may be a password in it."""
+        parts = urlsplit(self.store)
+        if not parts.netloc:
+            return self.store
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+    @property
+    def command(self) -> str:
+        """What to type to do it again; the store without its account, which whoever types it knows."""
+        words = [
+            "oncekey",
+            "torture",
+            "--store",
+            self.shown,
+            "--seconds",
+            f"{self.seconds:g}",
+            "--seed",
+            str(self.seed),
+        ]
+        words += ["--servers", str(self.servers), "--workers", str(self.workers), "--clients", str(self.clients)]
+        return shlex.join(words)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,151 @@
+"""The processes of a run: started, killed, stopped, continued, started again; each by its own id, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import OncekeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PATIENCE: Final = 60.0
+GRACE: Final = 15.0
+
+
+class ChildFailedError(OncekeyError):
+    """A process did not start; the message is the end of what it said."""
+
+
+class Child:
+    """One process, which may die and come back many times under one name."""
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str], *words: str) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.paused = False
+        self.ready = False
+        """Whether it has come up: one that is just starting is not worth a fault."""
+        self._folder = folder
+        self._environment = environment
+        self._words = words
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it; what it says goes into its log."""
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "oncekey.torture.child",
+                *self._words,
+                cwd=self._folder,
+                env=self._environment,
+                # The pipe that nobody writes to: when this process ends, however it ends, so does the child.
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.paused = False
+        self.ready = True
+
+    async def said(self) -> str:
+        """Its next line on standard output; empty when it has ended instead."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            return (await self._process.stdout.readline()).decode().strip()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, or is stopped."""
+        return self._process is not None and self._process.returncode is None
+
+    async def kill(self) -> None:
+        """End it at once, as a crash does."""
+        self.ready = False
+        if self.alive:
+            assert self._process is not None
+            self._process.kill()
+            await self._process.wait()
+
+    def pause(self) -> None:
+        """Stop it where it stands; its connections stay open."""
+        self._signal(signal.SIGSTOP)
+        self.paused = True
+
+    def go_on(self) -> None:
+        """Let it go on, as if nothing had happened."""
+        self._signal(signal.SIGCONT)
+        self.paused = False
+
+    async def stop(self) -> None:
+        """Ask it to end, and end it if it does not."""
+        if not self.alive:
+            return
+        assert self._process is not None
+        self.go_on()
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(GRACE):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of its log."""
+        said = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(said.splitlines()[-lines:])
+
+    def failed(self) -> ChildFailedError:
+        """That it did not start, in its own words."""
+        return ChildFailedError(f"{self.name} did not start:\n{self.last_words()}")
+
+    def _signal(self, sign: signal.Signals) -> None:
+        if self.alive:
+            assert self._process is not None
+            self._process.send_signal(sign)
+
+
+class Server(Child):
+    """A child that serves HTTP and keeps its port over all its lives."""
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str], module: str) -> None:
+        super().__init__(name, folder, environment)
+        self.port = 0
+        self._module = module
+
+    async def start(self) -> None:
+        """Start it, and return when it listens."""
+        self._words = ("serve", self._module, str(self.port))
+        await super().start()
+        self.ready = False
+        address = await self.said()
+        if not address.startswith("http://"):
+            await self.kill()
+            raise self.failed()
+        self.port = int(address.rpartition(":")[2])
+        self.ready = True
+
+
+class ProviderProcess(Child):
+    """The provider: never killed here, because the ledger has to be everybody's truth."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        words = ("provider", "--ledger", str(folder / "ledger.db"), "--port", "0")
+        super().__init__("provider", folder, environment, *words)
+        self.url = ""
+
+    async def start(self) -> None:
+        """Start it, and return when it listens."""
+        await super().start()
+        line = await self.said()
+        self.url = next((word for word in line.split() if word.startswith("http://")), "")
+        if not self.url:
+            await self.kill()
+            raise self.failed()

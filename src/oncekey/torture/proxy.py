@@ -1,0 +1,162 @@
+"""A TCP relay between the run's processes and PostgreSQL, which loses, holds and cuts on demand.
+
+It knows two things of the protocol: the word COMMIT in a request, and the byte that says a reply is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Self
+
+_CHUNK: Final = 65_536
+_RESET: Final = struct.pack("ii", 1, 0)
+_COMMIT: Final = b"COMMIT"
+_DONE: Final = b"Z\x00\x00\x00\x05"
+"""ReadyForQuery: the server has done what was asked."""
+
+
+class Loss(StrEnum):
+    """What the next fitting request meets; its client sees the connection end, and cannot tell which it was."""
+
+    COMMIT_REPLY = "commit reply lost"
+    COMMIT_REQUEST = "commit request lost"
+    ANY_REPLY = "reply lost"
+
+    def fits(self, request: bytes) -> bool:
+        """Whether a request is the one that is waited for."""
+        return self is Loss.ANY_REPLY or _COMMIT in request
+
+
+class Proxy:
+    """Relays connections from `port` on loopback; use it as an asynchronous context manager."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.port = 0
+        self.lost: Counter[Loss] = Counter()
+        self._target = (host, port)
+        self._armed: list[Loss] = []
+        self._links: set[_Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.calm()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def lose(self, loss: Loss) -> None:
+        """Let the next request that fits be lost."""
+        self._armed.append(loss)
+
+    def cut(self) -> None:
+        """Reset every connection that is there now; new ones are welcome."""
+        for link in tuple(self._links):
+            link.reset()
+
+    def hold(self) -> None:
+        """Pass nothing on while connections stay open, as a silent network does."""
+        self._passing.clear()
+
+    def calm(self) -> None:
+        """Lose and hold nothing any more."""
+        self._armed.clear()
+        self._passing.set()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._relay(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _relay(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        try:
+            from_server, to_server = await asyncio.open_connection(*self._target)
+        except OSError:
+            to_client.transport.abort()
+            return
+        link = _Link(from_client, to_client, from_server, to_server)
+        self._links.add(link)
+        try:
+            await asyncio.gather(self._requests(link), self._replies(link))
+        finally:
+            self._links.discard(link)
+            link.end()
+
+    async def _requests(self, link: _Link) -> None:
+        # An error of either side is the end of the connection, like any other.
+        with contextlib.suppress(OSError):
+            while chunk := await link.from_client.read(_CHUNK):
+                await self._passing.wait()
+                loss = self._take(chunk)
+                if loss is Loss.COMMIT_REQUEST:
+                    self.lost[loss] += 1
+                    link.end()
+                    return
+                # Noted before the bytes leave, so that the answer cannot come first.
+                link.loss = link.loss or loss
+                link.to_server.write(chunk)
+                await link.to_server.drain()
+            link.to_server.write_eof()
+
+    async def _replies(self, link: _Link) -> None:
+        dropped = b""
+        with contextlib.suppress(OSError):
+            while chunk := await link.from_server.read(_CHUNK):
+                await self._passing.wait()
+                if link.loss is None:
+                    link.to_client.write(chunk)
+                    await link.to_client.drain()
+                    continue
+                dropped += chunk
+                if _DONE in dropped:
+                    self.lost[link.loss] += 1
+                    link.end()
+                    return
+            link.to_client.write_eof()
+
+    def _take(self, request: bytes) -> Loss | None:
+        for loss in self._armed:
+            if loss.fits(request):
+                self._armed.remove(loss)
+                return loss
+        return None
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """One client's connection and the one that was made for it."""
+
+    from_client: asyncio.StreamReader
+    to_client: asyncio.StreamWriter
+    from_server: asyncio.StreamReader
+    to_server: asyncio.StreamWriter
+    loss: Loss | None = field(default=None)
+
+    def end(self) -> None:
+        """Close both sides without sending what is still waiting."""
+        self.to_client.transport.abort()
+        self.to_server.transport.abort()
+
+    def reset(self) -> None:
+        """Close both sides so that each peer sees a reset instead of an end."""
+        for writer in (self.to_client, self.to_server):
+            connection = writer.get_extra_info("socket")
+            if connection is not None and connection.fileno() >= 0:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.end()

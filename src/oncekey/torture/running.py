@@ -1,0 +1,222 @@
+"""One run from the first process to the verdict. Whatever happens, nothing that it started stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import ConfigurationError, SchemaError
+from oncekey.torture.books import Books
+from oncekey.torture.clients import Clients
+from oncekey.torture.evidence import gather
+from oncekey.torture.nemesis import Nemesis
+from oncekey.torture.outcome import Outcome, Stage
+from oncekey.torture.processes import Child, ProviderProcess, Server
+from oncekey.torture.proxy import Proxy
+from oncekey.torture.settings import Settings
+from oncekey.torture.verdict import judge, stuck
+from oncekey.wire import aconnect
+
+if TYPE_CHECKING:
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.torture.plan import Plan
+
+TICK: Final = 0.2
+FINISHING: Final = 120.0
+"""Seconds in which workers must have finished once all is well; then it is a violation that they have not."""
+INSISTING: Final = 120.0
+AT_ONCE: Final = 16
+ASKED_AGAIN: Final = 2000
+"""How many answered keys are asked for once more at the end, at most."""
+
+Watch = Callable[["Look"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How far a run is."""
+
+    stage: Stage
+    share: float
+    keys: int
+    requests: int
+    faults: int
+
+
+async def torture(plan: Plan, watch: Watch) -> Outcome:
+    """Run it all."""
+    begun = time.monotonic()
+    file = plan.file
+    new = file is not None and not file.exists()
+    if file is not None and not file.parent.is_dir():
+        raise ConfigurationError(f"there is no folder {file.parent} to keep the store in")
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-torture-")))
+        watch(Look(Stage.STARTING, 0, 0, 0, 0))
+        engine = await stack.enter_async_context(_engine(plan))
+        books = Books(lambda: engine)
+        await _claim_store(plan, engine, books)
+        run = await stack.enter_async_context(_Run.started(plan, folder, watch))
+        await run.trouble()
+        await run.finish(books)
+        await run.stop()
+        watch(run.look(Stage.CHECKING, 1))
+        evidence = await gather(run.clients, books, run.provider.url)
+        outcome = Outcome.of(
+            plan,
+            evidence,
+            [*judge(evidence), *stuck(run.stuck)],
+            told=run.clients.told,
+            faults=run.nemesis.done,
+            lost=run.proxy.lost if run.proxy is not None else None,
+            seconds=time.monotonic() - begun,
+        )
+        if outcome.clean and not plan.keep:
+            await books.close(run.settings.scope)
+    if outcome.clean and new and not plan.keep and file is not None:
+        for name in ("", "-wal", "-shm", "-journal"):
+            file.with_name(file.name + name).unlink(missing_ok=True)
+    return outcome
+
+
+async def _claim_store(plan: Plan, engine: AsyncEngine, books: Books) -> None:
+    """Make sure that the store is nobody else's, and make our tables in it."""
+    with suppress(SchemaError):  # there is nothing yet
+        counted = (await books.read("foreign"))[0]
+        if not plan.allow_existing and (counted["records"] or counted["parcels"]):
+            raise ConfigurationError(
+                f"the store holds {counted['records']} records and {counted['parcels']} parcels already: torture wants "
+                f"an empty one of its own, or --allow-existing"
+            )
+    await engine.migrate()
+    await books.open()
+
+
+@asynccontextmanager
+async def _engine(plan: Plan) -> AsyncIterator[AsyncEngine]:
+    engine = aconnect(plan.direct)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+class _Run:
+    """The processes, the clients and the nemesis of one run."""
+
+    def __init__(self, plan: Plan, folder: Path, watch: Watch, provider: ProviderProcess, proxy: Proxy | None) -> None:
+        store = plan.direct if proxy is None else plan.through(proxy.port)
+        self.settings = Settings(store, provider.url, plan.tenant)
+        self.provider = provider
+        self.proxy = proxy
+        self.stuck: dict[str, str] = {}
+        self._plan = plan
+        self._watch = watch
+        surroundings = self.settings.environment()
+        self._servers = [Server(f"server-{n + 1}", folder, surroundings, plan.shop) for n in range(plan.servers)]
+        work = ("worker", "--app", f"{plan.shop}:once")
+        self._workers = [Child(f"worker-{n + 1}", folder, surroundings, *work) for n in range(plan.workers)]
+        self.clients = Clients(plan.seed, self.settings.scope, lambda: [server.port for server in self._servers])
+        self.nemesis = Nemesis(plan.seed, self._servers, self._workers, provider.url, proxy)
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, plan: Plan, folder: Path, watch: Watch) -> AsyncIterator[_Run]:
+        """A run whose processes are up; afterwards none of them is."""
+        async with AsyncExitStack() as stack:
+            provider = ProviderProcess(folder, Settings(plan.direct, "-", plan.tenant).environment())
+            stack.push_async_callback(provider.kill)
+            await provider.start()
+            proxy = None
+            if plan.file is None:
+                assert plan.database is not None
+                proxy = await stack.enter_async_context(Proxy(*plan.database))
+            run = cls(plan, folder, watch, provider, proxy)
+            for child in run._children:
+                stack.push_async_callback(child.kill)
+            await asyncio.gather(*(child.start() for child in run._children))
+            yield run
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._servers, *self._workers]
+
+    async def trouble(self) -> None:
+        """Clients send and faults strike, for as long as was asked for; then every client ends what it has begun."""
+        sending = [asyncio.create_task(self.clients.run(number)) for number in range(self._plan.clients)]
+        striking = asyncio.create_task(self.nemesis.run())
+        try:
+            begun = time.monotonic()
+            while (passed := time.monotonic() - begun) < self._plan.seconds:
+                self._watch(self.look(Stage.TROUBLE, passed / self._plan.seconds))
+                await asyncio.wait([striking, *sending], timeout=TICK, return_when=asyncio.FIRST_EXCEPTION)
+                for task in (striking, *sending):
+                    if task.done() and task.exception() is not None:
+                        task.result()
+            self.clients.over.set()
+            striking.cancel()
+            await asyncio.gather(striking, return_exceptions=True)
+            self._watch(self.look(Stage.HEALING, 0))
+            await self.nemesis.heal()
+            await asyncio.wait(sending, timeout=INSISTING)
+        finally:
+            for task in (striking, *sending):
+                task.cancel()
+            await asyncio.gather(striking, *sending, return_exceptions=True)
+
+    async def finish(self, books: Books) -> None:
+        """First the workers alone: what a client has left behind must end without it. Then everybody comes back."""
+        self.stuck = await self._drained(books)
+        await self._ask_again()
+        await self._drained(books)
+
+    async def _drained(self, books: Books) -> dict[str, str]:
+        """Wait for the workers; what they have not done in time, by its key."""
+        deadline = time.monotonic() + FINISHING
+        while True:
+            left = await books.read("unfinished", scope=self.settings.scope)
+            if not left or time.monotonic() > deadline:
+                return {row["key"]: row["what"] for row in left}
+            self._watch(self.look(Stage.HEALING, 0.5))
+            await asyncio.sleep(TICK)
+
+    async def _ask_again(self) -> None:
+        chance = Random(f"{self._plan.seed}/end")  # noqa: S311  (a schedule, no secret)
+        wishes = self.clients.wishes
+        open_ones = [key for key in wishes if key not in self.clients.answered]
+        closed = [key for key in wishes if key in self.clients.answered]
+        again = chance.sample(closed, min(len(closed), ASKED_AGAIN))
+        room = asyncio.Semaphore(AT_ONCE)
+        done = 0
+
+        async def ask(key: str) -> None:
+            nonlocal done
+            async with room:
+                await self.clients.insist(wishes[key], Random(f"{self._plan.seed}/end/{key}"))  # noqa: S311  (a schedule, no secret)
+                done += 1
+
+        asking = [asyncio.create_task(ask(key)) for key in (*open_ones, *again)]
+        until = time.monotonic() + INSISTING
+        while asking and time.monotonic() < until:
+            self._watch(self.look(Stage.ASKING, done / len(asking)))
+            if not (await asyncio.wait(asking, timeout=TICK))[1]:
+                break
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End servers and workers in order; what they still deliver, they deliver."""
+        await asyncio.gather(*(child.stop() for child in self._children))
+
+    def look(self, stage: Stage, share: float) -> Look:
+        """How far it is."""
+        clients = self.clients
+        return Look(stage, share, len(clients.wishes), len(clients.operations), self.nemesis.done.total())

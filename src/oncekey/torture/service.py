@@ -1,0 +1,10 @@
+"""The tortured shop as a module: `app` for its servers, `once` for `oncekey worker --app`."""
+
+from __future__ import annotations
+
+from oncekey.torture.settings import Settings
+from oncekey.torture.shop import Shop
+
+shop = Shop(Settings.from_environment())
+once = shop.once
+app = shop.app

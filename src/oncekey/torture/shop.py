@@ -1,0 +1,159 @@
+"""The tortured application: one route for each kind of effects, with nothing in it but what can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from oncekey.core.errors import NotExecuted, Rejected
+from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.frameworks.asgi.operation import Operation
+from oncekey.once import Once
+from oncekey.topics import Message, Reply
+from oncekey.torture.books import Books
+from oncekey.torture.provider import UncertainError, Wanted, charge
+from oncekey.torture.settings import POLICY, Settings
+
+RECEIPT: Final = "torture.receipt"
+TRANSFER: Final = "torture.transfer"
+TRANSFER_ONCE: Final = "torture.transfer.once"
+
+FAULT: Final = "x-torture-fault"
+PAUSE: Final = "x-torture-pause"
+RAISE: Final = "x-torture-raise"
+
+
+class TorturedError(Exception):
+    """What a handler raises when it is asked to, after it has written its rows."""
+
+
+class Shop:
+    """The application and its `Once`, for servers and for workers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.once = Once(settings.store, policy=POLICY)
+        self.books = Books(self.once.asynchronous)
+        self._provider = settings.provider
+        self._add_topics()
+        self.app = Starlette(
+            routes=[
+                Route("/orders", self._orders(), methods=["POST"]),
+                Route("/payments", self._payments(), methods=["POST"]),
+                Route("/transfers", self._transfers(), methods=["POST"]),
+                Route("/notifications", self._notifications(), methods=["POST"]),
+                Route("/healthz", _healthz),
+            ],
+            exception_handlers={
+                NotExecuted: _not_executed,
+                UncertainError: _uncertain,
+                TimeoutError: _uncertain,
+                TorturedError: _raised,
+            },
+            lifespan=self.once.lifespan,
+        )
+        self.once.install(self.app, tenant=lambda _: settings.tenant)
+
+    def _orders(self) -> Any:  # noqa: ANN401  (an endpoint)
+        @self.once.protect(effects=LOCAL, operation="order")
+        async def order(request: Request, op: Operation) -> Response:
+            wanted = Wanted.of(await request.json())
+            made = await self.books.add_row(op.connection, "/orders", wanted.customer, wanted.label)
+            op.emit(RECEIPT, {"customer": wanted.customer})
+            await _trouble(request)
+            return JSONResponse({"id": made, "attempt": op.attempt}, HTTPStatus.CREATED)
+
+        return order
+
+    def _payments(self) -> Any:  # noqa: ANN401
+        @self.once.protect(effects=PHASED, operation="payment")
+        async def payment(request: Request, op: Operation) -> Response:
+            wanted = Wanted.of(await request.json())
+
+            async def create(tx: Any) -> str:  # noqa: ANN401  (the driver's own connection)
+                return await self.books.add_row(tx, "/payments", wanted.customer, wanted.label)
+
+            async def pay(downstream_key: str) -> str:
+                return await charge(self._provider, wanted, downstream_key, request.headers.get(FAULT))
+
+            async def settle(_: Any) -> str:  # noqa: ANN401
+                op.emit(RECEIPT, {"customer": wanted.customer})
+                return "settled"
+
+            made = await op.phase("created", create)
+            await _trouble(request)
+            try:
+                paid = await op.call("charged", pay, repeatable=wanted.recognises, given=wanted.data())
+            except Rejected:
+                return JSONResponse({"declined": made, "attempt": op.attempt}, HTTPStatus.PAYMENT_REQUIRED)
+            await op.phase("settled", settle)
+            return JSONResponse({"id": made, "charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
+
+        return payment
+
+    def _transfers(self) -> Any:  # noqa: ANN401
+        @self.once.protect(effects=OUTBOX, operation="transfer")
+        async def transfer(request: Request, op: Operation) -> Response:
+            wanted = Wanted.of(await request.json())
+            await self.books.add_row(op.connection, "/transfers", wanted.customer, wanted.label)
+            op.defer(TRANSFER if wanted.recognises else TRANSFER_ONCE, wanted.data())
+            await _trouble(request)
+            return Response(status_code=HTTPStatus.ACCEPTED)
+
+        return transfer
+
+    def _notifications(self) -> Any:  # noqa: ANN401
+        @self.once.protect(effects=INLINE, operation="notification")
+        async def notify(request: Request, op: Operation) -> Response:
+            wanted = Wanted.of(await request.json())
+            try:
+                paid = await charge(self._provider, wanted, op.downstream_key("notified"), request.headers.get(FAULT))
+            except Rejected:
+                return JSONResponse({"declined": wanted.customer}, HTTPStatus.PAYMENT_REQUIRED)
+            return JSONResponse({"charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
+
+        return notify
+
+    def _add_topics(self) -> None:
+        async def transfer(message: Message) -> Reply:
+            wanted = Wanted.of(message.payload)
+            try:
+                paid = await charge(self._provider, wanted, message.downstream_key)
+            except Rejected:
+                raise Rejected(Reply(HTTPStatus.PAYMENT_REQUIRED, {"declined": wanted.customer})) from None
+            return Reply(HTTPStatus.CREATED, {"charge": paid}, provider_id=paid)
+
+        self.once.topic(TRANSFER, repeatable=True)(transfer)
+        self.once.topic(TRANSFER_ONCE, repeatable=False)(transfer)
+
+        @self.once.topic(RECEIPT, repeatable=True)
+        async def receipt(message: Message) -> None:
+            await self.books.add_delivery(message.payload["customer"], message.downstream_key)
+
+
+async def _trouble(request: Request) -> None:
+    """What the client wishes upon the handler: a pause in which it can be killed, or an error of its own."""
+    await asyncio.sleep(float(request.headers.get(PAUSE, "0")))
+    if RAISE in request.headers:
+        raise TorturedError
+
+
+async def _healthz(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _not_executed(_: Request, __: Exception) -> Response:
+    return JSONResponse({"code": "provider_unavailable"}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+async def _uncertain(_: Request, __: Exception) -> Response:
+    return JSONResponse({"code": "provider_failed"}, HTTPStatus.BAD_GATEWAY)
+
+
+async def _raised(_: Request, __: Exception) -> Response:
+    return JSONResponse({"code": "raised"}, HTTPStatus.INTERNAL_SERVER_ERROR)

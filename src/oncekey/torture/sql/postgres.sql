@@ -1,0 +1,114 @@
+-- What a torture run keeps in PostgreSQL, in a schema of its own: business rows, deliveries, and a log of the records.
+
+-- name: drop_trigger
+DROP TRIGGER IF EXISTS oncekey_torture ON oncekey.record;
+
+-- name: drop_schema
+DROP SCHEMA IF EXISTS oncekey_torture CASCADE;
+
+-- name: create_schema
+CREATE SCHEMA oncekey_torture;
+
+-- name: create_rows
+-- No key is unique here: what was written twice has to be seen twice.
+CREATE TABLE oncekey_torture.business (
+    id     text   NOT NULL PRIMARY KEY,
+    route  text   NOT NULL,
+    key    text   NOT NULL,
+    wanted text   NOT NULL,
+    at     bigint NOT NULL
+);
+
+-- name: create_deliveries
+CREATE TABLE oncekey_torture.delivery (
+    id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key            text   NOT NULL,
+    downstream_key text   NOT NULL
+);
+
+-- name: create_log
+CREATE TABLE oncekey_torture.log (
+    place       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    scope       text   NOT NULL,
+    key         text   NOT NULL,
+    state       text,
+    incarnation text   NOT NULL,
+    fence       bigint NOT NULL,
+    version     bigint NOT NULL,
+    fingerprint text   NOT NULL,
+    at          bigint NOT NULL
+);
+
+-- name: create_logging
+-- The row is locked by whoever writes it, so the places of one key are in the order of its commits.
+CREATE FUNCTION oncekey_torture.keep() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    one oncekey.record := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
+BEGIN
+    INSERT INTO oncekey_torture.log (scope, key, state, incarnation, fence, version, fingerprint, at)
+    VALUES (one.scope, one.key, CASE WHEN TG_OP = 'DELETE' THEN NULL ELSE one.state END, one.incarnation::text,
+            one.fence, one.version, one.fingerprint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    RETURN NULL;
+END
+$$;
+
+-- name: create_trigger
+CREATE TRIGGER oncekey_torture AFTER INSERT OR UPDATE OR DELETE ON oncekey.record
+FOR EACH ROW EXECUTE FUNCTION oncekey_torture.keep();
+
+-- name: foreign
+SELECT (SELECT count(*) FROM oncekey.record) AS records, (SELECT count(*) FROM oncekey.outbox) AS parcels;
+
+-- name: add_row
+INSERT INTO oncekey_torture.business (id, route, key, wanted, at) VALUES (:id, :route, :key, :wanted, :at::bigint);
+
+-- name: add_delivery
+INSERT INTO oncekey_torture.delivery (key, downstream_key) VALUES (:key, :downstream_key);
+
+-- name: rows
+SELECT id, route, key, wanted, at FROM oncekey_torture.business ORDER BY at, id;
+
+-- name: deliveries
+SELECT key, downstream_key, count(*) AS times FROM oncekey_torture.delivery GROUP BY key, downstream_key;
+
+-- name: log
+SELECT place, scope, key, state, incarnation, fence, version, fingerprint, at
+FROM oncekey_torture.log
+WHERE scope = :scope
+ORDER BY place;
+
+-- name: records
+SELECT key, incarnation::text AS incarnation, effects, state, fingerprint, attempts, recovery_point,
+       response_status, response_body, last_error, reconcile_after
+FROM oncekey.record
+WHERE scope = :scope
+ORDER BY key;
+
+-- name: parcels
+SELECT key, kind, aggregatetype AS topic, state, attempts, last_error
+FROM oncekey.outbox
+WHERE scope = :scope
+ORDER BY place;
+
+-- name: dead_letters
+SELECT key, kind, aggregatetype AS topic, last_error FROM oncekey.dead_letter WHERE scope = :scope ORDER BY died_at;
+
+-- name: unfinished
+-- What workers have to end without any client: phased requests that have begun, deferred calls, and messages.
+SELECT record.key, record.effects || ' ' || record.state AS what
+FROM oncekey.record
+WHERE record.scope = :scope AND record.effects = 'phased'
+  AND record.state IN ('in_progress', 'failed_retryable') AND record.recovery_point <> 'started'
+UNION ALL
+SELECT parcel.key, 'a parcel of ' || parcel.aggregatetype
+FROM oncekey.outbox AS parcel
+WHERE parcel.scope = :scope;
+
+-- name: clear_parcels
+DELETE FROM oncekey.outbox WHERE scope = :scope;
+
+-- name: clear_dead_letters
+DELETE FROM oncekey.dead_letter WHERE scope = :scope;
+
+-- name: clear_records
+DELETE FROM oncekey.record WHERE scope = :scope;
