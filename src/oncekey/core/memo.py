@@ -23,6 +23,7 @@ from oncekey.core.model import EntryKind, MemoEntry
 STARTED: Final = "started"
 FINISHED: Final = "finished"
 REJECTED: Final = "rejected"
+NOT_SENT: Final = "not_sent"
 LONGEST_NAME: Final = 100
 
 _TAG: Final = "$"
@@ -103,6 +104,16 @@ def rejected(entry: MemoEntry) -> MemoEntry:
     return replace(entry, result=json.dumps({_TAG: REJECTED, "v": json.loads(entry.result)}, separators=(",", ":")))
 
 
+def not_sent(name: str) -> MemoEntry:
+    """The entry of a call that was provably not made, where the handler took another way after it."""
+    return MemoEntry(name, EntryKind.CALL, json.dumps({_TAG: NOT_SENT, "v": None}, separators=(",", ":")))
+
+
+def was_not_sent(entry: MemoEntry) -> bool:
+    """Whether the stored result is that no call was made."""
+    return entry.result.startswith(f'{{"{_TAG}":"{NOT_SENT}"')
+
+
 def is_rejection(entry: MemoEntry) -> bool:
     """Whether the stored result is the provider's final no."""
     return entry.result.startswith(f'{{"{_TAG}":"{REJECTED}"')
@@ -128,6 +139,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         "bytes": b64decode,
         "object": dict,
         REJECTED: lambda value: value,
+        NOT_SENT: lambda value: value,
     }
 )
 

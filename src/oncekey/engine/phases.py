@@ -22,7 +22,17 @@ from oncekey.core.errors import (
     StoppingError,
 )
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.memo import Script, decode, digest_of, encode, is_rejection, recovery_point, rejected
+from oncekey.core.memo import (
+    Script,
+    decode,
+    digest_of,
+    encode,
+    is_rejection,
+    not_sent,
+    recovery_point,
+    rejected,
+    was_not_sent,
+)
 from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
 from oncekey.core.seed import downstream_key
@@ -67,6 +77,8 @@ class Course:
     in_phase: bool = False
     failed: str | None = None
     """The step that ended with an error last: it left nothing behind, not even that it failed."""
+    unsent_call: bool = False
+    """That step was a call that was provably not made."""
     parked: str | None = None
     lost: bool = False
     halted: bool = False
@@ -126,7 +138,7 @@ class Course:
         """A phase that failed was not taken, so it may be asked for again, and nothing else may take its place."""
         if kind is not EntryKind.CALL and self.script.asked[-1:] == [name]:
             self.script.asked.pop()
-            self.failed = name
+            self.failed, self.unsent_call = name, False
 
     def _asked(self, name: str, kind: EntryKind) -> MemoEntry | None:
         try:
@@ -202,7 +214,14 @@ class Course:
             self.intent = None
             self._look(snapshot)
             # The step was not taken, so a handler that catches the error may ask for it again.
-            self.failed = self.script.asked.pop()
+            self.failed, self.unsent_call = self.script.asked.pop(), True
+
+    @staticmethod
+    def not_made(name: str, error: BaseException) -> BaseException:
+        """What the handler gets for a call that was not made: the same that a resumed one gets."""
+        # One who is cancelled, or says so himself, is not contradicted.
+        keeps = isinstance(error, NotExecuted) or not isinstance(error, Exception)
+        return error if keeps else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
 
     def result(self, name: str, value: object, *, final_no: bool) -> MemoEntry:
         """The entry of a call that was answered; one that cannot be stored parks the record (F26)."""
@@ -252,17 +271,26 @@ class Course:
             raise ConfigurationError(
                 f"{name!r} was begun while {self.step!r} is open: one step at a time, and no call inside a phase"
             )
-        if self.failed not in (None, name):
-            raise ConfigurationError(
-                f"{self.failed!r} failed, which is not stored, so a resumed handler would try it again: do the same, "
-                f"or return what was found instead of raising it; {name!r} cannot follow"
-            )
-        self.failed = None
+        self._after_failure(name)
         if self.intent is not None and self.script.asked and self.script.asked[-1] == self.intent.phase:
             raise CallUncertainError(f"nobody knows what became of {self.intent.phase!r}, so {name!r} is not begun")
         if self.halted or self.stopping():
             self.halted = True
             raise StoppingError(f"this process is being stopped, so {name!r} is left to whoever goes on")
+
+    def _after_failure(self, name: str) -> None:
+        """The same step may be tried again. Another one may follow a call that was not made: that much is stored."""
+        failed, self.failed = self.failed, None
+        if failed is None or failed == name:
+            return
+        if not self.unsent_call:
+            self.failed = failed
+            raise ConfigurationError(
+                f"{failed!r} failed, which is not stored, so a resumed handler would try it again: do the same, or "
+                f"return what was found instead of raising it; {name!r} cannot follow"
+            )
+        self.script.asked.append(failed)
+        self.script.learn(not_sent(failed))
 
 
 def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
@@ -275,10 +303,12 @@ def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
 
 
 def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
-    """A stored result: returned, or raised if it was the provider's final no."""
+    """A stored result: returned, or raised if it was the provider's final no, or if no call was made."""
     value = decode(entry.result)
     if is_rejection(entry):
         raise Rejected(value)
+    if was_not_sent(entry):
+        raise NotExecuted(f"{entry.name!r} was not made")
     return value
 
 

@@ -37,11 +37,15 @@ def claim(table: Table, *, now: Instant, lease: int, deadline: int, **columns: A
 
 
 def take_over(
-    table: Table, *, now: Instant, lease: int, deadline: int, owner: str, entered: bool, **proof: Any
+    table: Table, *, now: Instant, lease: int, deadline: int, owner: str, entered: bool, **columns: Any
 ) -> Rows:
-    line = seen(table, proof)
+    line = seen(table, columns)
     if line is None:
         return []
+    if line["memo"] is None and line["intent"] is None:
+        # Nothing was done yet, so what a crash means is up to the handler that runs now; a deploy may have changed it.
+        line.update({name: columns[name] for name in ("effects", "recovery", "call_timeout")})
+        line["request"] = columns["request"] if line["request"] is None else line["request"]
     line.update(
         state="in_progress",
         entered=entered,
@@ -78,7 +82,8 @@ def renew(table: Table, *, now: Instant, lease: int, **proof: Any) -> Rows:
     line = owned(table, proof)
     if line is None or line["state"] != "in_progress" or now >= line["deadline"]:
         return []
-    line["lease_until"] = min(now + lease, line["deadline"])
+    # The lease of an announced call is longer, and is not made shorter.
+    line["lease_until"] = max(line["lease_until"] or 0, min(now + lease, line["deadline"]))
     return written(line, now)
 
 

@@ -79,6 +79,7 @@ class Stepping:
             except BaseException as error:
                 if course.unsent(error):
                     await self._withdraw()
+                    raise course.not_made(name, error) from error
                 raise
             await self._to_its_end(entry)
         return recalled(entry)

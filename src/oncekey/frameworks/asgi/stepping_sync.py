@@ -73,6 +73,7 @@ class SyncStepping:
             except BaseException as error:
                 if course.unsent(error):
                     self._withdraw()
+                    raise course.not_made(name, error) from error
                 raise
             self._keep(entry)
         return recalled(entry)

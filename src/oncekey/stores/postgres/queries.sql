@@ -39,7 +39,12 @@ WITH clock AS MATERIALIZED (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', entered = :entered::boolean, fence = fence + 1, version = version + 1, owner = :owner,
     lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
-    attempts = attempts + 1, last_run_at = clock.now, last_error = NULL, reconcile_after = NULL
+    attempts = attempts + 1, last_run_at = clock.now, last_error = NULL, reconcile_after = NULL,
+    -- Where nothing was done yet, what a crash means is up to the handler that runs now; a deploy may have changed it.
+    effects = CASE WHEN memo IS NULL AND intent IS NULL THEN :effects::text ELSE effects END,
+    recovery = CASE WHEN memo IS NULL AND intent IS NULL THEN :recovery::text ELSE recovery END,
+    call_timeout = CASE WHEN memo IS NULL AND intent IS NULL THEN :call_timeout::bigint ELSE call_timeout END,
+    request = CASE WHEN memo IS NULL AND intent IS NULL THEN COALESCE(request, :request::bytea) ELSE request END
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
@@ -83,7 +88,8 @@ WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
 UPDATE oncekey.record AS record
-SET version = version + 1, lease_until = LEAST(clock.now + :lease::bigint, record.deadline)
+SET version = version + 1,  -- the lease of an announced call is longer, and is not made shorter
+    lease_until = GREATEST(record.lease_until, LEAST(clock.now + :lease::bigint, record.deadline))
 FROM clock
 WHERE record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint

@@ -27,7 +27,12 @@ SET state = 'in_progress', entered = :entered, fence = fence + 1, version = vers
     deadline = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :deadline,
     attempts = attempts + 1,
     last_run_at = COALESCE(:now, (SELECT now FROM oncekey_clock)),
-    last_error = NULL, reconcile_after = NULL
+    last_error = NULL, reconcile_after = NULL,
+    -- Where nothing was done yet, what a crash means is up to the handler that runs now; a deploy may have changed it.
+    effects = CASE WHEN memo IS NULL AND intent IS NULL THEN :effects ELSE effects END,
+    recovery = CASE WHEN memo IS NULL AND intent IS NULL THEN :recovery ELSE recovery END,
+    call_timeout = CASE WHEN memo IS NULL AND intent IS NULL THEN :call_timeout ELSE call_timeout END,
+    request = CASE WHEN memo IS NULL AND intent IS NULL THEN COALESCE(request, :request) ELSE request END
 WHERE scope = :scope AND key = :key
   AND incarnation = :seen_incarnation AND version = :seen_version
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
@@ -60,7 +65,8 @@ RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: renew
 UPDATE oncekey_record
-SET version = version + 1, lease_until = min(COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease, deadline)
+SET version = version + 1,  -- the lease of an announced call is longer, and is not made shorter
+    lease_until = max(COALESCE(lease_until, 0), min(COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease, deadline))
 WHERE scope = :scope AND key = :key
   AND incarnation = :incarnation AND fence = :fence
   AND state = 'in_progress' AND COALESCE(:now, (SELECT now FROM oncekey_clock)) < deadline

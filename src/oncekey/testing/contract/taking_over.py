@@ -84,8 +84,8 @@ class TakingOver:
         assert verdict.record.last_error is None
         assert verdict.record.incarnation == standing.claim.incarnation
 
-    def test_taking_over_keeps_the_first_fingerprint_and_effects(self, world: World) -> None:
-        """The successor works for the same request, whatever it says itself (R38, P2)."""
+    def test_taking_over_keeps_the_first_fingerprint_and_takes_on_its_own_effects(self, world: World) -> None:
+        """The successor works for the same request; nothing was done yet, so its own crash is what counts (R38, P2)."""
         standing = stand(world, State.FAILED_RETRYABLE)
         seen = world.record(standing.claim.id)
         other = again(
@@ -103,9 +103,10 @@ class TakingOver:
 
         assert taken is not None
         assert taken.record is not None
-        kept = ("fingerprint", "effects", "recovery", "seed", "operation", "ttl", "call_timeout", "incarnation")
-        for name in kept:
+        for name in ("fingerprint", "seed", "operation", "ttl", "incarnation"):
             assert getattr(taken.record, name) == getattr(seen, name), name
+        for name in ("effects", "recovery", "call_timeout"):
+            assert getattr(taken.record, name) == getattr(other, name), name
 
     def test_a_swap_that_saw_something_older_loses_and_writes_nothing(self, world: World) -> None:
         """Version and incarnation are compared in the statement that writes (R50, P1)."""
