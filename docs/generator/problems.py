@@ -83,6 +83,21 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "captured, or it raised under `on_5xx=store`.",
         "Retry with the same key. If the failure is the stored answer, the retry is marked as a replay and is final.",
     ),
+    Code.TIMED_OUT: Advice(
+        "OUTBOX: the request was accepted, and no worker began its call before it expired. Nothing was executed, and "
+        "nothing will be. It is the key's answer, and is replayed for `tombstone_ttl`.",
+        "Send it again with a new key.",
+    ),
+    Code.RATE_LIMITED: Advice(
+        "The tenant made more new keys than `max_new_keys_per_second` or has more than `max_live_keys`, or the caller "
+        "asked for more states than `max_lookups_per_second`. Nothing was executed and nothing stored.",
+        "Retry with the same key after `Retry-After`. Keys that are known are answered all the same.",
+    ),
+    Code.REQUEST_TOO_OLD: Advice(
+        "`Idempotency-First-Sent` is longer ago than `max_request_age` or unreadable, and the key is not known any "
+        "more. Nothing was executed and nothing stored.",
+        "Find out whether the operation was executed, then send it with a new key.",
+    ),
 }
 """A test fails when a code is missing here."""
 

@@ -81,6 +81,28 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "allow_short_ttl": "Accept less than 24 hours, for clients that certainly do not retry the next day.",
         "on_expired": "A request with an expired key: `new` runs as a new one, `gone` gets 410 for as long as the row "
         "is there.",
+        "expiry_mode": "The reaper deletes expired records (`hard`), or marks them and deletes them `audit_ttl` later "
+        "(`soft`).",
+        "on_abandoned": "OUTBOX: what work becomes that nobody began before it expired.",
+        "abandoned_status": "OUTBOX: the status of such work.",
+        "tombstone_ttl": "OUTBOX: how long such work stays visible.",
+    },
+    "The work behind the scenes": {
+        "sweep_interval": "How often the sweeper looks for leases that ran out.",
+        "reap_interval": "How often the reaper looks for expired records.",
+        "reap_batch": "How many records the reaper removes at once; after a time-out half as many.",
+        "audit": "Whether moves that no request made are written to the audit.",
+        "audit_ttl": "How long lines of the audit are kept.",
+    },
+    "How much one caller may ask for": {
+        "max_request_age": "A request whose `Idempotency-First-Sent` is older is not executed: 412. A key that is "
+        "known is replayed all the same.",
+        "max_new_keys_per_second": "New keys of a tenant in a second; more get 429 and `Retry-After`. Needs the extra "
+        "`limits`.",
+        "max_live_keys": "Keys of a tenant that are remembered at once; a new one past it gets 429.",
+        "max_lookups_per_second": "Requests of a caller to the status resource in a second. Needs the extra `limits`.",
+        "limits_storage": "Where the package `limits` counts, as the URL of one of its storages; without one, in the "
+        "memory of each process.",
     },
     "What answers look like": {
         "flavor": "Whose status codes: `ietf` says 422 to another request under a used key, `stripe` says 400 and adds "
@@ -98,21 +120,12 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "an INLINE one is unknown.",
     },
     LATER: {
-        "max_request_age": "For refusing requests that were first sent too long ago.",
         "lock_timeout": "For LOCAL in one commit: how long a duplicate waits for the first one's lock.",
-        "expiry_mode": "For the reaper: delete expired records, or keep them marked.",
-        "on_abandoned": "For OUTBOX: what becomes of work that nobody began.",
-        "abandoned_status": "For OUTBOX: the status of abandoned work.",
-        "tombstone_ttl": "For OUTBOX: how long abandoned work stays visible.",
-        "sweep_interval": "For the sweeper: how often it looks for leases that ran out.",
-        "reap_interval": "For the reaper: how often it looks for expired records.",
-        "reap_batch": "For the reaper: how many it removes at once.",
         "reconcile_max_tries": "For the resolver: how often, before a person has to look.",
         "outbox_max_attempts": "For OUTBOX: how often a message is tried.",
         "outbox_lease": "For OUTBOX: how long a worker holds a message without a sign of life.",
         "complete_interval": "For the completer: how often it looks for handlers that stopped half way.",
         "redis": "For a cache in front of the store.",
-        "audit": "For the audit table.",
     },
 }
 """Groups of settings and a sentence for each. A test fails when a setting is missing here."""

@@ -14,7 +14,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.core.policy import Policy
 from oncekey.engine.shell import UNSHARED
-from oncekey.frameworks.asgi import dependencies
+from oncekey.frameworks.asgi import dependencies, limits
 from oncekey.frameworks.asgi.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.kept_request import check_sealing
@@ -290,6 +290,7 @@ class Once:
             await engine.migrate()
         await engine.check()
         self._check_effects(engine)
+        limits.check([self.policy, *(handler.__oncekey__.policy for handler in self.enrolled.values())])  # type: ignore[attr-defined]
         # What is wrapped from outside has no routes that we know of.
         if app is not None and app in self._installed and self._installed[app].respond is not None:
             self._check_routes(app)

@@ -85,6 +85,11 @@ DEFAULTS = {
     "pii_check": PiiCheck.WARN,
     "max_request_age": None,
     "audit": True,
+    "audit_ttl": timedelta(days=90),
+    "max_new_keys_per_second": None,
+    "max_live_keys": None,
+    "max_lookups_per_second": None,
+    "limits_storage": None,
     "replayed_header": "Idempotent-Replayed",
     "expires_header": "Idempotency-Key-Expires",
 }

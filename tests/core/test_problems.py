@@ -23,6 +23,9 @@ STATUSES = {
     Code.KEY_NOT_FOUND: 404,
     Code.STORE_UNAVAILABLE: 503,
     Code.EXECUTION_FAILED: 500,
+    Code.TIMED_OUT: 408,
+    Code.RATE_LIMITED: 429,
+    Code.REQUEST_TOO_OLD: 412,
 }
 
 
@@ -67,7 +70,7 @@ def test_names_are_fit_for_urls_and_envelopes(code):
 # A4, R80, R85, R110: what invites a retry says when; nothing else invites one
 def test_where_waiting_helps():
     waiting = {code for code, problem in PROBLEMS.items() if problem.waiting_helps}
-    assert waiting == {Code.IN_PROGRESS, Code.OUTCOME_UNKNOWN, Code.STORE_UNAVAILABLE}
+    assert waiting == {Code.IN_PROGRESS, Code.OUTCOME_UNKNOWN, Code.STORE_UNAVAILABLE, Code.RATE_LIMITED}
 
 
 class TestProblem:

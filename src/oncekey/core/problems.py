@@ -174,7 +174,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             detail="The request was accepted, and nobody began its work before it expired. Nothing was executed, and "
             "nothing will be. Send it again with a new key.",
             fault_code="IDEMPOTENCY_REQUEST_TIMED_OUT",
-            stripe_type=_BROKEN,
+            stripe_type=_OURS,
         ),
         Code.RATE_LIMITED: Problem(
             slug="rate-limited",

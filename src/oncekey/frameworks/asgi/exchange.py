@@ -223,6 +223,9 @@ class Exchange:
             return await guarded(
                 self.installation, self.engine, claim, policy, lambda: self.engine.resume(claim, policy)
             )
+        turned_away = await self.installation.limits.admits(self.engine, self.scope, claim, policy)
+        if turned_away is not None:
+            return turned_away
         locks = self.engine.store.locks
         if locks is None or not enrolment.transactional:
             return await admit(self.installation, self.engine, claim, policy, lambda: take_back(self))

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from oncekey.core.headers import field_name
 from oncekey.frameworks.asgi.breaker import Breaker
 from oncekey.frameworks.asgi.enrolment import Patterns
+from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.shield import Drain
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Installation:
         self.respond = respond
         self.kept_headers = frozenset(map(field_name, keep_headers))
         self.breaker = Breaker()
+        self.limits = Limits()
         self.drain = Drain()
         self.stopping = False
         self.interruptible: set[Interruptible] = set()

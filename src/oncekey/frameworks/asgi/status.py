@@ -28,6 +28,9 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
     """The key's state; a stranger's key, an expired one and one that never was are all the same 404 (R29)."""
     policy = installation.policy
     record_id = RecordId(await scope_for(installation, policy, scope), key)
+    turned_away = await installation.limits.looks_up(record_id.scope, policy)
+    if turned_away is not None:
+        return refuse(turned_away, policy)
     try:
         snapshot, busy = await _find(installation.engines.asynchronous(), record_id, policy)
     except StoreError:

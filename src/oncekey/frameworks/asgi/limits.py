@@ -1,0 +1,170 @@
+"""Limits: how many keys a tenant may make, how often a caller may look, how old a request may be (R187-R189).
+
+Only what would be executed is ever turned away. A key that is known already is answered from its record, so a client
+that retries is served however busy its tenant is. The counting is done by the package `limits`, in its storages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from oncekey.boottime import boottime
+from oncekey.core.errors import ConfigurationError, MalformedError, StoreError
+from oncekey.core.firstsent import FIRST_SENT, is_too_old
+from oncekey.core.headers import field_name
+from oncekey.core.model import Code, Refuse
+from oncekey.core.policy import micros
+from oncekey.core.rulings import Situation, situate
+from oncekey.flow import adrive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from oncekey.core.model import Claim, Instant
+    from oncekey.core.policy import Policy
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks.asgi.types import Scope
+
+log = logging.getLogger("oncekey")
+
+IN_MEMORY: Final = "async+memory://"
+NOT_INSTALLED: Final = (
+    "max_new_keys_per_second and max_lookups_per_second need the package limits: pip install 'oncekey[limits]'"
+)
+COUNT_KEPT: Final = 1.0
+"""Seconds for which a count of live keys is believed: counting costs the store more than claiming."""
+MOST_COUNTS: Final = 10_000
+FULL_WAIT: Final = 60
+"""Seconds that a tenant with too many live keys is told to wait: some expire, sooner or later."""
+_FREE: Final = (Situation.ABSENT, Situation.EXPIRED)
+_FIRST_SENT: Final = field_name(FIRST_SENT)
+
+
+def wall() -> Instant:
+    """The host's clock."""
+    return time.time_ns() // 1000
+
+
+def check(policies: Iterable[Policy]) -> None:
+    """Find at start-up what would be missing at the first request."""
+    for policy in policies:
+        if not _counts(policy):
+            continue
+        if find_spec("limits") is None:
+            raise ConfigurationError(NOT_INSTALLED)
+        _storage(policy.limits_storage)
+
+
+class Limits:
+    """The limits of one installation; each event loop counts with a connection of its own."""
+
+    def __init__(self, *, now: Callable[[], Instant] = wall, boot: Callable[[], float] = boottime) -> None:
+        self._now = now
+        self._boot = boot
+        self._limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, Any]] = WeakKeyDictionary()
+        self._live: dict[str, tuple[float, int]] = {}
+
+    async def admits(self, engine: AsyncEngine, scope: Scope, claim: Claim, policy: Policy) -> Refuse | None:
+        """Why a request is not to be executed, if it would be; None: nothing stands in its way."""
+        too_old = self._age(scope, policy)
+        if too_old is None and policy.max_new_keys_per_second is None and policy.max_live_keys is None:
+            return None
+        try:
+            snapshot = await engine.find(claim.id)
+            if situate(snapshot.record, snapshot.now) not in _FREE:
+                return None
+            return too_old or await self._new_key(engine, claim.id.scope, policy)
+        except StoreError:
+            return too_old  # the claim meets the same outage, and says what it means
+
+    async def looks_up(self, caller: str, policy: Policy) -> Refuse | None:
+        """Why a caller may not ask for a key's state now (R187)."""
+        if policy.max_lookups_per_second is None:
+            return None
+        return await self._hit("lookups", caller, policy.max_lookups_per_second, policy)
+
+    def _age(self, scope: Scope, policy: Policy) -> Refuse | None:
+        if policy.max_request_age is None:
+            return None
+        lines = [bytes(value) for name, value in scope["headers"] if name == _FIRST_SENT]
+        try:
+            old = is_too_old(lines, micros(policy.max_request_age), self._now())
+        except MalformedError as error:
+            return Refuse(Code.REQUEST_TOO_OLD, detail=str(error))
+        return Refuse(Code.REQUEST_TOO_OLD) if old else None
+
+    async def _new_key(self, engine: AsyncEngine, scope: str, policy: Policy) -> Refuse | None:
+        if policy.max_live_keys is not None and await self._is_full(engine, scope, policy.max_live_keys):
+            return Refuse(Code.RATE_LIMITED, retry_after=FULL_WAIT)
+        if policy.max_new_keys_per_second is None:
+            return None
+        return await self._hit("new keys", scope, policy.max_new_keys_per_second, policy)
+
+    async def _is_full(self, engine: AsyncEngine, scope: str, most: int) -> bool:
+        upkeep = engine.store.upkeep
+        if upkeep is None:
+            return False
+        at, live = self._live.get(scope, (-math.inf, 0))
+        if self._boot() - at >= COUNT_KEPT:
+            at, live = self._boot(), await adrive(upkeep.live_keys(scope, most), engine.driver.run)
+        if len(self._live) >= MOST_COUNTS:
+            self._live.clear()
+        # What is let in now is counted here until the store is asked again.
+        self._live[scope] = (at, min(most, live + 1))
+        return live >= most
+
+    async def _hit(self, what: str, who: str, per_second: int, policy: Policy) -> Refuse | None:
+        from limits import RateLimitItemPerSecond  # noqa: PLC0415  (an optional package)
+        from limits.errors import StorageError  # noqa: PLC0415
+
+        item, limiter = RateLimitItemPerSecond(per_second, namespace="oncekey"), self._limiter(policy.limits_storage)
+        try:
+            if await limiter.hit(item, what, who):
+                return None
+            resets_at = (await limiter.get_window_stats(item, what, who)).reset_time
+        except StorageError as error:
+            # A limit guards against floods and not against doubles: without its counter the request goes on.
+            log.error("oncekey: a limit could not be counted, so it does not hold: %s", type(error).__name__)
+            return None
+        return Refuse(Code.RATE_LIMITED, retry_after=max(1, math.ceil(resets_at - self._now() / 1_000_000)))
+
+    def _limiter(self, url: str | None) -> Any:  # noqa: ANN401  (of a package that may not be there)
+        limiters = self._limiters.setdefault(asyncio.get_running_loop(), {})
+        if url not in limiters:
+            limiters[url] = _strategy(_storage(url))
+        return limiters[url]
+
+
+def _counts(policy: Policy) -> bool:
+    return policy.max_new_keys_per_second is not None or policy.max_lookups_per_second is not None
+
+
+def _storage(url: str | None) -> Any:  # noqa: ANN401
+    from limits.errors import ConfigurationError as Unusable  # noqa: PLC0415  (an optional package)
+    from limits.storage import storage_from_string  # noqa: PLC0415
+
+    place = url or IN_MEMORY
+    if not place.startswith("async+"):
+        place = f"async+{place}"
+    try:
+        return storage_from_string(place, wrap_exceptions=True)
+    except Unusable as error:
+        # Its text names the scheme or the missing package, and never the whole address, which may hold a password.
+        raise ConfigurationError(f"limits_storage cannot be used: {_without_address(str(error), place)}") from None
+
+
+def _strategy(storage: Any) -> Any:  # noqa: ANN401
+    from limits.aio.storage import MovingWindowSupport  # noqa: PLC0415  (an optional package)
+    from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter  # noqa: PLC0415
+
+    return (MovingWindowRateLimiter if isinstance(storage, MovingWindowSupport) else FixedWindowRateLimiter)(storage)
+
+
+def _without_address(text: str, place: str) -> str:
+    return text.replace(place, f"{place.partition('://')[0]}://...")
