@@ -114,9 +114,6 @@ class Outbox(Protocol):
     def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Give back what was claimed and not begun; the attempt does not count."""
 
-    def find_parcel(self, parcel_id: UUID) -> Flow[HeldParcel | None]:
-        """A parcel as it stands in the outbox."""
-
     def take_up(
         self, held: HeldParcel, owner: str, call: Announcement, lease: Duration
     ) -> Flow[TakenUp | Parked | Orphaned | None]:
@@ -149,9 +146,6 @@ class Outbox(Protocol):
 
     def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
         """One dead letter."""
-
-    def revive(self, parcel_id: UUID) -> Flow[bool]:
-        """Let a dead message be tried again; a request's own call is revived with its record (row 22)."""
 
 
 class Locks(Protocol):

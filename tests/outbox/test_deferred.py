@@ -209,7 +209,6 @@ def test_a_dead_letter_makes_the_record_unknown(post, parcel, taken):  # row 27,
     assert (post.record(parcel).state, post.record(parcel).last_error) == (State.UNKNOWN, DEAD_LETTER)
     assert post.in_outbox(parcel) is None
     assert (post.dead(parcel).first_error, post.dead(parcel).last_error) == ("busy", "busy")
-    assert post.go(post.box.revive(parcel.id)) is False  # the record has to agree
 
 
 def test_a_late_result_brings_the_parcel_back_from_the_dead_letters(post, parcel, taken):  # row 6, ADR 0009

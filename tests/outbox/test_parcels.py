@@ -173,20 +173,6 @@ def test_a_dead_letter_has_its_first_and_its_last_error(post):  # R128
     assert post.claim() == ()
 
 
-def test_a_dead_message_is_revived_from_its_first_attempt(post):
-    (parcel,) = post.put(post.parcel())
-    (held,) = post.claim()
-    post.go(post.box.bury(held, "gone"))
-
-    assert post.go(post.box.revive(parcel.id)) is True
-    assert post.go(post.box.revive(parcel.id)) is False
-
-    (again,) = post.claim()
-    assert (again.parcel, again.attempts, again.first_error) == (parcel, 1, "gone")
-    assert again.fence > held.fence
-    assert post.dead(parcel) is None
-
-
 def test_dead_letters_are_listed_page_by_page(post):
     parcels = []
     for _ in range(5):

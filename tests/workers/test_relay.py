@@ -427,6 +427,25 @@ class TestStopping:
         (held,) = shop.claim()
         assert (held.parcel, held.attempts) == (parcel, 1)
 
+    async def test_what_is_claimed_while_it_stops_is_handed_back(self, shop):
+        parcels = shop.put(shop.parcel(), shop.parcel())
+        calls = []
+        shop.topics.topic(shop.topic)(calls.append)
+
+        async def stopped_meanwhile(driver, transaction):
+            result = await driver.run(transaction)
+            if transaction.name == "due":
+                await relay.stop(3600)
+            return result
+
+        async with shop.relay(run=stopped_meanwhile) as relay:
+            assert await relay.run_once() == 0
+            held = shop.claim()  # at once, and not after a lease
+
+        assert calls == []
+        assert {one.parcel for one in held} == set(parcels)
+        assert {one.attempts for one in held} == {1}
+
     async def test_what_was_announced_and_not_called_is_taken_back(self, shop):
         parcel = shop.deferred()
         calls, announced, go_on = [], asyncio.Event(), asyncio.Event()

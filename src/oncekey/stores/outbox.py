@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.core.model import ParcelKind
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.deferred import DeferredCalls
 from oncekey.stores.parcels import dead_letter_of, held_of, held_text, ids_of, parcel_proof, parcels_text
@@ -33,8 +32,6 @@ STATEMENTS: tuple[str, ...] = (
     "again",
     "bury",
     "drop_parcel",
-    "bring_back",
-    "drop_dead_letter",
     "find_dead_letter",
     "dead_letters",
 )
@@ -120,20 +117,6 @@ class OutboxStore(DeferredCalls):
         """One dead letter."""
         rows = yield from said(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
         return dead_letter_of(rows[0]) if rows else None
-
-    def revive(self, parcel_id: UUID) -> Flow[bool]:
-        """Let a dead message be tried again from its first attempt, at the end of its line. False: there is none.
-
-        A request's own call is not revived here: its record has to agree (row 22).
-        """
-        params: dict[str, Value] = {"id": str(parcel_id), "kind": ParcelKind.EMIT.value, "attempts": 0}
-
-        def body() -> Steps[bool]:
-            yield self._say("bring_back", params)
-            rows = yield self._say("drop_dead_letter", params)
-            return bool(rows)
-
-        return (yield from said(Transaction("revive", Mode.ATOMIC, body)))
 
     def _one(self, name: str, params: dict[str, Value], mode: Mode = Mode.SINGLE) -> Transaction[Rows]:
         def body() -> Steps[Rows]:

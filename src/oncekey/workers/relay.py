@@ -97,6 +97,10 @@ class Relay:
         self._claims += 1
         owner = f"{self._me}:{self._claims}"
         held = await self._drive(self._outbox.due(owner, self._names, room, lease_of(self._policy)))
+        if self._stopping and held:
+            # The stop came while we asked: nobody would wait for what is begun now.
+            await self._drive(self._outbox.hand_back(*held))
+            return 0
         for one in held:
             task = asyncio.create_task(self._work(one), name="oncekey-parcel")
             self._working.add(task)
