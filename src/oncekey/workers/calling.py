@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from oncekey.core.errors import NotExecuted
 
@@ -17,13 +16,6 @@ if TYPE_CHECKING:
 
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 Clock: TypeAlias = Callable[[], float]
-
-_BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def boottime() -> float:
-    """Seconds that also pass while the machine sleeps, where the system can tell (A3)."""
-    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
 class TooLateError(NotExecuted):

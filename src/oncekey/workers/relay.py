@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from oncekey.boottime import boottime
 from oncekey.core.backoff import Backoff
 from oncekey.core.deferred import TakenUp
 from oncekey.core.errors import NotExecuted, Rejected, ResultNotStorableError, StoreError
@@ -25,7 +26,7 @@ from oncekey.engine.relay import Answered, Ended, Failed, Unstorable, lease_of
 from oncekey.flow import adrive
 from oncekey.topics import Message, Reply, reply_of
 from oncekey.workers.acks import MOST, Acks
-from oncekey.workers.calling import boottime, call
+from oncekey.workers.calling import call
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
