@@ -33,7 +33,7 @@ class Shop(RealShop):
     """A shop whose handler can be `async def` or `def`; it stands still where a test wants it to."""
 
     def __init__(self, way: str, dsn: str, *, url: str | None = None, **options: Any) -> None:
-        database = PostgresDatabase(dsn, "psycopg" if way == "def" else way, pool_size=6)
+        database = PostgresDatabase(dsn, "psycopg" if way == "def" else way, pool_size=options.pop("pool_size", 6))
         if url is not None:
             database.url = url.replace("postgresql://", f"postgresql+{database.package}://")
         super().__init__(database, policy=options.pop("policy", None))
@@ -202,6 +202,20 @@ async def test_a_waiter_holds_no_connection(way: str, postgres_dsn: str) -> None
         replies = await asyncio.gather(first, *waiters)
         assert {(reply.status, reply.body) for reply in replies} == {(201, b'{"item":"tea"}')}
         assert len(shop.runs) == 2
+
+
+async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(way: str, postgres_dsn: str) -> None:
+    # R69: a replay and a duplicate need no place among the handlers
+    async with Shop(way, postgres_dsn, pool_size=2).open() as shop:
+        known = new_key()
+        assert (await shop.send("/orders?item=coffee", key=known)).status == 201
+        async with shop.busy():
+            replies = await asyncio.gather(
+                shop.send("/orders?item=coffee", key=known), shop.send(), shop.send(key=new_key())
+            )
+            assert [reply.status for reply in replies] == [201, 409, 503]
+            assert replies[0].replayed
+        assert shop.rows == ["coffee", "tea"]
 
 
 async def test_who_commits_by_himself_is_reported_and_remembered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, assert_never
 
+from oncekey.core.errors import StoreError
 from oncekey.core.model import Refuse, Replay
 from oncekey.engine.local import ClaimFirst, Go
 from oncekey.frameworks.asgi.admission import guarded, patiently
@@ -60,7 +61,15 @@ class Entrance:
             if self._lent:
                 return await self._look_only(enrolment)
             self._comer.lent = None
-        return await self._enter(await lend(self._comer).business(blocking=enrolment.blocking), enrolment)
+        try:
+            tx = await lend(self._comer).business(blocking=enrolment.blocking)
+        except StoreError:
+            # All connections are in handlers' hands: there is no way in, but an answer that is stored can be had.
+            news = await self._one.glance()
+            if news is None:
+                raise
+            return news
+        return await self._enter(tx, enrolment)
 
     async def _look_only(self, enrolment: Enrolment) -> Proceed | Replay | Refuse | Bypass:
         """The dependencies' own transaction is gone, so the handler cannot run; but an answer can be had."""
