@@ -75,3 +75,11 @@ def mixed_bank(request: pytest.FixtureRequest, tmp_path: Path) -> Bank:
     """Each store and each kind of handler, if not all together."""
     package, blocking = request.param
     return make_bank(request, tmp_path, package, blocking=blocking)
+
+
+@pytest.fixture
+def empty(phased_dsn: str) -> None:
+    """The shared database, emptied, for a test that makes its own bank."""
+    with psycopg.connect(phased_dsn, autocommit=True) as connection:
+        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter, effect")
+        connection.execute("DROP TABLE IF EXISTS orders")

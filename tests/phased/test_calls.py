@@ -353,3 +353,27 @@ async def test_a_call_that_was_announced_too_long_ago_is_not_made(small_bank: Ba
         record = await small_bank.record()
         assert (record.state.value, record.intent, small_bank.provider.keys) == ("failed_retryable", None, [])
         assert (await process.send()).status == 201
+
+
+async def test_another_way_after_a_call_that_was_not_made_is_the_same_way_when_resumed(mixed_bank: Bank) -> None:
+    # ADR 0011, H4: a second provider is asked, and whoever goes on does not ask the first one again
+    bank = mixed_bank
+
+    def script(op: Any) -> Generator[Any, Any, Any]:
+        try:
+            charge = yield Call("first", repeatable=False)
+        except NotExecuted:
+            charge = yield Call("second", repeatable=False)
+        yield Here("charged")
+        return {"charge": charge["id"]}
+
+    bank.provider.faults.append(REFUSED)
+    async with (
+        bank.process(script, is_definitely_not_executed=hook) as dead,
+        bank.process(script, is_definitely_not_executed=hook) as alive,
+    ):
+        await dead.send_and_freeze("charged")
+        bank.lease_over()
+        assert (await alive.send()).status == 201
+    assert [entry.name for entry in (await bank.record()).memo] == ["first", "second"]
+    assert (bank.provider.charges, len(bank.provider.keys)) == (1, 1)

@@ -1,0 +1,103 @@
+"""A stop: what has no open call is handed back and its attempt given back, an open call drains (P5, F10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from oncekey.core.errors import StoppingError
+from phased.bank import Bank, Phase, paying
+
+
+async def test_no_further_step_is_begun(bank: Bank) -> None:
+    async with bank.process() as stopping, bank.process() as other:
+        await stopping.send_and_freeze("order")
+        stopping.once.quiesce()
+        reply = await stopping.wake()
+        assert (reply.status, reply.code, reply.header("retry-after")) == (409, "idempotency_key_in_progress", "1")
+        record = await bank.record()
+        assert (record.state.value, record.last_error, record.attempts) == ("failed_retryable", "stopped", 0)
+        assert bank.provider.keys == []
+        assert (await other.send()).status == 201
+    assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
+
+
+async def test_an_open_call_comes_to_its_end_first(bank: Bank) -> None:
+    # F10: handed back before that, somebody else would call at once
+    async with bank.process(paying(repeatable=False)) as stopping, bank.process(paying(repeatable=False)) as other:
+        await stopping.send_and_freeze("before charge")
+        stopping.once.quiesce()
+        assert (await other.send()).status == 409
+        assert (await stopping.wake()).status == 409
+        record = await bank.record()
+        assert (record.state.value, record.recovery_point, record.intent) == ("failed_retryable", "charge", None)
+        assert (await other.send()).status == 201
+    assert (bank.effects, bank.provider.charges, len(bank.provider.keys)) == (["order", "paid"], 1, 1)
+
+
+async def test_a_handler_that_swallows_it_has_not_succeeded(small_bank: Bank) -> None:
+    def script(op: Any) -> Generator[Any, Any, Any]:
+        for name in ("order", "paid"):
+            try:
+                yield Phase(name)
+            except StoppingError:
+                continue
+            process.once.quiesce()
+        return 201
+
+    async with small_bank.process(script) as process, small_bank.process(script) as other:
+        assert (await process.send()).status == 409
+        assert small_bank.state == "failed_retryable"
+        process = other
+        process.once.quiesce = lambda: None  # type: ignore[method-assign]
+        assert (await other.send()).status == 201
+    assert small_bank.effects == ["order", "paid"]
+
+
+async def test_a_stop_interrupts_who_waits_for_something_else(
+    async_bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncekey.once.DRAIN_SECONDS", 0.2)
+    async with async_bank.process() as stopping, async_bank.process() as other:
+        await stopping.send_and_freeze("order")
+        await stopping.once.stop()
+        record = await async_bank.record()
+        assert (record.state.value, record.last_error, record.attempts) == ("failed_retryable", "stopped", 0)
+        assert (await other.send()).status == 201
+    assert async_bank.effects == ["order", "paid"]
+
+
+async def test_a_stop_never_interrupts_an_open_call(async_bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    # F10: its lease runs out
+    monkeypatch.setattr("oncekey.once.DRAIN_SECONDS", 0.2)
+    script = paying(repeatable=False)
+    async with async_bank.process(script) as stopping, async_bank.process(script) as other:
+        await stopping.send_and_freeze("after charge")
+        await stopping.once.stop()
+        record = await async_bank.record()
+        assert (record.state.value, record.attempts) == ("in_progress", 1)
+        assert (await other.send()).status == 409
+        async_bank.lease_over()
+        assert (await other.send()).code == "idempotency_outcome_unknown"
+    assert async_bank.provider.charges == 1
+
+
+async def test_a_process_that_starts_again_runs_again(small_bank: Bank) -> None:
+    async with small_bank.process() as process:
+        process.once.quiesce()
+        assert (await process.send()).status == 409
+        await process.once.start(process.app)
+        assert (await process.send()).status == 201
+
+
+async def test_a_cancellation_alone_counts(async_bank: Bank) -> None:
+    # H6: a time-out that cancels each run must not go on for ever
+    async with async_bank.process() as process:
+        await process.send_and_freeze("order")
+        await process.thaw()
+        record = await async_bank.record()
+        assert (record.state.value, record.attempts) == ("failed_retryable", 1)
+        await asyncio.sleep(0)
