@@ -109,7 +109,10 @@ async def gather(clients: Clients, books: Books, provider: str) -> Evidence:
     for line in (await ask("GET", f"{provider}/charges")).json()["charges"]:
         at = int(datetime.fromisoformat(line["at"]).timestamp() * 1_000_000)
         charges[line["customer_id"]].append(Charge(line["id"], line["customer_id"], line["amount_cents"], at))
-    rows = [Effect(row["id"], scope, row["key"], row["wanted"], int(row["at"])) for row in await books.read("rows")]
+    rows = [
+        Effect(row["id"], scope, row["key"], row["wanted"], int(row["at"]), kind=ROW)
+        for row in await books.read("rows")
+    ]
     deliveries: dict[str, dict[str, int]] = defaultdict(dict)
     for row in await books.read("deliveries"):
         deliveries[row["key"]][row["downstream_key"]] = int(row["times"])

@@ -17,6 +17,7 @@ from oncekey.core.transitions import Actor, Row, Trigger, judge
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.kept_request import UnreadableError
 from oncekey.frameworks.asgi.resuming import resume
+from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,11 +66,14 @@ class Completer:
         page: int = PAGE,
         concurrency: int = CONCURRENCY,
         stopping: Callable[[], bool] = bool,
+        pace: Pace | None = None,
     ) -> None:
+        self.pace = pace or Pace()
+        self._stopped = False
         self._served = served
         self._page = page
         self._slots = asyncio.Semaphore(concurrency)
-        self._stopping = stopping
+        self._told = stopping
         self._resting: dict[UUID, _Rest] = {}
 
     async def run_once(self) -> int:
@@ -84,6 +88,17 @@ class Completer:
                 return done
             after = page[-1].record
         return done
+
+    async def drain(self) -> None:
+        """Nothing is left running: a look ends when all that it began has ended."""
+
+    async def stop(self, grace: float) -> None:
+        """Begin nothing more. What runs ends by itself: the application's own stop hands back what has no open call."""
+        del grace
+        self._stopped = True
+
+    def _stopping(self) -> bool:
+        return self._stopped or self._told()
 
     async def _go_on(self, snapshot: Snapshot) -> bool:
         record = snapshot.record

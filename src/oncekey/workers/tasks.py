@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.workers.completer import Completer, Served
 from oncekey.workers.relay import CONCURRENCY, Relay
+from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncekey.core.policy import Policy
-    from oncekey.engine.shell import AsyncEngine
     from oncekey.topics import Topics
     from oncekey.workers.service import Task
 
 NO_OUTBOX = "topics need a store with an outbox: SQLite or PostgreSQL"
 
 
-class Application(Protocol):
+class Application(Served, Protocol):
     """What a worker needs of `Once`."""
 
     topics: Topics
     policy: Policy
-
-    def asynchronous(self) -> AsyncEngine:
-        """The engine of the running event loop."""
+    enrolled: dict[str, Callable[..., Any]]
 
 
 def tasks_for(
@@ -33,7 +35,14 @@ def tasks_for(
     tasks: list[Task] = []
     if once.topics.names:
         tasks.append(_relay(once, topics, concurrency))
+    if _phased(once):
+        tasks.append(Completer(once, pace=Pace(longest=once.policy.complete_interval.total_seconds())))
     return tasks
+
+
+def _phased(once: Application) -> bool:
+    enrolments = map(once.enrolment_of, once.enrolled)
+    return any(one is not None and one.effects is Effects.PHASED and one.policy.complete for one in enrolments)
 
 
 def _relay(once: Application, only: tuple[str, ...] | None, concurrency: int) -> Relay:
