@@ -1,0 +1,191 @@
+"""`oncekey dlq list|show|retry|discard`: the dead letters of the outbox."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from oncekey.cli import desk
+from oncekey.cli.keys import Body, ContentType, Header, Status, answer_of
+from oncekey.core.model import Code, Completed, Outcome, ParcelKind, StoredResponse
+from oncekey.core.operate import Forbidden, Order, Wish
+from oncekey.core.policy import Policy
+from oncekey.core.problems import render
+from oncekey.core.showing import moment
+from oncekey.engine import operate
+from oncekey.engine.operate import LetterMoved
+from oncekey.flow import adrive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import DeadLetter
+    from oncekey.core.operate import Moved
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.flow import Flow
+
+GIVEN_UP = (
+    "An operator gave the operation up: it will not be tried again, and this is its answer for good. "
+    "Ask again with a new key if it is still wanted."
+)
+
+LetterId = Annotated[UUID, typer.Argument(help="The parcel's id, as `dlq list` shows it.", metavar="ID")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `dlq`."""
+    group = typer.Typer(
+        help="Dead letters: parcels of the outbox that were tried too often, or whose call may have been made and may "
+        f"not be repeated. A `defer` is a request's own call, an `emit` a message to others.\n\n{desk.CODES}",
+        no_args_is_help=True,
+    )
+    for name, command in (("list", list_letters), ("show", show), ("retry", retry), ("discard", discard)):
+        group.command(name)(command)
+    app.add_typer(group, name="dlq")
+
+
+def list_letters(store: desk.StoreUrl, *, limit: desk.Limit = 100, as_json: desk.AsJson = False) -> None:
+    """List the dead letters, the oldest first. Changes nothing.
+
+    JSON: [{"id", "kind", "topic", "key", "scope", "downstream_key", "attempts", "created_at", "died_at",
+    "first_error", "last_error"}].
+    """
+
+    async def looking(engine: AsyncEngine) -> tuple[DeadLetter, ...]:
+        return await adrive(operate.box_of(engine.store).dead_letters(limit), engine.driver.run)
+
+    letters = desk.work(store, looking)
+    if as_json:
+        desk.as_json([_line(letter) for letter in letters])
+        return
+    head = ("id", "kind", "topic", "key", "attempts", "died_at", "last_error")
+    lines = [_line(letter) for letter in letters]
+    desk.table(head, [[line[name] for name in head] for line in lines], empty="there are no dead letters")
+
+
+def show(letter_id: LetterId, store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
+    """Show one dead letter with its payload and both its errors. Changes nothing. Exit code 1 if there is none.
+
+    JSON: what `dlq list` shows of it, and "payload" (as it was written), "incarnation", "order_by".
+    """
+
+    async def looking(engine: AsyncEngine) -> DeadLetter | None:
+        return await adrive(operate.box_of(engine.store).find_dead_letter(letter_id), engine.driver.run)
+
+    letter = desk.work(store, looking)
+    if letter is None:
+        desk.refuse(Forbidden(operate.NO_LETTER), json_wanted=as_json)
+    parcel = letter.parcel
+    shape = {
+        **_line(letter),
+        "payload": parcel.payload,
+        "incarnation": str(parcel.incarnation),
+        "order_by": parcel.order_by,
+    }
+    if as_json:
+        desk.as_json(shape)
+        return
+    desk.table(("what", "value"), [(name.replace("_", " "), value) for name, value in shape.items()], empty="")
+
+
+def retry(
+    letter_id: LetterId,
+    store: desk.StoreUrl,
+    *,
+    reason: desk.Reason,
+    by: desk.By = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Let a dead letter be tried again, from its first attempt.
+
+    An `emit` goes back to the outbox; its receivers know a repetition by its downstream key.
+
+    A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call (row 22). That
+    is allowed only while repeating the call is safe: within the window that its topic declared, or if its result is
+    stored already. After that the provider would do it twice; look there, and say what you found with
+    `oncekey keys resolve`. A retry of the client hears that the request is accepted and not done yet.
+
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
+    `emit`, or {"changed": false, "why", "possible"}.
+    """
+    wish = Wish(Order.RETRY, desk.given(reason))
+    mover = desk.operator(by)
+    _settle(store, lambda engine: operate.retry(engine.store, letter_id, wish, mover), json_wanted=as_json)
+
+
+def discard(
+    letter_id: LetterId,
+    store: desk.StoreUrl,
+    *,
+    reason: desk.Reason,
+    status: Status = None,
+    body: Body = None,
+    content_type: ContentType = "application/json",
+    header: Header = None,
+    by: desk.By = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Give a dead letter up: nobody will try it any more.
+
+    An `emit`, and a `defer` whose request is gone or settled, is deleted.
+
+    A `defer` whose request still waits is given up with an answer: its record is completed as a failure, and the
+    client's retry gets that answer for good (row 19). Say --status and --body for an answer of your own. By this you
+    say that the call was not made, or was undone at the provider; if it was made, say `oncekey keys resolve
+    --executed` instead.
+
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": true, "letter"}, or
+    {"changed": false, "why", "possible"}.
+    """
+    answer = answer_of(status, body, content_type, header, final_no=True) or given_up()
+    wish = Wish(Order.DISCARD, desk.given(reason), answer=answer)
+    mover = desk.operator(by)
+    _settle(store, lambda engine: operate.discard(engine.store, letter_id, wish, mover), json_wanted=as_json)
+
+
+def given_up() -> Completed:
+    """What a client hears of an operation that was given up, unless the operator says it otherwise."""
+    page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP)
+    return Completed(StoredResponse(500, ((b"content-type", page.media_type),), page.body), Outcome.FAILURE)
+
+
+def _settle(
+    store: str,
+    flow: Callable[[AsyncEngine], Flow[Moved | LetterMoved | Forbidden]],
+    *,
+    json_wanted: bool,
+) -> None:
+    async def doing(engine: AsyncEngine) -> Moved | LetterMoved | Forbidden:
+        return await adrive(flow(engine), engine.driver.run)
+
+    done = desk.work(store, doing)
+    match done:
+        case Forbidden():
+            desk.refuse(done, json_wanted=json_wanted)
+        case LetterMoved(letter, trigger):
+            if json_wanted:
+                desk.as_json({"changed": True, "letter": {**_line(letter), "trigger": trigger.value}})
+                return
+            again = letter.parcel.kind is ParcelKind.EMIT and trigger.value == "dlq_retry"
+            typer.echo(f"{letter.parcel.id} {'is due again' if again else 'is deleted'} (audited)")
+        case _:
+            desk.told(done, json_wanted=json_wanted)
+
+
+def _line(letter: DeadLetter) -> dict[str, Any]:
+    parcel = letter.parcel
+    return {
+        "id": str(parcel.id),
+        "kind": parcel.kind.value,
+        "topic": parcel.topic,
+        "key": parcel.record_id.key,
+        "scope": parcel.record_id.scope,
+        "downstream_key": parcel.downstream_key,
+        "attempts": letter.attempts,
+        "created_at": moment(letter.created_at),
+        "died_at": moment(letter.died_at),
+        "first_error": letter.first_error,
+        "last_error": letter.last_error,
+    }

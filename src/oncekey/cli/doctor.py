@@ -1,0 +1,150 @@
+"""`oncekey doctor`: what is wrong with a store, or will be."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from oncekey import wire
+from oncekey.cli import desk
+from oncekey.core import doctor as rules
+from oncekey.core.doctor import Finding, Level
+from oncekey.core.errors import StoreError
+from oncekey.core.policy import Policy
+from oncekey.drivers.sqlite_version import wal_is_safe
+from oncekey.engine import migrate, operate
+from oncekey.flow import adrive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncekey.core.census import Census
+    from oncekey.core.migrations import Entry
+    from oncekey.core.model import Duration, Instant
+    from oncekey.core.upkeep import Run
+    from oncekey.engine.shell import AsyncEngine
+
+_RUNS: Final = 1000
+_EXIT: Final = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
+_LEASE: Final = f"{Policy().lease.total_seconds():.0f}s"
+_COLOURS: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkup:
+    """What the store said, and when."""
+
+    entries: tuple[Entry, ...]
+    census: Census | None
+    vitals: Mapping[str, tuple[Mapping[str, Any], ...]]
+    runs: tuple[Run, ...]
+    before: Instant
+    after: Instant
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `doctor`."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    store: desk.StoreUrl,
+    *,
+    lease: Annotated[
+        str, typer.Option(help="The policy's lease, to compare with what operations take.", metavar="SPAN")
+    ] = _LEASE,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only what is not in order.")] = False,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Look a store over: schema, indexes, clock, what waits for somebody, dead rows, old transactions, settings.
+
+    Changes nothing. Each finding says what was seen, what it means and what to do. Exit code 0: in order, 1: warnings,
+    2: errors, or no store.
+
+    JSON: {"level": "ok" | "note" | "warning" | "error", "findings": [{"level", "about", "seen", "means", "todo"}]}.
+    """
+    span = desk.span(lease)
+    findings = tuple(_findings(store, span))
+    level = rules.worst(findings)
+    shown = [one for one in findings if not quiet or one.level is not Level.OK]
+    if as_json:
+        desk.as_json({"level": level.value, "findings": [asdict(one) for one in shown]})
+    else:
+        _say(shown)
+    raise typer.Exit(_EXIT[level])
+
+
+def _findings(url: str, lease: Duration) -> Iterator[Finding]:
+    try:
+        checkup = desk.work(url, _examine, checked=False)
+    except StoreError as error:
+        yield Finding(
+            Level.ERROR,
+            "store",
+            str(error),
+            "nothing can be claimed, so every protected request is refused",
+            "see that it runs, and that the URL and its user are right",
+        )
+        return
+    vitals = checkup.vitals
+    yield from rules.schema(checkup.entries)
+    if vitals.get("vital_clock"):
+        yield rules.clock(int(vitals["vital_clock"][0]["now"]), checkup.before, checkup.after)
+    if checkup.census is None:
+        return
+    yield from rules.indexes(wire.migrations_for(url).migrations, vitals.get("vital_indexes", ()))
+    yield from rules.unresolved(checkup.census)
+    yield from rules.policies(checkup.runs, lease, vitals.get("vital_ttl", ()))
+    if "vital_journal" in vitals:
+        file = vitals.get("vital_file", ())
+        yield from rules.sqlite(
+            file, vitals["vital_journal"], _wal_bytes(file), wal_is_safe=wal_is_safe(_version(file))
+        )
+    else:
+        yield from rules.tables(vitals.get("vital_tables", ()), checkup.census.now)
+        yield from rules.sessions(vitals.get("vital_sessions", ()), vitals.get("vital_holders", ()))
+        yield from rules.settings(vitals.get("vital_settings", ()), lease)
+
+
+async def _examine(engine: AsyncEngine) -> _Checkup:
+    """All looks of one visit; a schema that does not fit is a finding, and no reason to stop."""
+    store, run = engine.store, engine.driver.run
+    entries = await adrive(migrate.status(store.schema), run)
+    fits = all(entry.standing.value == "applied" for entry in entries)
+    desk_of_store = operate.desk_of(store)
+    before = time.time_ns() // 1000
+    vitals = await adrive(desk_of_store.vitals(), run)
+    after = time.time_ns() // 1000
+    census = await adrive(desk_of_store.census(), run) if fits else None
+    runs = await adrive(store.upkeep.runs(_RUNS), run) if fits and store.upkeep is not None else ()
+    return _Checkup(entries, census, vitals, runs, before, after)
+
+
+def _wal_bytes(file: tuple[Mapping[str, Any], ...]) -> int | None:
+    wal = Path(f"{file[0]['path']}-wal") if file else None
+    return wal.stat().st_size if wal is not None and wal.exists() else None
+
+
+def _version(file: tuple[Mapping[str, Any], ...]) -> tuple[int, int, int]:
+    major, minor, patch = (str(file[0]["version"]) if file else "0.0.0").split(".")[:3]
+    return int(major), int(minor), int(patch)
+
+
+def _say(findings: list[Finding]) -> None:
+    if not findings:
+        typer.echo("all is in order")
+    for one in findings:
+        level = one.level.value.upper().ljust(7)
+        if sys.stdout.isatty():
+            level = typer.style(level, fg=_COLOURS[one.level], bold=one.level is not Level.OK)
+        typer.echo(f"{level}  {one.about}: {desk.plain(one.seen)}")
+        if one.means:
+            typer.echo(f"         {one.means}")
+        if one.todo:
+            typer.echo(f"         -> {one.todo}")

@@ -1,0 +1,431 @@
+"""`oncekey keys list|show|history|resolve|release|bust`: records by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from oncekey.cli import desk
+from oncekey.cli.keys_show import line_of, shown, shown_entry
+from oncekey.core.errors import ConfigurationError, ResultNotStorableError
+from oncekey.core.keys import key_digest
+from oncekey.core.locks import lock_number
+from oncekey.core.memo import encode, rejected
+from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome, State, StoredResponse
+from oncekey.core.operate import Forbidden, Order, Search, Wish
+from oncekey.core.policy import Policy
+from oncekey.core.showing import moment
+from oncekey.engine import operate
+from oncekey.flow import adrive
+
+if TYPE_CHECKING:
+    from oncekey.core.audit import AuditEntry
+    from oncekey.core.model import Headers, Record, RecordId
+    from oncekey.core.operate import Moved
+    from oncekey.core.upkeep import Page
+    from oncekey.engine.operate import Sight
+    from oncekey.engine.shell import AsyncEngine
+
+_ERRORS: Final = 400
+_PAGE: Final = 500
+_SCHEMA: Final = "oncekey"
+_DEFAULTS: Final = Policy()
+
+Body = Annotated[str | None, typer.Option("--body", help="The answer's body: a file, or - for standard input.")]
+ContentType = Annotated[str, typer.Option("--content-type", help="Of the body.")]
+Status = Annotated[int | None, typer.Option("--status", min=200, max=599, help="The answer's status code.")]
+Header = Annotated[
+    list[str] | None,
+    typer.Option("--header", help="'Name: value' of the answer; may be given again.", metavar="FIELD"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `keys`."""
+    group = typer.Typer(
+        help="Look at keys, and settle by hand what nobody else can. Every change is a legal move of the record, needs "
+        f"a reason and is audited; a forbidden one says why, and what is possible.\n\n{desk.CODES}",
+        no_args_is_help=True,
+    )
+    for name, command in (
+        ("list", list_keys),
+        ("show", show),
+        ("history", history),
+        ("resolve", resolve),
+        ("release", release),
+        ("bust", bust),
+    ):
+        group.command(name)(command)
+    app.add_typer(group, name="keys")
+
+
+def list_keys(
+    store: desk.StoreUrl,
+    *,
+    tenant: desk.Tenant = None,
+    namespace: desk.Namespace = None,
+    principal: desk.Principal = None,
+    scope: desk.Scope = None,
+    state: Annotated[State | None, typer.Option(help="Only these.")] = None,
+    operation: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
+    effects: Annotated[Effects | None, typer.Option(help="Only of this kind.")] = None,
+    older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
+    stale: Annotated[bool, typer.Option("--stale", help="Only what is in progress with a lease that is over.")] = False,
+    digest: Annotated[
+        str | None, typer.Option(help="Only the key with this digest, which is what logs show.", metavar="HEX")
+    ] = None,
+    limit: desk.Limit = 50,
+    before: Annotated[
+        str | None, typer.Option(help="Go on where the last list ended: its `next`.", metavar="PLACE")
+    ] = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """List keys, the newest first. Changes nothing.
+
+    Without --tenant it looks through the whole table, which takes its time on a large one.
+
+    JSON: {"now", "keys": [{"key", "scope", "state", "outcome", "operation", "effects", "recovery_point", "attempts",
+    "last_error", "status", "created_at", "last_run_at", "lease_until", "expires_at", "digest", "stale"}], "next"}.
+    """
+    wanted = Search(
+        scope=desk.scope_named(tenant, namespace, principal, scope),
+        state=state,
+        operation=operation,
+        effects=effects,
+        older_than=desk.span(older_than),
+        stale=stale,
+    )
+    now, records, place = desk.work(store, lambda engine: _list(engine, wanted, limit, _place(before), digest))
+    if as_json:
+        desk.as_json({"now": moment(now), "keys": [line_of(record, now) for record in records], "next": place})
+        return
+    desk.table(
+        ("key", "scope", "state", "operation", "effects", "at", "tries", "last error", "age"),
+        [
+            (
+                one.id.key,
+                one.id.scope,
+                f"{one.state}{' (stale)' if line_of(one, now)['stale'] else ''}",
+                one.operation,
+                one.effects,
+                one.recovery_point,
+                one.attempts,
+                one.last_error,
+                desk.age(one.created_at, now),
+            )
+            for one in records
+        ],
+        empty="no such keys",
+    )
+    if place is not None:
+        typer.echo(f"more: --before {place}")
+
+
+def show(
+    key: desk.Key,
+    store: desk.StoreUrl,
+    *,
+    tenant: desk.Tenant = None,
+    namespace: desk.Namespace = None,
+    principal: desk.Principal = None,
+    scope: desk.Scope = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Show one key: its state, what a retry will do, and what you may do. Changes nothing.
+
+    It says the same `state`, `recovery_point`, `attempts`, `last_error` and `expires_at` as GET
+    /idempotency-keys/KEY. A LOCAL request on PostgreSQL has no row until it is done; it is seen by its lock, for
+    which the policy's secret has to be in ONCEKEY_SECRET if there is one.
+
+    JSON: what GET /idempotency-keys/KEY answers, and "scope", "effects", "recovery", "incarnation", "fence",
+    "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries", "steps", "open_call",
+    "not_executed_is_believed_from", "parcels", "retry", "possible", "now". Exit code 1 if there is no such key.
+    """
+    record_id = desk.record_id(key, tenant, namespace, principal, scope)
+    number = lock_number(_SCHEMA, record_id, desk.secret())
+
+    async def looking(engine: AsyncEngine) -> Sight:
+        return await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
+
+    sight = desk.work(store, looking)
+    if sight.snapshot.record is None and not sight.busy:
+        desk.refuse(Forbidden("there is no such key here"), json_wanted=as_json)
+    shape = shown(sight, key)
+    if as_json:
+        desk.as_json(shape)
+        return
+    desk.table(("what", "value"), [(name, _text(value)) for name, value in _readable(shape)], empty="")
+
+
+def history(
+    key: desk.Key,
+    store: desk.StoreUrl,
+    *,
+    tenant: desk.Tenant = None,
+    namespace: desk.Namespace = None,
+    principal: desk.Principal = None,
+    scope: desk.Scope = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Show what the audit knows of a key: every move by sweeper, reaper, resolver, worker and operators.
+
+    Lines outlive the record, and tell its lives apart by their incarnation. Changes nothing.
+
+    JSON: [{"at", "from", "to", "trigger", "actor", "who", "why", "fence", "operation", "incarnation"}].
+    """
+    record_id = desk.record_id(key, tenant, namespace, principal, scope)
+
+    async def looking(engine: AsyncEngine) -> tuple[AuditEntry, ...]:
+        audit = engine.store.audit
+        if audit is None:
+            raise ConfigurationError(operate.NOT_HERE)
+        return await adrive(audit.history(record_id), engine.driver.run)
+
+    entries = [shown_entry(entry) for entry in desk.work(store, looking)]
+    if as_json:
+        desk.as_json(entries)
+        return
+    head = ("at", "from", "to", "trigger", "actor", "who", "why", "fence")
+    desk.table(head, [[entry[name] for name in head] for entry in entries], empty="the audit has no line about it")
+
+
+def resolve(
+    key: desk.Key,
+    store: desk.StoreUrl,
+    *,
+    reason: desk.Reason,
+    tenant: desk.Tenant = None,
+    namespace: desk.Namespace = None,
+    principal: desk.Principal = None,
+    scope: desk.Scope = None,
+    executed: Annotated[bool, typer.Option("--executed", help="It happened.")] = False,
+    declined: Annotated[bool, typer.Option("--declined", help="The provider said no, for good.")] = False,
+    not_executed: Annotated[bool, typer.Option("--not-executed", help="It did not happen.")] = False,
+    closed: Annotated[
+        bool,
+        typer.Option(
+            "--closed", help="With --not-executed: the reference was closed there, so it cannot happen later."
+        ),
+    ] = False,
+    asked_at: Annotated[
+        str | None,
+        typer.Option(help="With --not-executed: when you asked the provider. [default: now]", metavar="INSTANT"),
+    ] = None,
+    provider_lag: Annotated[
+        str, typer.Option(help="How long the provider may take to show what it did.", metavar="SPAN")
+    ] = "60s",
+    status: Status = None,
+    body: Body = None,
+    content_type: ContentType = "application/json",
+    header: Header = None,
+    result: Annotated[str | None, typer.Option(help="PHASED: the open call's result, as JSON.", metavar="JSON")] = None,
+    version: desk.Version = None,
+    by: desk.By = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Settle a key whose outcome is unknown, because you looked at the provider.
+
+    --executed, INLINE and OUTBOX: say --status and --body. The record is completed with that answer, and a retry
+    gets it (row 19); a dead letter of it is removed.
+
+    --executed, PHASED: say --result, as the open call would have returned it. The handler goes on from there, by a
+    retry or a completer, and computes the answer itself (row 20).
+
+    --declined: the same with the provider's final no. PHASED: `Rejected(result)` is raised in the handler.
+
+    --not-executed: a retry executes it (row 21); a deferred call goes back to the outbox (row 22). It is believed
+    only if you asked after the time that `keys show` names, because a call may still be on its way, or with --closed.
+
+    Refused on everything that is not unknown. Exit code 1: refused, nothing was changed.
+
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
+    """
+    if [executed, declined, not_executed].count(True) != 1:
+        raise ConfigurationError("say what you found out: one of --executed, --declined and --not-executed")
+    if not_executed and (status, body, result) != (None, None, None):
+        raise ConfigurationError("what was not executed has no answer: leave --status, --body and --result out")
+    if not not_executed and (closed or asked_at is not None):
+        raise ConfigurationError("--closed and --asked-at go with --not-executed")
+    order = Order.NOT_EXECUTED if not_executed else Order.DECLINED if declined else Order.EXECUTED
+    wish = Wish(
+        order,
+        desk.given(reason),
+        answer=answer_of(status, body, content_type, header, final_no=declined),
+        result=None if result is None else _result(result, final_no=declined),
+        closed=closed,
+        asked_at=None if asked_at is None else desk.instant(asked_at),
+        version=version,
+        lag=desk.span(provider_lag),
+    )
+    _act(store, desk.record_id(key, tenant, namespace, principal, scope), wish, by, json_wanted=as_json)
+
+
+def release(
+    key: desk.Key,
+    store: desk.StoreUrl,
+    *,
+    reason: desk.Reason,
+    tenant: desk.Tenant = None,
+    namespace: desk.Namespace = None,
+    principal: desk.Principal = None,
+    scope: desk.Scope = None,
+    version: desk.Version = None,
+    by: desk.By = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Take a key from an owner that did not come back, as the sweeper would.
+
+    In progress, its lease over: LOCAL becomes retryable, and a retry executes it (row 14); PHASED becomes resumable,
+    and a retry or a completer goes on after the last finished step (row 14). INLINE, a call that may not be repeated,
+    or too many attempts become unknown, because it may have happened (row 15).
+
+    Unknown, with no call that could be under way: retryable (row 21). If a call is open, say what became of it with
+    `keys resolve`. Never on a live lease: its owner would be run beside.
+
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
+    """
+    wish = Wish(Order.RELEASE, desk.given(reason), version=version)
+    _act(store, desk.record_id(key, tenant, namespace, principal, scope), wish, by, json_wanted=as_json)
+
+
+def bust(
+    key: desk.Key,
+    store: desk.StoreUrl,
+    *,
+    reason: desk.Reason,
+    tenant: desk.Tenant = None,
+    namespace: desk.Namespace = None,
+    principal: desk.Principal = None,
+    scope: desk.Scope = None,
+    runs_again: Annotated[
+        bool, typer.Option("--runs-again", help="I know that it succeeded, and that a retry executes it again.")
+    ] = False,
+    version: desk.Version = None,
+    by: desk.By = None,
+    as_json: desk.AsJson = False,
+) -> None:
+    """Take a stored answer away, so that the next retry executes (row 32).
+
+    For an answer that should never have been stored: a failure whose cause is mended. A stored success needs
+    --runs-again: LOCAL and INLINE are executed from the beginning, as if they had never been; PHASED keeps its
+    finished steps, repeats none of them, and computes its answer anew. An OUTBOX answer is not busted, because its
+    handler must not run twice. Refused while parcels of the record wait or lie with the dead letters.
+
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
+    """
+    wish = Wish(Order.BUST, desk.given(reason), runs_again=runs_again, version=version)
+    _act(store, desk.record_id(key, tenant, namespace, principal, scope), wish, by, json_wanted=as_json)
+
+
+def answer_of(
+    status: int | None, body: str | None, content_type: str, header: list[str] | None, *, final_no: bool
+) -> Completed | None:
+    """The answer that a client hears from now on; None if none is given."""
+    if status is None:
+        if body is not None:
+            raise ConfigurationError("an answer has a status: say --status too")
+        return None
+    if final_no and status < _ERRORS:
+        raise ConfigurationError(f"--declined is a failure, and {status} is none: say --status 402 or the like")
+    if not final_no and status >= _ERRORS:
+        raise ConfigurationError(f"--executed is a success, and {status} is none: say --declined for a final no")
+    content = b"" if body is None else _read(body)
+    if len(content) > _DEFAULTS.max_response_bytes:
+        raise ConfigurationError(f"the body has {len(content)} bytes, and {_DEFAULTS.max_response_bytes} are kept")
+    kind: Headers = ((b"content-type", _field(content_type)),) if content else ()
+    headers = (*kind, *(_header(line) for line in header or ()))
+    return Completed(StoredResponse(status, headers, content), Outcome.FAILURE if final_no else Outcome.SUCCESS)
+
+
+def _act(store: str, record_id: RecordId, wish: Wish, by: str | None, *, json_wanted: bool) -> None:
+    mover = desk.operator(by)
+
+    async def doing(engine: AsyncEngine) -> Moved | Forbidden:
+        return await adrive(operate.act(engine.store, record_id, wish, mover), engine.driver.run)
+
+    done = desk.work(store, doing)
+    if isinstance(done, Forbidden):
+        desk.refuse(done, json_wanted=json_wanted)
+    desk.told(done, json_wanted=json_wanted)
+
+
+async def _list(
+    engine: AsyncEngine, wanted: Search, limit: int, before: tuple[int, str, str] | None, digest: str | None
+) -> tuple[int, tuple[Record, ...], str | None]:
+    """One page, and the place where the next begins; with a digest, pages until enough of them fit."""
+    found: tuple[Record, ...] = ()
+    while True:
+        size = limit if digest is None else _PAGE
+        page: Page = await adrive(operate.desk_of(engine.store).search(wanted, size, before), engine.driver.run)
+        found += tuple(one for one in page.records if digest is None or key_digest(one.id.key) == digest)
+        last = page.records[-1] if page.records else None
+        before = None if last is None else (last.created_at, last.id.scope, last.id.key)
+        ended = len(page.records) < size
+        if ended or len(found) >= limit:
+            return page.now, found[:limit], None if ended or before is None else _token(before)
+
+
+def _token(place: tuple[int, str, str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+def _place(token: str | None) -> tuple[int, str, str] | None:
+    if token is None:
+        return None
+    try:
+        at, scope, key = json.loads(base64.urlsafe_b64decode(token))
+        return int(at), str(scope), str(key)
+    except ValueError:
+        raise ConfigurationError("--before takes what the last list gave as `next`") from None
+
+
+def _result(text: str, *, final_no: bool) -> str:
+    try:
+        stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
+    except (ValueError, ResultNotStorableError) as error:
+        raise ConfigurationError(f"--result is no JSON that can be stored: {error}") from None
+    entry = MemoEntry("-", EntryKind.CALL, stored)
+    return rejected(entry).result if final_no else stored
+
+
+def _read(body: str) -> bytes:
+    if body == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(body).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"--body {body} cannot be read: {error.strerror}") from None
+
+
+def _header(line: str) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip().isascii() or not name.strip():
+        raise ConfigurationError("--header takes 'Name: value'")
+    return _field(name.strip().lower()), _field(value.strip())
+
+
+def _field(text: str) -> bytes:
+    if not text.isprintable():
+        raise ConfigurationError("a header field has no control characters")
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ConfigurationError("a header field is Latin-1 text") from None
+
+
+def _readable(shape: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What is there, each on a line of its own."""
+    return [(name.replace("_", " "), value) for name, value in shape.items() if value not in (None, [], ())]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(_text(one) for one in value)
+    if isinstance(value, dict):
+        return one if (one := value.get("command")) else json.dumps(value)
+    return str(value)

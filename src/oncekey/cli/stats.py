@@ -1,0 +1,168 @@
+"""`oncekey stats`: how many keys there are, and what waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from oncekey.cli import desk
+from oncekey.core.model import SECOND
+from oncekey.core.showing import moment
+from oncekey.engine import operate
+from oncekey.flow import adrive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.census import Census, Group
+    from oncekey.core.model import Instant
+    from oncekey.engine.shell import AsyncEngine
+
+UNKNOWABLE: Final = (
+    "Duplicates cannot be counted here: a replay writes nothing, so the store does not know of it. "
+    "The application's metrics do."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `stats`."""
+    app.command("stats")(stats)
+
+
+def stats(store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
+    """Count keys by state, effects and operation, and what waits in the outbox and with the dead letters.
+
+    Changes nothing. It counts the whole table, which takes its time on a large one. How many requests were duplicates
+    cannot be known from the store: a replay writes nothing.
+
+    JSON: {"now", "keys", "by_state", "by_effects", "by_operation": {name: {state: n}}, "groups": [{"state", "effects",
+    "operation", "keys", "stale", "resumable", "expired", "oldest", "newest"}], "waiting": {what: {"count", "oldest",
+    "age_seconds"}}, "outbox": {"depth", "held", "oldest_due", "by_topic": [...]}, "dead_letters": {"count", "oldest",
+    "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
+    """
+
+    async def counting(engine: AsyncEngine) -> Census:
+        return await adrive(operate.desk_of(engine.store).census(), engine.driver.run)
+
+    census = desk.work(store, counting)
+    if as_json:
+        desk.as_json(shape_of(census))
+        return
+    _say(census)
+
+
+def shape_of(census: Census) -> dict[str, Any]:
+    """The counts as programs read them."""
+    by_operation: dict[str, dict[str, int]] = {}
+    for group in census.groups:
+        states = by_operation.setdefault(group.operation, {})
+        states[group.state.value] = states.get(group.state.value, 0) + group.records
+    return {
+        "now": moment(census.now),
+        "keys": sum(group.records for group in census.groups),
+        "by_state": _summed(census, lambda group: group.state.value),
+        "by_effects": _summed(census, lambda group: group.effects.value),
+        "by_operation": by_operation,
+        "groups": [_group(group) for group in census.groups],
+        "waiting": {
+            one.what: {
+                "count": one.count,
+                "oldest": moment(one.oldest),
+                "age_seconds": _seconds(one.oldest, census.now),
+            }
+            for one in census.waiting
+        },
+        "outbox": {
+            "depth": sum(queue.parcels for queue in census.queues),
+            "held": sum(queue.held for queue in census.queues),
+            "oldest_due": moment(min((queue.oldest_due for queue in census.queues), default=None)),
+            "by_topic": [
+                {
+                    "topic": queue.topic,
+                    "kind": queue.kind.value,
+                    "parcels": queue.parcels,
+                    "held": queue.held,
+                    "oldest_due": moment(queue.oldest_due),
+                }
+                for queue in census.queues
+            ],
+        },
+        "dead_letters": {
+            "count": sum(letters.letters for letters in census.letters),
+            "oldest": moment(min((letters.oldest for letters in census.letters), default=None)),
+            "by_topic": [
+                {
+                    "topic": letters.topic,
+                    "kind": letters.kind.value,
+                    "letters": letters.letters,
+                    "oldest": moment(letters.oldest),
+                }
+                for letters in census.letters
+            ],
+        },
+        "duplicates": None,
+        "duplicates_note": UNKNOWABLE,
+    }
+
+
+def _summed(census: Census, of: Callable[[Group], str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for group in census.groups:
+        counts[of(group)] = counts.get(of(group), 0) + group.records
+    return counts
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "state": group.state.value,
+        "effects": group.effects.value,
+        "operation": group.operation,
+        "keys": group.records,
+        "stale": group.stale,
+        "resumable": group.resumable,
+        "expired": group.expired,
+        "oldest": moment(group.oldest),
+        "newest": moment(group.newest),
+    }
+
+
+def _seconds(since: Instant | None, now: Instant) -> int | None:
+    return None if since is None else max(0, now - since) // SECOND
+
+
+def _say(census: Census) -> None:
+    now = census.now
+    desk.table(
+        ("state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest", "newest"),
+        [
+            (
+                group.state,
+                group.effects,
+                group.operation,
+                group.records,
+                group.stale,
+                group.resumable,
+                group.expired,
+                desk.age(group.oldest, now),
+                desk.age(group.newest, now),
+            )
+            for group in census.groups
+        ],
+        empty="there are no keys",
+    )
+    typer.echo("")
+    desk.table(
+        ("waiting", "count", "oldest since"),
+        [(one.what.replace("_", " "), one.count, desk.age(one.oldest, now)) for one in census.waiting],
+        empty="",
+    )
+    if census.queues:
+        typer.echo("")
+        rows = [(one.topic, one.kind, one.parcels, one.held, desk.age(one.oldest_due, now)) for one in census.queues]
+        desk.table(("outbox topic", "kind", "parcels", "held", "due since"), rows, empty="")
+    if census.letters:
+        typer.echo("")
+        dead = [(one.topic, one.kind, one.letters, desk.age(one.oldest, now)) for one in census.letters]
+        desk.table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
+    typer.echo(f"\n{UNKNOWABLE}")
