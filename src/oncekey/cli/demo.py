@@ -32,6 +32,9 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         float, typer.Option(help="Seconds after which a retry may run a request again whose server died.")
     ] = 30.0,
     call_timeout: Annotated[float, typer.Option(help="Seconds that a call to the provider may take.")] = 10.0,
+    workers: Annotated[
+        bool, typer.Option(help="Run the workers in this process; else `oncekey worker` has to.")
+    ] = True,
     provider: Annotated[
         str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
     ] = None,
@@ -51,6 +54,7 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
             host=host,
             port=port,
             provider=provider,
+            workers=workers,
             ledger=provider_ledger,
             announce=lambda url: announce(url, store),
         )

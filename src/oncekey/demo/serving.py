@@ -30,6 +30,7 @@ def serve(
     port: int,
     provider: str | None,
     ledger: Path | None,
+    workers: bool,
     announce: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it; `announce` is told the address when everything is in order."""
@@ -38,7 +39,7 @@ def serve(
         with _provided(provider, ledger or beside(store)) as provider_url:
             announce(address_of(host, listener))
             config = uvicorn.Config(
-                create_app(store, policy, provider_url),
+                create_app(store, policy, provider_url, workers=workers),
                 log_level="warning",
                 access_log=False,
                 lifespan="on",

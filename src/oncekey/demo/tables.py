@@ -47,11 +47,12 @@ class Tables:
 
     async def _run(self, mode: Mode, *statements: tuple[str, dict[str, Value]]) -> Rows:
         """The rows of the last statement."""
+        sql = self._sql  # known here: a driver may run the body in a thread, where there is no event loop
 
         def body() -> Steps[Rows]:
             rows: Rows = ()
             for name, params in statements:
-                rows = yield Statement(f"demo.{name}", self._sql[name], params)
+                rows = yield Statement(f"demo.{name}", sql[name], params)
             return rows
 
         return await self._engine().driver.run(Transaction(f"demo.{statements[-1][0]}", mode, body))
