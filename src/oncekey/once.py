@@ -23,6 +23,8 @@ from oncekey.frameworks.asgi.protect import protect
 from oncekey.ports import AsyncShares
 from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
+from oncekey.workers.service import Service
+from oncekey.workers.tasks import tasks_for
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -88,6 +90,7 @@ class Once:
     `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `memory:`), or the application's own SQLAlchemy
     `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in the working folder.
     `migrate=True` creates and updates oncekey's own tables at start-up, otherwise `oncekey migrate up` does.
+    `workers=True` runs what `oncekey worker` would run inside of `lifespan`: one process is then enough.
     """
 
     def __init__(
@@ -96,12 +99,15 @@ class Once:
         *,
         policy: Policy | None = None,
         migrate: bool = False,
+        workers: bool = False,
     ) -> None:
         self.store = store or DEFAULT_STORE
         self.policy = policy or Policy()
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self.topics = Topics()
         self._migrate = migrate
+        self._workers = workers
+        self._service: Service | None = None
         self._started = False
         self._installed: dict[Any, Installation] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
@@ -262,10 +268,17 @@ class Once:
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:  # noqa: ANN401
         """Check everything before the first request, and let settlements end after the last one."""
+        working: asyncio.Task[None] | None = None
         try:
             await self.start(app)
+            if self._workers:
+                working = self._work()
             yield
         finally:
+            if working is not None and self._service is not None:
+                # Before the drain: what they still do is in flight, too.
+                self._service.stop()
+                await working
             await self.stop()
 
     def lifespan_with(
@@ -294,6 +307,17 @@ class Once:
         # What is wrapped from outside has no routes that we know of.
         if app is not None and app in self._installed and self._installed[app].respond is not None:
             self._check_routes(app)
+
+    def wake(self) -> None:
+        """Tell the workers of this process that parcels were committed; without such it does nothing."""
+        if self._service is not None:
+            self._service.wake()
+
+    def _work(self) -> asyncio.Task[None]:
+        self._service = Service(tasks_for(self), grace=DRAIN_SECONDS)
+        for installation in self._installed.values():
+            installation.wake = self.wake
+        return asyncio.create_task(self._service.run(), name="oncekey-workers")
 
     def quiesce(self) -> None:
         """Tell phased handlers to begin no further step, so that others can go on with them at once (P5).

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid5
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.memo import LONGEST_NAME
 from oncekey.core.model import Parcel, ParcelKind
 from oncekey.core.seed import downstream_key
 
 if TYPE_CHECKING:
     from oncekey.core.model import Lease
 
-LONGEST_TOPIC: Final = 200
+LONGEST_TOPIC: Final = LONGEST_NAME
+"""A deferred call is the one step of its record, and called like its topic."""
 DEFERRED_TWICE: Final = "op.defer was called twice: one parcel is the request's own call, use op.emit for others"
 
 
 class Parcels:
     """The parcels of one operation. Their ids and downstream keys are derived, so that every attempt makes the same."""
 
-    __slots__ = ("_lease", "_made", "_seed", "deferred", "emitted")
+    __slots__ = ("_lease", "_made", "_seed", "deferred", "emitted", "used")
 
     def __init__(self, lease: Lease, seed: bytes) -> None:
         self._lease = lease
@@ -28,6 +30,8 @@ class Parcels:
         self._made = 0
         self.deferred: tuple[Parcel, ...] = ()
         self.emitted: tuple[Parcel, ...] = ()
+        self.used = False
+        """Whether there was ever one: then a relay is told to look."""
 
     def emit(self, topic: str, payload: object, order_by: str | None, phase: str = "") -> None:
         """A message to others."""
@@ -50,7 +54,7 @@ class Parcels:
     def _parcel(self, kind: ParcelKind, topic: str, payload: object, order_by: str | None, phase: str) -> Parcel:
         if not topic or len(topic) > LONGEST_TOPIC:
             raise ConfigurationError(f"a topic has 1 to {LONGEST_TOPIC} characters")
-        position = self._made
+        position, self.used = self._made, True
         self._made += 1
         name = f"{kind}/{phase}/{position}/{topic}"
         return Parcel(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.types import App
+    from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey")
 
@@ -53,6 +54,9 @@ class Served(Protocol):
     def app_of(self, operation: str) -> App | None:
         """The application that serves an operation."""
 
+    def quiesce(self) -> None:
+        """Let phased handlers begin no further step."""
+
 
 class Completer:
     """Looks for work that nobody does any more."""
@@ -67,6 +71,7 @@ class Completer:
         concurrency: int = CONCURRENCY,
         stopping: Callable[[], bool] = bool,
         pace: Pace | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.pace = pace or Pace()
         self._stopped = False
@@ -74,6 +79,8 @@ class Completer:
         self._page = page
         self._slots = asyncio.Semaphore(concurrency)
         self._told = stopping
+        self._sleep = sleep
+        self._going: set[asyncio.Task[bool]] = set()
         self._resting: dict[UUID, _Rest] = {}
 
     async def run_once(self) -> int:
@@ -82,20 +89,44 @@ class Completer:
         done, after = 0, None
         while not self._stopping():
             page = await adrive(engine.store.phases.resumable(self._page, after), engine.driver.run)
-            outcomes = await asyncio.gather(*(self._go_on(snapshot) for snapshot in page))
-            done += sum(outcomes)
+            done += await self._all(page)
             if len(page) < self._page:
                 return done
             after = page[-1].record
         return done
 
     async def drain(self) -> None:
-        """Nothing is left running: a look ends when all that it began has ended."""
+        """Wait for every request that is gone on with."""
+        while self._going:
+            await asyncio.wait(set(self._going))
 
     async def stop(self, grace: float) -> None:
-        """Begin nothing more. What runs ends by itself: the application's own stop hands back what has no open call."""
-        del grace
+        """Go on with nothing more. What runs is handed back at its next step; a call has `grace` seconds (P5, F10)."""
         self._stopped = True
+        if not self._going:
+            return
+        self._served.quiesce()
+        drained, timer = asyncio.ensure_future(self.drain()), asyncio.ensure_future(self._sleep(grace))
+        await asyncio.wait({drained, timer}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, timer, *self._going):
+            task.cancel()
+        if self._going:
+            await asyncio.wait(set(self._going))
+
+    async def _all(self, page: tuple[Snapshot, ...]) -> int:
+        tasks = {asyncio.create_task(self._go_on(snapshot), name="oncekey-completion") for snapshot in page}
+        if not tasks:
+            return 0
+        self._going |= tasks
+        for task in tasks:
+            task.add_done_callback(self._going.discard)
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+        return sum(task.result() for task in tasks if not task.cancelled())
 
     def _stopping(self) -> bool:
         return self._stopped or self._told()

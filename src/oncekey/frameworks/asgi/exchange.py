@@ -303,6 +303,8 @@ class Exchange:
         self._rest()
         decision, ours = self._decided(error)
         told, cancelled = await self._carry_out(decision)
+        if self.parcels is not None and self.parcels.used:
+            self.installation.wake()
         reply = ours if told is None else told
         if cancelled is not None:
             await shielded(self._conclude_soon(reply, error))

@@ -75,6 +75,8 @@ class Installation:
         self.limits = Limits()
         self.drain = Drain()
         self.stopping = False
+        self.wake: Callable[[], None] = _nobody
+        """Tells the workers of this process, if it has such, that parcels were committed."""
         self.interruptible: set[Interruptible] = set()
         self.max_request_bytes = policy.max_request_bytes
         self.methods = policy.methods | self.patterns.methods  # who names a method in a pattern opts it in
@@ -141,6 +143,10 @@ class Installation:
     def _interrupt(self) -> None:
         for running in tuple(self.interruptible):
             running.interrupt()
+
+
+def _nobody() -> None:
+    """No workers run here."""
 
 
 async def _resolved(resolver: Resolver, scope: Scope) -> str:
