@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.choices import ErrorFormat, ExpiryMode, Flavor
 from oncekey.core.guards import MAX_ATTEMPTS, Facts, Guard
@@ -95,15 +95,24 @@ def reaping_of(
     if trusted_for is not None and trusted_for < record.ttl:
         return None
     late = now - retention.grace
-    facts = Facts(record, late, soft=retention.soft)
-    if _allowed(Trigger.ABANDON, facts):
-        return Reaping.ABANDON
-    if _allowed(Trigger.EXPIRE, facts):
-        return Reaping.PARK if record.state is State.FAILED_RETRYABLE else Reaping.MARK
-    kept = retention.kept if record.state is State.EXPIRED else 0
-    if _allowed(Trigger.PURGE, replace(facts, now=late - kept)):
-        return Reaping.PURGE
-    return None
+    match record.state:
+        case State.COMPLETED if retention.soft:
+            return Reaping.MARK if _allowed(Trigger.EXPIRE, Facts(record, late, soft=True)) else None
+        case State.COMPLETED:
+            return Reaping.PURGE if _allowed(Trigger.PURGE, Facts(record, late)) else None
+        case State.EXPIRED:
+            return Reaping.PURGE if _allowed(Trigger.PURGE, Facts(record, late - retention.kept)) else None
+        case State.FAILED_RETRYABLE:
+            if _allowed(Trigger.PURGE, Facts(record, late)):
+                return Reaping.PURGE
+            return Reaping.PARK if _allowed(Trigger.EXPIRE, Facts(record, late)) else None
+        case State.PENDING:
+            # That its parcel was never taken is proven where it is deleted.
+            return Reaping.ABANDON if _allowed(Trigger.ABANDON, Facts(record, late)) else None
+        case State.IN_PROGRESS | State.UNKNOWN:
+            return None
+        case _:
+            assert_never(record.state)
 
 
 def _allowed(trigger: Trigger, facts: Facts) -> bool:

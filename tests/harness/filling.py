@@ -1,0 +1,50 @@
+"""Tables full of records, made by the database itself: what a year of requests leaves, in seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+POSTGRES = """
+INSERT INTO oncekey.record (
+    scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
+    state, outcome, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
+    recovery_point, response_status, response_headers, response_body, response_schema, last_error,
+    reconcile_after, reconcile_tries, created_at, last_run_at, finished_at, expires_at)
+SELECT
+    'shop|tenant-' || mod(n, 1000), md5(n::text), md5('i' || n)::uuid, 'create_order', 'local', 'retry', 'POST', '/orders',
+    'jcs1:sha256:' || repeat('5c', 32), decode(repeat('00', 32), 'hex'),
+    made.state, CASE WHEN made.state = 'completed' THEN 'success' END, true, 1, 2,
+    CASE WHEN made.state = 'in_progress' THEN 'host:1' END,
+    CASE WHEN made.state = 'in_progress' THEN %(now)s + 300000000 END,
+    %(now)s + 3600000000, 30000000, 86400000000, 1, 'finished',
+    CASE WHEN made.state = 'completed' THEN 201 END,
+    CASE WHEN made.state = 'completed' THEN '[["content-type", "application/json"]]' END,
+    CASE WHEN made.state = 'completed' THEN convert_to('{"id":' || n || ',"total_cents":4200}', 'UTF8') END,
+    CASE WHEN made.state = 'completed' THEN 1 END,
+    CASE WHEN made.state IN ('unknown', 'failed_retryable') THEN 'time_out' END,
+    CASE WHEN made.state = 'unknown' THEN %(now)s + 60000000 END, 0,
+    made.at, made.at, CASE WHEN made.state = 'completed' THEN made.at + 20000 END, made.at + 86400000000
+FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n,
+     LATERAL (SELECT CASE WHEN %(finished)s THEN 'completed'
+                          WHEN mod(n, 1000) < 2 THEN 'in_progress' WHEN mod(n, 1000) < 4 THEN 'unknown'
+                          WHEN mod(n, 1000) < 14 THEN 'failed_retryable' ELSE 'completed' END AS state,
+                     %(now)s - %(age)s - mod(n * 7919, 82800000000) AS at) AS made
+"""
+
+
+def fill_postgres(connection: Any, first: int, last: int, *, age: int = 0, finished: bool = False) -> None:
+    """Records number `first` to `last`, begun within the day before `age` microseconds ago, in all states or finished.
+
+    One in a thousand is in progress or unknown, one in a hundred is retryable, all others are completed.
+    """
+    now = time.time_ns() // 1000
+    for start in range(first, last + 1, 500_000):
+        given = {
+            "first": start,
+            "last": min(start + 499_999, last),
+            "now": now,
+            "age": age,
+            "finished": finished,
+        }
+        connection.execute(POSTGRES, given)

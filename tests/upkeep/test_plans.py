@@ -1,0 +1,123 @@
+"""The indexes are used: pages of sweepers and reapers do not grow with the table (R152, R170)."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import psycopg
+import pytest
+
+from harness.filling import fill_postgres
+from oncekey.drivers.placeholders import numbered
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+
+DAY = 86_400_000_000
+AFTER = {"after_at": -1, "after_scope": "", "after_key": "", "limit": 1000}
+SEEN = {
+    "seen": json.dumps([{"scope": "s", "key": "k", "incarnation": "0" * 32, "version": 1}]),
+    "grace": 300_000_000,
+}
+WANTED = {
+    "stale": (AFTER, "record_running"),
+    "expiring": ({**AFTER, "age": 300_000_000}, "record_expiring"),
+    "kept_expired": ({**AFTER, "age": 300_000_000}, "record_expired"),
+    "runs": ({"limit": 1000}, "record_expiring"),
+    "purge_expired": (SEEN, "record_pkey"),
+    "mark_expired": (SEEN, "record_pkey"),
+    "history": ({"scope": "s", "key_digest": "d", "after": 0, "limit": 10}, "audit_key"),
+    "forget_notes": ({"age": DAY, "limit": 1000}, "audit_pkey"),
+    "live_keys": ({"scope": "shop|tenant-1", "limit": 1000}, "record_pkey"),
+}
+
+
+@pytest.fixture(scope="module")
+def full(upkeep_dsn):
+    """100,000 records of yesterday and today, and as many lines of the audit."""
+    with psycopg.connect(upkeep_dsn, autocommit=True) as connection:
+        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
+        fill_postgres(connection, 1, 50_000)
+        fill_postgres(connection, 50_001, 100_000, age=DAY)
+        connection.execute(
+            "INSERT INTO oncekey.audit (at, scope, key_digest, incarnation, operation, fence, trigger, actor, who, why)"
+            " SELECT n, 'shop|tenant-' || n % 100, md5(n::text), md5(n::text)::uuid, 'o', 1, 'purge', 'reaper', 'w', ''"
+            " FROM generate_series(1, 100000) AS n"
+        )
+        connection.execute("VACUUM ANALYZE oncekey.record")
+        connection.execute("VACUUM ANALYZE oncekey.audit")
+        yield connection
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def explained(connection, store, name, params):
+    said = numbered(store._statements._commands[name])
+    text, values = said.text, said.arguments({**params, "now": None})
+    types = ", ".join(["unknown"] * len(values))
+    connection.execute(f"PREPARE one ({types}) AS {text}")
+    literals = ", ".join("NULL" if value is None else psycopg.sql.quote(value) for value in values)
+    try:
+        [[[plan]]] = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE one({literals})").fetchall()
+    finally:
+        connection.execute("DEALLOCATE one")
+    return list(nodes(plan["Plan"]))
+
+
+# R152, R170
+@pytest.mark.parametrize("name", WANTED)
+def test_postgres_uses_the_index(full, name):
+    params, index = WANTED[name]
+    plan = explained(full, PostgresStore(), name, params)
+    assert index in {node.get("Index Name") for node in plan}
+    scanned = {node.get("Relation Name") for node in plan if node["Node Type"] == "Seq Scan"}
+    assert not scanned & {"record", "audit"}
+
+
+def test_a_page_of_the_sweeper_reads_no_more_than_what_is_running(full):
+    """The index has those in progress only, so its size is what runs now, whatever the table's is."""
+    # R152
+    [[entries]] = full.execute("SELECT reltuples FROM pg_class WHERE relname = 'record_running'").fetchall()
+    assert 0 < entries <= 200
+
+
+def test_a_heartbeat_touches_no_index(full):
+    # R152
+    [[before]] = full.execute("SELECT pg_relation_size('oncekey.record_running')").fetchall()
+    columns = full.execute(
+        "SELECT DISTINCT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid"
+        " WHERE i.indrelid = 'oncekey.record'::regclass AND (a.attnum = ANY (i.indkey)"
+        " OR pg_get_expr(i.indpred, i.indrelid) LIKE '%' || a.attname || '%')"
+    ).fetchall()
+    assert not {name for (name,) in columns} & {"lease_until", "version", "owner"}
+    assert before > 0
+
+
+@pytest.fixture
+def sqlite_file(tmp_path):
+    path = tmp_path / "plans.db"
+    driver = SqliteDriver(path)
+    drive(migrate.up(SqliteStore().schema), driver.run)
+    driver.close()
+    return path
+
+
+# R152, R170
+@pytest.mark.parametrize("name", WANTED)
+def test_sqlite_uses_the_index(sqlite_file, name):
+    params, index = WANTED[name]
+    wanted = {"record_pkey": "sqlite_autoindex_oncekey_record_", "audit_pkey": "oncekey_audit"}
+    command = SqliteStore()._statements._commands[name]
+    with sqlite3.connect(sqlite_file) as connection:
+        rows = connection.execute(f"EXPLAIN QUERY PLAN {command}", {**params, "now": None}).fetchall()
+    connection.close()
+    steps = [row[3] for row in rows]
+    assert any(wanted.get(index, f"oncekey_{index}") in one for one in steps), steps
+    assert not [one for one in steps if one.startswith("SCAN record") and "USING" not in one], steps
