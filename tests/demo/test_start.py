@@ -29,21 +29,29 @@ def _run(folder: Path, *options: str) -> tuple[int, str, list[str]]:
     return done.returncode, done.stdout, done.stderr.splitlines()
 
 
+def _faultless(curl: list[str]) -> list[str]:
+    place = curl.index("X-Demo-Fault: drop-after")
+    return [*curl[: place - 1], *curl[place + 1 :]]
+
+
 def test_it_says_what_it_is_and_the_lines_it_prints_work(tmp_path: Path) -> None:
     with Demo(tmp_path) as demo:
         assert demo.output.startswith(f"oncekey demo: a small shop at {demo.url}, ")
         assert "sqlite:///oncekey-demo.db" in demo.output
         commands = demo.output.replace("\\\n", " ").splitlines()
         curls = [shlex.split(line) for line in commands if line.startswith("curl ")]
-        assert len(curls) == 4
+        assert len(curls) == 6
         answers = [
             subprocess.run([*curl, "--silent"], capture_output=True, text=True, check=True).stdout
-            for curl in [curls[0], curls[0], curls[1], curls[3]]
+            for curl in [curls[0], curls[0], curls[1], curls[5], curls[3], _faultless(curls[3]), curls[4]]
         ]
     assert answers[0].startswith("HTTP/1.1 201 ")
     assert "idempotent-replayed: true" in answers[1]
     assert answers[2].startswith("HTTP/1.1 422 ")
     assert answers[3].count('"id":') == 1
+    assert answers[4].startswith("HTTP/1.1 500 ")
+    assert answers[5].startswith("HTTP/1.1 201 ")
+    assert answers[6].count('"id":"ch_') == 1
     assert (tmp_path / "oncekey-demo.db").exists()
 
 
@@ -58,7 +66,7 @@ def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
     ) as process:
         os.close(theirs)
         said = b""
-        while b"demo-beta" not in said or said.count(b"curl") < 4:
+        while b"demo-beta" not in said or said.count(b"curl") < 6:
             said += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

@@ -14,6 +14,7 @@ from oncekey.core.errors import OncekeyError
 from oncekey.core.policy import Policy
 
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
+MONEY = '{"customer_id": "cus_1001", "amount_cents": 1999, "currency": "EUR"}'
 ORDER = '{"customer_id": "cus_1001", "items": [{"product_id": "sku_teapot", "quantity": 2}]}'
 
 
@@ -42,7 +43,7 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Serve a small shop whose orders may be sent as often as one likes."""
+    """Serve a small shop, and a payment provider beside it, whose requests may be sent as often as one likes."""
     try:
         from oncekey.demo.serving import serve
     except ImportError as error:
@@ -105,6 +106,13 @@ def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
             "A slow one, in two terminals at the same moment: the second gets 409 with Retry-After",
             send.replace(key, str(uuid.uuid4())).replace(who, f"{who} -H 'X-Demo-Delay: 3'"),
         ),
+        (
+            "A payment whose provider charges and hangs up: 500. Run it again without X-Demo-Fault: 201, one charge",
+            f"curl -i {url}/payments {who} -H 'X-Demo-Fault: drop-after' \\\n"
+            f"  -H 'Idempotency-Key: \"{uuid.uuid4()}\"' -H 'Content-Type: application/json' \\\n"
+            f"  -d '{MONEY}'",
+        ),
+        ("What the provider has really charged", f"curl {url}/demo/ledger"),
         ("The orders; the other tenant is demo-beta", f"curl {url}/orders {who}"),
     ]
 

@@ -149,15 +149,20 @@ function card(answer) {
   return node;
 }
 
-function counted(count, one, many) {
-  return count === 0 ? `No ${one} was made.` : count === 1 ? `One ${one} was made.` : `${count} ${many} were made.`;
+function ordered(count) {
+  return count === 0 ? "No order was written." : count === 1 ? "One order was written." : `${count} orders were written.`;
+}
+
+function charged(count) {
+  // Of all requests, not of this one alone: a charge that was delayed may be from an earlier one.
+  const news = count === 0 ? "no new charge" : count === 1 ? "one new charge" : `${count} new charges`;
+  return `The ledger has ${news}.`;
 }
 
 function sentence(route, answers, made) {
   const codes = answers.map(codeOf);
   const waiting = answers.find((answer, index) => codes[index] === "idempotency_key_in_progress");
-  const effect = ROUTES[route].calls
-    ? counted(made.charges, "charge", "charges") : counted(made.rows, "order", "orders");
+  const effect = ROUTES[route].calls ? charged(made.charges) : ordered(made.rows);
   if (answers.some((answer) => answer.status === 0)) {
     return ["bad", "The server gave no answer. Retry with the same key: that is what it is for."];
   }
@@ -168,10 +173,10 @@ function sentence(route, answers, made) {
     return ["good", `${effect} The key belongs to the first body; another one is refused and changes nothing.`];
   }
   if (codes.includes("idempotency_outcome_unknown") || codes.includes("provider_failed")) {
-    return ["bad", `${effect} The shop cannot know that: the outcome is unknown to it, so nobody makes the call again.`];
+    return ["bad", `${effect} The outcome is unknown to the shop, so nobody makes the call again.`];
   }
   if (codes.includes("idempotency_execution_failed")) {
-    return ["wait", `${effect} The shop has not heard of it and may repeat the call: “Send again”, or a worker, goes on.`];
+    return ["wait", `${effect} The shop got no clear answer and may repeat the call: “Send again”, or a worker, goes on.`];
   }
   if (waiting && waiting.status !== 202) {
     return ["wait", `${effect} One request met the other while it was running: it may come back in `
@@ -280,9 +285,9 @@ function cell(text, kindOfCell = "") {
   return node;
 }
 
-function line(cells, fresh) {
+function line(cells, kindOfRow) {
   const node = document.createElement("tr");
-  node.className = fresh ? "new" : "";
+  node.className = kindOfRow;
   node.append(...cells.map((text) => cell(text)));
   return node;
 }
@@ -305,9 +310,12 @@ async function readLedger(mark = false) {
     const { charges } = await response.json();
     const before = known.ledger ?? new Set(charges.map((charge) => charge.id));
     const fresh = (charge) => !before.has(charge.id);
+    const twice = (charge) => charge.downstream_key !== null
+      && charges.some((other) => other.id !== charge.id && other.downstream_key === charge.downstream_key);
     at("ledger-count").textContent = String(charges.length);
     const rows = charges.slice(-NEWEST).reverse().map((charge) => line(
-      [charge.id, amount(charge), charge.customer_id, charge.downstream_key ?? "none", clock(charge.at)], fresh(charge)));
+      [charge.id, twice(charge) ? `${amount(charge)}, charged twice` : amount(charge), charge.customer_id,
+        charge.downstream_key ?? "none", clock(charge.at)], twice(charge) ? "twice" : fresh(charge) ? "new" : ""));
     at("ledger").replaceChildren(...(rows.length ? rows : [note("Nothing was charged yet.", 5)]));
     if (mark || known.ledger === null) known.ledger = new Set(charges.map((charge) => charge.id));
     return charges.filter(fresh).length;
@@ -338,7 +346,7 @@ async function readRows(mark = false) {
     const same = known.route === route && known.tenant === tenant;
     const fresh = (one) => same && !known.rows.has(one.id);
     const rows = listed.map((one) => line(
-      [one.id, one.customer_id, what(one), one.status, one.charge_id, clock(one.created_at)], fresh(one)));
+      [one.id, one.customer_id, what(one), one.status, one.charge_id, clock(one.created_at)], fresh(one) ? "new" : ""));
     at("rows").replaceChildren(...(rows.length ? rows : [note("None yet.", 6)]));
     const made = listed.filter(fresh).length;
     if (mark || !same) Object.assign(known, { route, tenant, rows: new Set(listed.map((one) => one.id)) });
