@@ -1,0 +1,286 @@
+"""OUTBOX and `op.emit` on the request's side: what is written with the rows, and what is answered before the call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import JSONResponse
+
+from frameworks.realshop import PostgresDatabase, SqliteFile
+from frameworks.shop import KEY, new_key, tenant_of
+from harness.asgi import Caller, Reply, until
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import HOUR
+from oncekey.core.policy import Policy
+from oncekey.effects import INLINE, LOCAL, OUTBOX
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.once import Once
+from oncekey.testing.clock import ManualClock
+from oncekey.topics import Message
+from oncekey.topics import Reply as Delivered
+from oncekey.workers.service import Service
+from oncekey.workers.tasks import tasks_for
+from phased.bank import ClockedOnce
+
+WORLDS = [("sqlite", False), ("sqlite", True), ("asyncpg", False), ("psycopg", True)]
+ACCEPTED = 202
+
+
+class Shop:
+    """A shop whose handler does what the request says, and whose worker ships."""
+
+    def __init__(self, database: Any, effects: Any, *, blocking: bool, once: Once | None = None) -> None:
+        self.database = database
+        self.blocking = blocking
+        self.clock = ManualClock()
+        self.once = once or ClockedOnce(database.url, self.clock, Policy())
+        self.app = FastAPI()
+        self.once.install(self.app, tenant=tenant_of)
+        self.runs = 0
+        self.shipped: list[Message] = []
+        self.once.topic("ship")(self._ship)
+        self.once.topic("tell")(self.shipped.append)
+        route = self.app.post("/orders", status_code=201)
+        route(self.once.protect(effects=effects, operation="order")(self._sync() if blocking else self._async()))
+
+    def _ship(self, message: Message) -> Any:
+        self.shipped.append(message)
+        return Delivered(201, {"shipped": message.payload["item"]}, (("Location", "/parcels/1"),), provider_id="p1")
+
+    def _async(self) -> Any:
+        async def order(op: Operation, item: str = "tea", way: str = "defer", status: int = 201) -> Any:
+            self.runs += 1
+            await self.database.insert(op.connection, item)
+            return self._end(op, item, way, status)
+
+        return order
+
+    def _sync(self) -> Any:
+        def order(op: SyncOperation, item: str = "tea", way: str = "defer", status: int = 201) -> Any:
+            self.runs += 1
+            self.database.insert_blocking(op.connection, item)
+            return self._end(op, item, way, status)
+
+        return order
+
+    @staticmethod
+    def _end(op: Any, item: str, way: str, status: int) -> Any:
+        for what in way.split(","):
+            if what == "defer":
+                op.defer("ship", {"item": item})
+            if what == "emit":
+                op.emit("tell", {"item": item}, order_by="orders")
+            if what == "swallow":
+                with pytest.raises(ConfigurationError):
+                    op.defer("ship", {})
+            if what == "raise":
+                raise HTTPException(status)
+        return JSONResponse({"item": item}, status_code=status)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Shop]:
+        async with self.once.lifespan(self.app):
+            yield self
+
+    async def send(self, query: str = "", *, key: str = KEY, method: str = "POST", path: str = "/orders") -> Reply:
+        return await Caller(self.app, method, f"{path}?{query}", headers=[("Idempotency-Key", key)]).run()
+
+    async def work(self) -> int:
+        """Let a worker do what is due."""
+        return await Service(tasks_for(self.once)).once()
+
+    @property
+    def rows(self) -> list[str]:
+        return sorted(item for (item,) in self.database.execute("SELECT item FROM orders"))
+
+    @property
+    def states(self) -> list[str]:
+        return sorted(state for (state,) in self.database.execute(f"SELECT state FROM {self.database.records}"))
+
+    @property
+    def parcels(self) -> list[tuple[str, Any]]:
+        table = self.database.records.replace("record", "outbox")
+        found = self.database.execute(f"SELECT aggregatetype, payload FROM {table}")
+        return sorted(
+            (topic, payload if isinstance(payload, dict) else json.loads(payload)) for topic, payload in found
+        )
+
+
+@pytest.fixture(params=WORLDS, ids=lambda world: f"{world[0]}-{'def' if world[1] else 'async'}")
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    package, blocking = request.param
+    if package == "sqlite":
+        return SqliteFile(tmp_path / "shop.db"), blocking
+    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), package, pool_size=3), blocking
+
+
+def shop_of(world: Any, effects: Any) -> Shop:
+    database, blocking = world
+    return Shop(database, effects, blocking=blocking)
+
+
+async def test_the_first_caller_and_its_duplicates_hear_the_same(world: Any) -> None:
+    # R83, R122, R123, R124, O1: the rows and the parcel are committed, and no provider was called
+    async with shop_of(world, OUTBOX).open() as shop:
+        replies = [await shop.send() for _ in range(3)]
+        assert {(reply.status, reply.body) for reply in replies} == {(ACCEPTED, replies[0].body)}
+        for reply in replies:
+            assert reply.header("location") == f"/idempotency-keys/{KEY}"
+            assert reply.header("retry-after") == "1"
+        assert replies[0].code == "idempotency_key_in_progress"
+        assert (shop.rows, shop.parcels, shop.runs) == (["tea"], [("ship", {"item": "tea"})], 1)
+        assert (shop.states, shop.shipped) == (["pending"], [])
+        assert (await shop.send("item=coffee")).status == 422
+        status = await shop.send(method="GET", path=f"/idempotency-keys/{KEY}")
+        assert status.json()["state"] == "pending"
+
+
+async def test_once_pending_the_handler_never_runs_again(world: Any) -> None:
+    # F29, O2, P6: neither after its lease nor after its expiry
+    async with shop_of(world, OUTBOX).open() as shop:
+        await shop.send()
+        for hours in (1, 30, 300):
+            shop.clock.advance(hours * HOUR)
+            assert (await shop.send()).status == ACCEPTED
+        assert (shop.rows, len(shop.parcels), shop.runs) == (["tea"], 1, 1)
+
+
+async def test_what_the_worker_was_answered_is_replayed(world: Any) -> None:
+    # R132, R87: the first caller's next request is a replay of the call's own answer
+    async with shop_of(world, OUTBOX).open() as shop:
+        await shop.send()
+        assert await shop.work() == 1
+        reply = await shop.send()
+        assert (reply.status, reply.json(), reply.header("location"), reply.replayed) == (
+            201,
+            {"shipped": "tea"},
+            "/parcels/1",
+            True,
+        )
+        assert (shop.states, shop.parcels, shop.runs, len(shop.shipped)) == (["completed"], [], 1, 1)
+        assert await shop.work() == 0
+
+
+async def test_a_lost_record_defers_under_the_same_downstream_key(world: Any) -> None:
+    # D1, F38, R126
+    async with shop_of(world, OUTBOX).open() as shop:
+        await shop.send()
+        await shop.work()
+        shop.database.execute(f"DELETE FROM {shop.database.records}")
+        shop.database.execute("DELETE FROM orders")
+        await shop.send()
+        await shop.work()
+        first, second = shop.shipped
+        assert first.downstream_key == second.downstream_key
+        assert first.incarnation != second.incarnation
+
+
+@pytest.mark.parametrize(("way", "runs"), [("", 1), ("emit", 1), ("defer,defer", 1)])
+async def test_a_success_defers_exactly_once(world: Any, way: str, runs: int, caplog: pytest.LogCaptureFixture) -> None:
+    # O1: with none or two nobody could say what the answer is
+    async with shop_of(world, OUTBOX).open() as shop:
+        reply = await shop.send(f"way={way}")
+        assert (reply.status, shop.rows, shop.parcels, shop.runs) == (500, [], [], runs)
+        assert (await shop.send(f"way={way}")).status == 500
+        assert shop.runs == 2
+        if way != "defer,defer":
+            assert (reply.code, "op.defer exactly once" in caplog.text) == ("idempotency_execution_failed", True)
+
+
+async def test_a_second_defer_is_refused_and_the_first_one_stands(world: Any) -> None:
+    async with shop_of(world, OUTBOX).open() as shop:
+        assert (await shop.send("way=defer,swallow")).status == ACCEPTED
+        assert shop.parcels == [("ship", {"item": "tea"})]
+
+
+ENDINGS = [
+    # how it ends, its status, whether its rows are there, whether a retry runs again
+    ("", 402, True, False),
+    ("raise", 402, False, False),
+    ("defer,raise", 402, False, False),
+    ("defer,raise", 429, False, True),
+    ("defer,raise", 503, False, True),
+]
+
+
+async def test_what_does_not_succeed_defers_nothing(world: Any) -> None:
+    # L6, R123: roll-back leaves no parcel, and a final no is stored
+    async with shop_of(world, OUTBOX).open() as shop:
+        for number, (way, status, kept, again) in enumerate(ENDINGS):
+            key, item, before = new_key(), f"item {number}", shop.runs
+            replies = [await shop.send(f"item={item}&way={way}&status={status}", key=key) for _ in range(2)]
+            assert [reply.status for reply in replies] == [status, status], (way, status)
+            assert replies[1].replayed is not again
+            assert shop.runs - before == (2 if again else 1)
+            assert (item in shop.rows) is kept
+        assert shop.parcels == []
+
+
+async def test_a_message_commits_with_its_rows(world: Any) -> None:
+    # R123: LOCAL
+    async with shop_of(world, LOCAL).open() as shop:
+        assert (await shop.send("way=emit,emit")).status == 201
+        assert (await shop.send("way=emit,emit")).replayed
+        assert (shop.rows, shop.parcels) == (["tea"], [("tell", {"item": "tea"})] * 2)
+        assert (await shop.send("item=milk&way=emit,raise&status=402", key=new_key())).status == 402
+        assert (await shop.send("item=salt&way=emit,raise&status=503", key=new_key())).status == 503
+        assert (shop.rows, len(shop.parcels)) == (["tea"], 2)
+        while await shop.work():
+            pass
+        assert [message.payload for message in shop.shipped] == [{"item": "tea"}] * 2
+        assert len({message.downstream_key for message in shop.shipped}) == 2
+
+
+async def test_messages_go_along_with_a_deferred_call(world: Any) -> None:
+    async with shop_of(world, OUTBOX).open() as shop:
+        assert (await shop.send("way=emit,defer")).status == ACCEPTED
+        assert [topic for topic, _ in shop.parcels] == ["ship", "tell"]
+        while await shop.work():
+            pass
+        assert (await shop.send("way=emit,defer")).status == 201
+        assert sorted(message.topic for message in shop.shipped) == ["ship", "tell"]
+
+
+async def test_each_belongs_to_its_effects(world: Any) -> None:
+    async with shop_of(world, LOCAL).open() as shop:
+        assert (await shop.send("way=defer")).status == 500
+        assert (shop.rows, shop.parcels) == ([], [])
+
+
+async def test_inline_writes_no_parcels(tmp_path: Path) -> None:
+    once = Once(f"sqlite:///{tmp_path / 'shop.db'}", migrate=True)
+    app = FastAPI()
+    once.install(app, tenant=tenant_of)
+    said: list[str] = []
+
+    @app.post("/orders")
+    @once.protect(effects=INLINE)
+    async def order(op: Operation) -> None:
+        for wrong in (lambda: op.emit("tell", {}), lambda: op.defer("ship", {})):
+            try:
+                wrong()
+            except ConfigurationError as error:
+                said.append(str(error))
+
+    async with once.lifespan(app):
+        await Caller(app, "POST", "/orders", headers=[("Idempotency-Key", KEY)]).run()
+    assert ["op.emit writes" in said[0], "op.defer is for" in said[1]] == [True, True]
+
+
+async def test_workers_of_the_same_process(world: Any) -> None:
+    # one process is enough: a request wakes them, and they end with it
+    database, blocking = world
+    once = Once(database.url, migrate=True, workers=True)
+    async with Shop(database, OUTBOX, blocking=blocking, once=once).open() as shop:
+        assert (await shop.send()).status == ACCEPTED
+        await until(lambda: shop.states == ["completed"])
+        assert (await shop.send()).json() == {"shipped": "tea"}
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("oncekey")]
+    assert len(shop.shipped) == 1
