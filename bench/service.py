@@ -33,8 +33,8 @@ COUNT = Statement("bench.count", "SELECT count(*) AS orders FROM demo_order")
 
 
 def protected(store: str) -> FastAPI:
-    """The demo as it is."""
-    app = create_app(store, Policy())
+    """The demo as it is, without the workers: what they do meanwhile is no part of a request."""
+    app = create_app(store, Policy(), workers=False)
     add_count(app, store)
     return app
 
