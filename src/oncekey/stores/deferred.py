@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from oncekey.core.audit import Mover, Note
 from oncekey.core.deferred import (
     RECORD_GONE,
     UNCERTAIN,
@@ -33,6 +34,7 @@ from oncekey.stores.saying import repeated
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Completed, Duration, HeldParcel, MemoEntry, Record, RecordId
     from oncekey.flow import Flow, Rows, Statement, Steps, Value
+    from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
 STATEMENTS: tuple[str, ...] = (
@@ -51,9 +53,10 @@ STATEMENTS: tuple[str, ...] = (
 class DeferredCalls:
     """The moves of a record that waits for its parcel, in whatever understands the named statements."""
 
-    def __init__(self, statements: Statements) -> None:
+    def __init__(self, statements: Statements, audit: Audit | None = None) -> None:
         statements.require(STATEMENTS)
         self._statements = statements
+        self._audit = audit
 
     def take_up(
         self, held: HeldParcel, owner: str, call: Announcement, lease: Duration
@@ -79,6 +82,7 @@ class DeferredCalls:
                 yield from self._burying(held, RECORD_GONE)
                 return Orphaned(row.why)
             if row.to is State.UNKNOWN:
+                yield from self._noting(record, State.UNKNOWN, Trigger.WORKER_CLAIM, owner, UNCERTAIN)
                 return Parked((yield from self._parking(record, held, UNCERTAIN, UNCERTAIN)))
             written = yield from self._write("take_up", {**version_proof(record), **_announced(record, call, owner)})
             span = max(lease, call.send_window + record.call_timeout + MARGIN)
@@ -133,10 +137,12 @@ class DeferredCalls:
                 unsent = is_unsent(record, never_sent=never_sent)
                 params: dict[str, Value] = {"error": error, "unsent": unsent}
                 written = yield from self._write("pend", {**owner_proof(lease), **params})
+                yield from self._noting(record, State.PENDING, Trigger.TRY_AGAIN, lease.owner, error)
                 waiting: dict[str, Value] = {"after": after, "error": error, "spared": 0 if counted else 1}
                 _must((yield self._say("again", {**parcel_proof(held), **waiting})))
                 return Postponed(written)
             if isinstance(judge(Trigger.DOUBT, Actor.WORKER, facts), Row):
+                yield from self._noting(record, State.UNKNOWN, Trigger.DOUBT, lease.owner, UNCERTAIN)
                 return Parked((yield from self._parking(record, held, UNCERTAIN, error)))
             return None
 
@@ -155,6 +161,7 @@ class DeferredCalls:
                 return moved if isinstance(moved, Parked) else None
             if not isinstance(judge(trigger, Actor.WORKER, facts_of(record, seen.now, "")), Row):
                 return None
+            yield from self._noting(record, State.UNKNOWN, trigger, lease.owner, code)
             return Parked((yield from self._parking(record, held, code, error)))
 
         return (yield from repeated(Transaction("park", Mode.ATOMIC, body)))
@@ -178,6 +185,11 @@ class DeferredCalls:
             return Settled(ours=True, snapshot=Snapshot(written, seen.now))
 
         return (yield from repeated(Transaction("deliver", Mode.ATOMIC, body)))
+
+    def _noting(self, record: Record, to: State, trigger: Trigger, who: str, why: str) -> Steps[None]:
+        """The line of the audit about what did not go as it should; what does, its record tells (ADR 0014)."""
+        if self._audit is not None:
+            yield from self._audit.noting((Note.of(record, to, trigger, Mover(Actor.WORKER, who), why),))
 
     def _parking(self, record: Record, held: HeldParcel, code: str, error: str) -> Steps[Record]:
         written = yield from self._write("doubt", {**version_proof(record), "last_error": code})

@@ -19,6 +19,7 @@ from oncekey.stores.saying import repeated, said
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Duration, HeldParcel, Parcel
     from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
 STATEMENTS: tuple[str, ...] = (
@@ -42,8 +43,8 @@ _FIRST = UUID(int=0)
 class OutboxStore(DeferredCalls):
     """Parcels, in whatever understands the named statements."""
 
-    def __init__(self, statements: Statements) -> None:
-        super().__init__(statements)
+    def __init__(self, statements: Statements, audit: Audit | None = None) -> None:
+        super().__init__(statements, audit)
         statements.require(STATEMENTS)
 
     def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:

@@ -34,8 +34,8 @@ class SqliteStore(KeyStore):
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__(load(__package__, *FILES), schema=tables(), clock=clock)
-        self.outbox = OutboxStore(self._statements)
         self.audit = AuditStore(self._statements)
+        self.outbox = OutboxStore(self._statements, self.audit)
         self.upkeep = UpkeepStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=SQLITE)
 

@@ -1,0 +1,65 @@
+"""The audit: each line with its move or not at all, found by key, and nothing in it that was secret (R173)."""
+
+from __future__ import annotations
+
+from oncekey.core.deferred import DEAD_LETTER
+from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.model import SECOND, Effects, RecordId, Recovery, State
+from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.upkeep import SWEEP_GRACE
+from oncekey.testing.claims import LEASE
+from upkeep.keeping import CALL, a_sweeper, history_of, notes_of, pending, running
+
+
+def taken_up(world, owner="worker-7"):
+    claim, parcel = pending(world)
+    held = world.go(world.store.outbox.due(owner, ("transfers",), 10, LEASE))
+    [mine] = [one for one in held if one.parcel.id == parcel.id]
+    return claim, world.go(world.store.outbox.take_up(mine, owner, CALL, LEASE))
+
+
+async def test_a_workers_failures_are_in_the_audit(sql_world):
+    """Try again, and then the dead letters: rows 26 and 27."""
+    # R173
+    world = sql_world
+    claim, taken = taken_up(world)
+    again = world.store.outbox.try_again(taken.lease, taken.held, SECOND, "refused", CALL.digest, never_sent=True)
+    assert world.go(again) is not None
+    world.advance(2 * SECOND)
+    [held] = world.go(world.store.outbox.due("worker-8", ("transfers",), 10, LEASE))
+    taken = world.go(world.store.outbox.take_up(held, "worker-8", CALL, LEASE))
+    park = world.store.outbox.park(taken.lease, taken.held, Trigger.DEAD_LETTER, DEAD_LETTER, "tried too often")
+    assert world.go(park) is not None
+    assert history_of(world, claim) == [
+        (State.IN_PROGRESS, State.PENDING, Actor.WORKER, Trigger.TRY_AGAIN),
+        (State.IN_PROGRESS, State.UNKNOWN, Actor.WORKER, Trigger.DEAD_LETTER),
+    ]
+    assert [(entry.note.who, entry.note.why) for entry in notes_of(world, claim)] == [
+        ("worker-7", "refused"),
+        ("worker-8", DEAD_LETTER),
+    ]
+    fences = [entry.note.fence for entry in notes_of(world, claim)]
+    assert fences == sorted(set(fences))
+
+
+async def test_a_move_whose_reply_is_lost_has_its_line_once(world):
+    claim, _ = running(world, Effects.INLINE, Recovery.UNKNOWN)
+    world.advance(LEASE + SWEEP_GRACE)
+    world.lose_reply("sweep")
+    sweeper = a_sweeper(world)
+    try:
+        await sweeper.run_once()
+    except CommitAmbiguousError:
+        world.advance(LEASE)
+    await sweeper.run_once()
+    assert len(notes_of(world, claim)) == 1
+
+
+async def test_a_history_is_one_keys_in_one_scope(world):
+    claim, _ = running(world)
+    running(world)
+    world.advance(LEASE + SWEEP_GRACE)
+    assert await a_sweeper(world).run_once() == 2
+    assert len(notes_of(world, claim)) == 1
+    elsewhere = RecordId("shop|tenant-2", claim.id.key)
+    assert world.go(world.store.audit.history(elsewhere)) == ()
