@@ -48,12 +48,17 @@ class Manner(StrEnum):
     """The process is gone: what was not committed never happened, and nothing is tidied up."""
     PAUSE = "pause"
     """It stands still while others live on, and then goes on as if nothing had been."""
+    OVERTAKE = "overtake"
+    """It stands still while somebody else takes its work over and dies of it; then it goes on, as a zombie."""
     LOSE = "lose"
     """The reply is lost: whoever spoke cannot know whether it was heard."""
     KILL = "kill"
     """`kill -9` of the real process, by itself."""
     STOP = "stop"
     """SIGSTOP of the real process, by itself; somebody else has to wake it up."""
+
+
+_PAUSES: Final = frozenset({Manner.PAUSE, Manner.OVERTAKE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,7 @@ class Crasher:
 
     def __init__(
         self,
-        fault: Fault | None = None,
-        *,
+        *faults: Fault,
         ticks: Callable[[], int] = lambda: 0,
         meanwhile: Callable[[], Awaitable[None]] | None = None,
         clock: Statement | None = None,
@@ -113,7 +117,7 @@ class Crasher:
         self.struck = False
         self.ticks = ticks
         self.clock = clock
-        self._fault = fault
+        self._faults = faults
         self._meanwhile = meanwhile
         self._times: Counter[tuple[Manner | None, When, str]] = Counter()
         self._open: list[MortalTransaction] = []
@@ -144,8 +148,9 @@ class Crasher:
         self.alive()
         point = self._counted(None, when, what)
         self.points.append(point)
-        if self._fault is not None and self._fault.point == point and not self.struck:
-            self._strike(self._fault.manner, point)
+        for fault in self._faults:
+            if fault.point == point and not self.struck:
+                self._strike(fault.manner, point)
 
     async def pause(self, when: When, what: str) -> None:
         """A moment at which nothing is locked, so that others can go on while this process stands still."""
@@ -154,11 +159,11 @@ class Crasher:
             return
         point = self._counted(Manner.PAUSE, when, what)
         self.pauses.append(point)
-        fault = self._fault
-        if fault is not None and fault.manner is Manner.PAUSE and fault.point == point and not self.struck:
-            self.struck = True
-            assert self._meanwhile is not None
-            await self._meanwhile()
+        for fault in self._faults:
+            if fault.manner in _PAUSES and fault.point == point and not self.struck:
+                self.struck = True
+                assert self._meanwhile is not None
+                await self._meanwhile()
 
     def alive(self) -> None:
         """Nothing is done in a dead process."""
@@ -226,7 +231,7 @@ class Crasher:
             case Manner.STOP:
                 self.struck = True
                 os.kill(os.getpid(), signal.SIGSTOP)
-            case Manner.PAUSE:
+            case Manner.PAUSE | Manner.OVERTAKE:
                 return
             case _:
                 assert_never(manner)
@@ -280,7 +285,9 @@ class MortalTransaction:
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         self._crasher.alive()
-        return await self.inner.step(_watched(self._crasher, steps, self))
+        result = await self.inner.step(_watched(self._crasher, steps, self))
+        await self._crasher.pause(When.AFTER, "step")
+        return result
 
     async def commit(self) -> None:
         """Commit, unless the process ends first or the word gets lost on its way."""
@@ -316,6 +323,7 @@ class MortalConnection:
 
         async def say(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as the driver takes it)
             self._crasher.reach(When.BEFORE, BUSINESS)
+            await self._crasher.pause(When.BEFORE, BUSINESS)
             said = await found(*args, **kwargs)
             self._tx.wrote = True
             self._crasher.reach(When.AFTER, BUSINESS)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 AMOUNT: Final = 4200
 POLICY: Final = Policy()
-_NOTHING_HAPPENED: Final = frozenset({Code.IN_PROGRESS, Code.STORE_UNAVAILABLE, Code.KEY_REUSED})
+_NOTHING_HAPPENED: Final = frozenset({Code.STORE_UNAVAILABLE, Code.KEY_REUSED})
+_NOTHING_IN_ONE_TRANSACTION: Final = frozenset({Code.IN_PROGRESS, Code.EXECUTION_FAILED})
+"""Whoever has steps may have taken some before it heard this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Heard:
             return Kind.OK if self.status < FAILED else Kind.INFO
         if self.code in _NOTHING_HAPPENED and self.status != ACCEPTED:
             return Kind.FAIL
-        return Kind.FAIL if self.code == Code.EXECUTION_FAILED and effects is Effects.LOCAL else Kind.INFO
+        undone = effects is Effects.LOCAL and self.code in _NOTHING_IN_ONE_TRANSACTION
+        return Kind.FAIL if undone else Kind.INFO
 
 
 ACCEPTED: Final = 202

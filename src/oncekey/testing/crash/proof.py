@@ -20,7 +20,7 @@ from oncekey.testing.clock import ManualClock
 from oncekey.testing.crash.outside import Inbox, Ledger
 from oncekey.testing.crash.process import Process
 from oncekey.testing.crash.reading import CHARGE, history_of
-from oncekey.testing.crasher import Crasher, Fault, Manner, Point
+from oncekey.testing.crasher import Crasher, Fault, Manner, Point, When
 from oncekey.testing.history import Kind, Operation
 from oncekey.wire import Kind as Store
 
@@ -42,7 +42,14 @@ PROMISES: Final = {
 }
 """What a 201 means, by the kind of effects."""
 
+ONE_RUNNER: Final = "L1 one runner"
+"""The lock's own promise, which no record can tell of: while its holder runs, nobody else does."""
+
 NOW: Final = Statement("clock", "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now")
+
+
+TAKE_OVERS: Final = (Point(When.AFTER, "take_over"), Point(When.AFTER, "commit-take_up"))
+"""Where somebody has just become the next owner."""
 
 
 class Rescue(StrEnum):
@@ -132,10 +139,11 @@ def faults(seen: Verdict) -> Iterator[Fault]:
     """Everything that can happen in a run: death at every point, a pause or a lost reply wherever there can be one."""
     for point in seen.points:
         yield Fault(point, Manner.DIE)
-    if seen.case.rescue is Rescue.RESTORED:
-        return
+    if seen.case.rescue is not Rescue.CLIENT:
+        return  # who comes back makes a difference only to the dead
     for point in seen.pauses:
         yield Fault(point, Manner.PAUSE)
+        yield Fault(point, Manner.OVERTAKE)
     for point in seen.points:
         if _is_write(point):
             yield Fault(point, Manner.LOSE)
@@ -172,7 +180,7 @@ class _Run:
         self._broken: list[str] = []
         self._open: Any = None
         self._fault = fault
-        self._victim = self._process(fault)
+        self._victim = self._process(*(() if fault is None else (fault,)))
         self._others: Process | None = None
 
     async def play(self) -> Verdict:
@@ -193,20 +201,36 @@ class _Run:
 
     async def _meanwhile(self) -> None:
         """While the victim stands still: a duplicate at once, and others when its lease is over."""
-        others = self._process(None)
+        assert self._fault is not None
+        if self._fault.manner is Manner.OVERTAKE:
+            await self._overtaken()
+            return
+        others = self._process()
         before = len(others.shop.entered)
         heard = await self._ask(others)
         held = heard.code in {Code.IN_PROGRESS, Code.STORE_UNAVAILABLE}
         if self._victim.shop.entered and len(others.shop.entered) > before and not held:
-            self._broken.append("L1 a duplicate ran while the owner's lease stood")
+            self._broken.append(f"{ONE_RUNNER}: a duplicate ran while the owner's lease stood")
         self._pass_time()
         await others.relay()
         await self._ask(others)
         await others.end()
 
+    async def _overtaken(self) -> None:
+        """Somebody takes the work over when the lease is over, and dies of it before anything came of it."""
+        self._pass_time()
+        taker = self._process(*(Fault(point, Manner.DIE) for point in TAKE_OVERS))
+
+        async def take() -> None:
+            await self._ask(taker)
+            await taker.relay()
+
+        if not await taker.crasher.until_death(take()):
+            await taker.end()
+
     async def _rescued(self) -> Heard:
         """A new process, and whoever comes back; time passes until there is an answer."""
-        others = self._process(None)
+        others = self._process()
         for _ in range(2 if self._case.rescue is Rescue.WORKER else 0):
             self._pass_time()
             await others.complete()
@@ -242,9 +266,9 @@ class _Run:
         )
         return heard
 
-    def _process(self, fault: Fault | None) -> Process:
+    def _process(self, *faults: Fault) -> Process:
         server_clock = self._variant.own_clock and self._place.kind is Store.POSTGRES
-        crasher = Crasher(fault, ticks=self._tick, meanwhile=self._meanwhile, clock=NOW if server_clock else None)
+        crasher = Crasher(*faults, ticks=self._tick, meanwhile=self._meanwhile, clock=NOW if server_clock else None)
         self._crashers.append(crasher)
         return Process(
             self._place,

@@ -86,7 +86,7 @@ def _writes(diary: Rows, known: Mapping[tuple[str, int], Said]) -> tuple[Write, 
         one = None if row["state"] is None else known.get((str(row["incarnation"]), int(row["version"])))
         last = last if one is None else max(last, one.at)
         proof = {} if one is None else _proof(one.statement)
-        stamped = None if one is None or not one.rows or "now" not in one.rows[0].keys() else int(one.rows[0]["now"])  # noqa: SIM118  (not every row is a mapping)
+        stamped = None if one is None else _stamp(one)
         writes.append(
             Write(
                 at=last,
@@ -110,6 +110,13 @@ def _writes(diary: Rows, known: Mapping[tuple[str, int], Said]) -> tuple[Write, 
     return tuple(writes)
 
 
+def _stamp(one: Said) -> int | None:
+    """The instant that a statement was made at, by the store's clock, if it says so."""
+    if not one.rows or "now" not in set(one.rows[0].keys()):
+        return None
+    return int(one.rows[0]["now"])
+
+
 def _by_version(said: Iterable[Said]) -> dict[tuple[str, int], Said]:
     """Which statement wrote which version; what was rolled back is said again, and the last one counts."""
     known: dict[tuple[str, int], Said] = {}
@@ -118,7 +125,7 @@ def _by_version(said: Iterable[Said]) -> dict[tuple[str, int], Said]:
         if not one.rows or not _proof(one.statement):
             continue
         for row in one.rows:
-            columns = row.keys()
+            columns = set(row.keys())
             if "version" in columns and "scope" in columns:
                 mine = name not in _BIRTHS or str(row["incarnation"]) == params["incarnation"]
                 if mine:
