@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse
@@ -16,12 +18,17 @@ from fastapi.responses import JSONResponse
 from frameworks.realshop import PostgresDatabase, SqliteFile
 from frameworks.shop import KEY, new_key, tenant_of
 from harness.asgi import Caller, Reply, until
+from harness.databases import DatabaseServer
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR
 from oncekey.core.policy import Policy
+from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.effects import INLINE, LOCAL, OUTBOX
+from oncekey.engine import migrate
+from oncekey.flow import drive
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import Once
+from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.clock import ManualClock
 from oncekey.topics import Message
 from oncekey.topics import Reply as Delivered
@@ -113,12 +120,28 @@ class Shop:
         )
 
 
+@pytest.fixture(scope="module")
+def shared_dsn(postgres_server: DatabaseServer) -> Iterator[str]:
+    """One database for all, emptied by each."""
+    name = f"requests_{uuid.uuid4().hex}"
+    dsn = postgres_server.create_database(name)
+    driver = PsycopgDriver(dsn, pool_size=1)
+    drive(migrate.up(PostgresStore().schema), driver.run)
+    driver.close()
+    yield dsn
+    postgres_server.drop_database(name)
+
+
 @pytest.fixture(params=WORLDS, ids=lambda world: f"{world[0]}-{'def' if world[1] else 'async'}")
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     package, blocking = request.param
     if package == "sqlite":
         return SqliteFile(tmp_path / "shop.db"), blocking
-    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), package, pool_size=3), blocking
+    dsn = request.getfixturevalue("shared_dsn")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter")
+        connection.execute("DROP TABLE IF EXISTS orders")
+    return PostgresDatabase(dsn, package, pool_size=3), blocking
 
 
 def shop_of(world: Any, effects: Any) -> Shop:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from decimal import Decimal
+from typing import Any
 
 import pytest
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, NotExecuted, Rejected, ReplayDivergedError
 from oncekey.core.seed import downstream_key
-from oncekey.effects import INLINE, LOCAL
+from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing import operation, sync_operation
+from oncekey.testing.operation import Called, Sent
 
 once = Once("memory:")
 
@@ -68,3 +71,117 @@ async def test_downstream_keys_are_the_same_in_every_test() -> None:
 async def test_a_connection_that_was_not_given_is_missed() -> None:
     with pytest.raises(ConfigurationError, match=r"op\.connection is for effects=LOCAL"):
         await create_order(7, op=operation())
+
+
+@once.protect(effects=PHASED, operation="test_operation.pay")
+async def pay(amount: int, provider: Any, op: Operation[list[Any]]) -> Any:
+    """Order, charge, tell."""
+
+    async def order(rows: list[Any]) -> tuple[int, ...]:
+        rows.append(amount)
+        op.emit("ordered", {"amount": amount}, order_by="orders")
+        return (amount, 1)
+
+    number = await op.value("number", lambda: 7)
+    ordered = await op.phase("order", order)
+    try:
+        charge = await op.call("charge", provider, repeatable=True, given={"amount": amount})
+    except Rejected as no:
+        return {"declined": no.value}
+    return {"number": number, "ordered": ordered, "charge": charge}
+
+
+@once.protect(effects=PHASED, operation="test_operation.pay_blocking")
+def pay_blocking(provider: Any, op: SyncOperation[list[Any]]) -> Any:
+    """The same, blocking."""
+    op.phase("order", lambda rows: rows.append(7))
+    return {"charge": op.call("charge", provider, repeatable=False), "number": op.value("number", lambda: 7)}
+
+
+@once.protect(effects=OUTBOX, operation="test_operation.ship")
+async def ship(op: Operation[list[Any]]) -> None:
+    """Leave it to a worker."""
+    op.connection.append("tea")
+    op.emit("ordered", ["tea"])
+    op.defer("ship", {"item": "tea"})
+
+
+async def charges(key: str) -> Any:
+    return {"id": key[:4], "amount": Decimal(7)}
+
+
+async def test_steps_run_and_give_back_their_stored_form() -> None:
+    rows: list[Any] = []
+    op = operation(connection=rows)
+    answer = await pay(7, charges, op=op)
+    key = downstream_key(bytes(32), "charge")
+    assert answer == {"number": 7, "ordered": [7, 1], "charge": {"id": key[:4], "amount": Decimal(7)}}
+    assert (rows, list(op.steps)) == ([7], ["number", "order", "charge"])
+    assert op.calls == [Called("charge", key, repeatable=True, given={"amount": 7})]
+    assert (op.emitted, op.deferred) == ([Sent("ordered", {"amount": 7}, "orders")], None)
+
+
+async def test_a_resumed_handler_does_nothing_twice() -> None:
+    rows: list[Any] = []
+    op = operation(connection=rows)
+    first = await pay(7, charges, op=op)
+    again = op.resumed()
+    assert await pay(7, None, op=again) == first
+    assert (rows, again.calls, again.attempt) == ([7], [], 2)
+
+
+async def test_the_providers_no_and_a_call_that_was_not_made() -> None:
+    def declined(key: str) -> None:
+        raise Rejected({"reason": "card"})
+
+    def refused(key: str) -> None:
+        raise NotExecuted
+
+    op = operation(connection=[])
+    assert await pay(7, declined, op=op) == {"declined": {"reason": "card"}}
+    assert await pay(7, None, op=op.resumed()) == {"declined": {"reason": "card"}}
+    op = operation(connection=[])
+    with pytest.raises(NotExecuted):
+        await pay(7, refused, op=op)
+    assert (await pay(7, charges, op=op.resumed()))["number"] == 7
+
+
+async def test_mistakes_are_those_of_a_server() -> None:
+    op = operation(connection=[])
+    await op.phase("order", lambda rows: None)
+    with pytest.raises(ConfigurationError, match="two steps of one handler"):
+        await op.phase("order", lambda rows: None)
+    with pytest.raises(ConfigurationError, match=r"op\.emit writes a parcel"):
+        op.emit("ordered", {})
+    with pytest.raises(ConfigurationError, match="one step at a time"):
+        await op.phase("outer", lambda rows: op.call("inner", charges, repeatable=True))
+    with pytest.raises(ReplayDivergedError):
+        await op.resumed().phase("renamed", lambda rows: None)
+
+
+async def test_a_phase_that_fails_emits_nothing() -> None:
+    def fails(rows: list[Any]) -> None:
+        op.emit("ordered", {})
+        raise RuntimeError
+
+    op = operation(connection=[])
+    with pytest.raises(RuntimeError):
+        await op.phase("order", fails)
+    assert (op.emitted, op.steps) == ([], {})
+
+
+def test_a_blocking_handler_has_steps_too() -> None:
+    op = sync_operation(connection=[])
+    answer = pay_blocking(len, op=op)
+    assert asyncio.run(answer) == {"charge": 36, "number": 7}
+    assert asyncio.run(pay_blocking(None, op=op.resumed())) == {"charge": 36, "number": 7}
+    assert list(op.steps) == ["order", "charge", "number"]
+
+
+async def test_what_is_left_to_a_worker_can_be_looked_at() -> None:
+    rows: list[Any] = []
+    op = operation(connection=rows)
+    await ship(op=op)
+    assert (rows, op.emitted, op.deferred) == (["tea"], [Sent("ordered", ["tea"])], Sent("ship", {"item": "tea"}))
+    with pytest.raises(ConfigurationError, match="twice"):
+        op.defer("ship", {})

@@ -53,6 +53,55 @@ async def unit_test(connection: sqlite3.Connection) -> None:
     assert_type(charge(7, op=sync_operation()), int)
 
 
+# Steps infer what they return, of coroutines and of plain functions.
+
+
+async def written(connection: sqlite3.Connection) -> int:
+    return 7
+
+
+async def charged(key: str) -> dict[str, str]:
+    return {"id": key}
+
+
+@once.protect(effects=PHASED, complete=False, call_timeout=10, send_window=3, max_attempts=5, max_result_bytes=1000)
+async def pay(op: Operation) -> dict[str, str]:
+    assert_type(await op.phase("written", written), int)
+    assert_type(await op.phase("plain", lambda connection: "text"), str)
+    charge = await op.call("charge", charged, repeatable=True, given={"amount": 7})
+    assert_type(charge, dict[str, str])
+    assert_type(await op.call("plain call", len, repeatable=timedelta(hours=1)), int)
+    assert_type(await op.value("drawn", lambda: 1.5), float)
+    await op.call("charge", charged)  # error: call-overload
+    await op.phase("charge", lambda: 7)  # error: arg-type
+    await op.call("charge", charged, repeatable="yes")  # error: call-overload
+    return charge
+
+
+@once.protect(effects=PHASED)
+def pay_blocking(op: SyncOperation) -> int:
+    assert_type(op.phase("written", lambda connection: 7), int)
+    assert_type(op.call("charge", len, repeatable=False), int)
+    assert_type(op.value("drawn", lambda: "text"), str)
+    op.call("charge", len)  # error: call-arg
+    return 7
+
+
+@once.protect(effects=OUTBOX)
+async def deferring(op: Operation[sqlite3.Connection]) -> None:
+    op.defer("ship", {"item": "tea"})
+    op.emit("tell", [1, 2], order_by="orders")
+    op.defer("ship")  # error: call-arg
+
+
+async def unit_test_of_steps() -> None:
+    op = operation(connection=None)
+    assert_type(await pay(op=op), dict[str, str])
+    assert_type(op.steps, dict[str, Any])
+    assert_type(await pay(op=op.resumed()), dict[str, str])
+    assert_type(pay_blocking(op=sync_operation()), int)
+
+
 # Every option has its type, and belongs to its effects.
 
 

@@ -217,11 +217,11 @@ class Course:
             self.failed, self.unsent_call = self.script.asked.pop(), True
 
     @staticmethod
-    def not_made(name: str, error: BaseException) -> BaseException:
-        """What the handler gets for a call that was not made: the same that a resumed one gets."""
+    def not_made(name: str, error: BaseException) -> NotExecuted | None:
+        """What the handler gets for a call that was not made: the same that a resumed one gets. None: the error."""
         # One who is cancelled, or says so himself, is not contradicted.
         keeps = isinstance(error, NotExecuted) or not isinstance(error, Exception)
-        return error if keeps else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
+        return None if keeps else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
 
     def result(self, name: str, value: object, *, final_no: bool) -> MemoEntry:
         """The entry of a call that was answered; one that cannot be stored parks the record (F26)."""

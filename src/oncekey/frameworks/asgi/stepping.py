@@ -79,7 +79,8 @@ class Stepping:
             except BaseException as error:
                 if course.unsent(error):
                     await self._withdraw()
-                    raise course.not_made(name, error) from error
+                    if (told := course.not_made(name, error)) is not None:
+                        raise told from error
                 raise
             await self._to_its_end(entry)
         return recalled(entry)

@@ -73,7 +73,8 @@ class SyncStepping:
             except BaseException as error:
                 if course.unsent(error):
                     self._withdraw()
-                    raise course.not_made(name, error) from error
+                    if (told := course.not_made(name, error)) is not None:
+                        raise told from error
                 raise
             self._keep(entry)
         return recalled(entry)
