@@ -108,9 +108,10 @@ def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
         ),
         (
             "A payment whose provider charges and hangs up: 500. Run it again without X-Demo-Fault: 201, one charge",
-            f"curl -i {url}/payments {who} -H 'X-Demo-Fault: drop-after' \\\n"
-            f"  -H 'Idempotency-Key: \"{uuid.uuid4()}\"' -H 'Content-Type: application/json' \\\n"
-            f"  -d '{MONEY}'",
+            send.replace(f"{url}/orders", f"{url}/payments")
+            .replace(key, str(uuid.uuid4()))
+            .replace(who, f"{who} -H 'X-Demo-Fault: drop-after'")
+            .replace(ORDER, MONEY),
         ),
         ("What the provider has really charged", f"curl {url}/demo/ledger"),
         ("The orders; the other tenant is demo-beta", f"curl {url}/orders {who}"),
