@@ -43,7 +43,9 @@ ACCEPTED = 202
 class Shop:
     """A shop whose handler does what the request says, and whose worker ships."""
 
-    def __init__(self, database: Any, effects: Any, *, blocking: bool, once: Once | None = None) -> None:
+    def __init__(
+        self, database: Any, effects: Any, *, blocking: bool, once: Once | None = None, **options: Any
+    ) -> None:
         self.database = database
         self.blocking = blocking
         self.clock = ManualClock()
@@ -55,7 +57,8 @@ class Shop:
         self.once.topic("ship")(self._ship)
         self.once.topic("tell")(self.shipped.append)
         route = self.app.post("/orders", status_code=201)
-        route(self.once.protect(effects=effects, operation="order")(self._sync() if blocking else self._async()))
+        protect = self.once.protect(effects=effects, operation="order", **options)
+        route(protect(self._sync() if blocking else self._async()))
 
     def _ship(self, message: Message) -> Any:
         self.shipped.append(message)
@@ -258,6 +261,20 @@ async def test_a_message_commits_with_its_rows(world: Any) -> None:
         while await shop.work():
             pass
         assert [message.payload for message in shop.shipped] == [{"item": "tea"}] * 2
+        assert len({message.downstream_key for message in shop.shipped}) == 2
+
+
+async def test_a_message_without_a_key_commits_with_its_rows_too(world: Any) -> None:
+    # R123: on a route where a key may be missing
+    database, blocking = world
+    shop = Shop(database, LOCAL, blocking=blocking, key="optional")
+    async with shop.open():
+        for _ in range(2):
+            assert (await Caller(shop.app, "POST", f"/orders?way=emit&item={shop.runs}").run()).status == 201
+        await Caller(shop.app, "POST", "/orders?way=emit,raise&item=salt&status=503").run()
+        assert (shop.rows, shop.states, len(shop.parcels)) == (["0", "1"], [], 2)
+        while await shop.work():
+            pass
         assert len({message.downstream_key for message in shop.shipped}) == 2
 
 

@@ -22,6 +22,11 @@ WHAT_EFFECTS_MEAN = (
     "outside call later) or effects=INLINE (it talks to the outside directly, so a crash means an unknown outcome)"
 )
 
+NEEDS_KEY = (
+    "{operation}: effects={effects} is gone on with by its key, so every request needs one; "
+    "say key='required', or use effects=LOCAL"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
@@ -38,6 +43,8 @@ class Enrolment:
     """What a lease that ran out means; worked out once, because it is stored with every claim."""
 
     def __post_init__(self) -> None:
+        if not self.policy.require_key and self.effects in (Effects.PHASED, Effects.OUTBOX):
+            raise ConfigurationError(NEEDS_KEY.format(operation=self.operation, effects=self.effects.name))
         # The only way to fill in a field of a frozen class is around its guard.
         object.__setattr__(self, "recovery", self.policy.recovery_for(self.effects))
 

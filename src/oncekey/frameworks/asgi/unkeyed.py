@@ -5,12 +5,16 @@ Nothing is stored and a repeat runs again, but the rows of a LOCAL handler are k
 
 from __future__ import annotations
 
+import functools
 import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
-from oncekey.core.errors import StoreError
-from oncekey.core.model import Effects
+from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.model import Effects, Lease, RecordId
 from oncekey.core.settle import Business, Ending, decide
+from oncekey.engine.parcels import Parcels
+from oncekey.engine.request import NO_OUTBOX
 from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.shield import shielded
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
+    from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.flow import Steps
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Borrower
@@ -45,22 +51,27 @@ async def run_unkeyed(
         tx = await business(request, enrolment)
     except StoreError as error:
         raise NoConnectionError from error
-    op = _operation(Operation, claim, tx.connection)
+    parcels = _parcels(claim)
+    op = _operation(Operation, claim, tx.connection, parcels)
+    putting = functools.partial(_putting, request.installation.engines.asynchronous, parcels)
     try:
         result = await invoke(op)
-        await _end(tx, _rows(enrolment, op, result, raised=False))
+        await _end(tx, _rows(enrolment, op, result, raised=False), putting)
     except BaseException as error:
         if isinstance(error, Exception) and _rows(enrolment, op, error, raised=True) is Business.COMMIT:
-            await _end(tx, Business.COMMIT)
+            await _end(tx, Business.COMMIT, putting)
         # What was committed is over; in a scope that was cancelled even a roll-back would be cancelled.
         await shielded(tx.rollback())
         raise
+    if parcels.used:
+        request.installation.wake()
     return result
 
 
-async def _end(tx: AsyncOpenTransaction, rows: Business) -> None:
+async def _end(tx: AsyncOpenTransaction, rows: Business, putting: Callable[[], Steps[None]]) -> None:
     if rows is Business.COMMIT:
         await flush(tx)
+        await tx.step(putting())
         await tx.commit()
     else:
         await tx.rollback()
@@ -75,27 +86,47 @@ def _blocking(
         tx = installation.engines.blocking().open()
     except StoreError as error:
         raise NoConnectionError from error
-    op = _operation(SyncOperation, claim, tx.connection)
+    parcels = _parcels(claim)
+    op = _operation(SyncOperation, claim, tx.connection, parcels)
     try:
         try:
             result = not_awaitable(invoke(op), enrolment)
         except Exception as error:
             if _rows(enrolment, op, error, raised=True) is Business.COMMIT:
+                tx.step(_putting(installation.engines.blocking, parcels))
                 tx.commit()
             raise
         if _rows(enrolment, op, result, raised=False) is Business.COMMIT:
+            tx.step(_putting(installation.engines.blocking, parcels))
             tx.commit()
     finally:
         tx.rollback()
+    if parcels.used:
+        installation.wake()
     return result
 
 
-def _operation(kind: type[Op], claim: Claim | None, connection: object) -> Op:
+def _parcels(claim: Claim | None) -> Parcels:
+    """What is emitted without a record belongs to a life of its own."""
+    record_id, seed = (RecordId("", ""), secrets.token_bytes(32)) if claim is None else (claim.id, claim.seed)
+    return Parcels(Lease(record_id, uuid4(), 1, 1, Effects.LOCAL, 0, 0, 0), seed)
+
+
+def _putting(engine: Callable[[], AsyncEngine | Engine], parcels: Parcels) -> Steps[None]:
+    if parcels.emitted:
+        outbox = engine().store.outbox
+        if outbox is None:
+            raise ConfigurationError(NO_OUTBOX)
+        yield from outbox.putting(parcels.emitted)
+
+
+def _operation(kind: type[Op], claim: Claim | None, connection: object, parcels: Parcels | None = None) -> Op:
     if claim is not None:
         # The provider's own idempotency is all that is left: a repeat must send it the same key (D1).
-        return kind(key=claim.id.key, scope=claim.id.scope, seed=claim.seed, connection=connection)
+        seed, key, scope = claim.seed, claim.id.key, claim.id.scope
+        return kind(key=key, scope=scope, seed=seed, connection=connection, parcels=parcels)
     # Each request is an operation of its own, so no two of them may share a downstream key.
-    return kind(key=None, scope="", seed=secrets.token_bytes(32), connection=connection)
+    return kind(key=None, scope="", seed=secrets.token_bytes(32), connection=connection, parcels=parcels)
 
 
 def _rows(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
