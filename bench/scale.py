@@ -46,7 +46,7 @@ def statements():
         "kept_expired": {**AFTER, "age": GRACE},
         "purge_expired": {"seen": SEEN, "grace": GRACE},
         "live_keys": {"scope": "shop|tenant-1", "limit": 1000},
-        "doubtful": {**AFTER, "after_due": -1},
+        "unknown_due": AFTER,
     }
     return {name: (commands[name], params) for name, params in asked.items() if name in commands}
 

@@ -41,18 +41,21 @@ T = TypeVar("T")
 
 
 class Records(Protocol):
-    """The request path. Every write is a compare-and-swap; which one to make is the core's decision."""
+    """The request path. Every write is a compare-and-swap; which one to make is the core's decision.
+
+    `note` is the line of the audit about a move that is no ordinary claim or settlement; it is written with it.
+    """
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Insert the claim if there is no row (N); the record is ours if it names our owner."""
 
-    def take_over(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+    def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Go on with `seen` as its next owner (V): fence and attempts up, fingerprint kept. None: lost."""
 
-    def supersede(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+    def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Start the expired `seen` anew in the claim's incarnation (V): fence up, all else cleared."""
 
-    def doubt(self, seen: Record, last_error: str) -> Flow[Snapshot | None]:
+    def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
         """Turn a stale record that nobody may run again into UNKNOWN (V). None: lost."""
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from oncekey.core.deferred import DEAD_LETTER
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.core.model import SECOND, Effects, RecordId, Recovery, State
+from oncekey.core.model import SECOND, Effects, Proceed, RecordId, Recovery, Refuse, State
+from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
-from oncekey.testing.claims import LEASE
-from upkeep.keeping import CALL, a_sweeper, history_of, notes_of, pending, running
+from oncekey.testing.claims import LEASE, TTL, again
+from upkeep.keeping import CALL, a_sweeper, completed, history_of, notes_of, pending, running
 
 
 def taken_up(world, owner="worker-7"):
@@ -23,8 +24,8 @@ async def test_a_workers_failures_are_in_the_audit(sql_world):
     # R173
     world = sql_world
     claim, taken = taken_up(world)
-    again = world.store.outbox.try_again(taken.lease, taken.held, SECOND, "refused", CALL.digest, never_sent=True)
-    assert world.go(again) is not None
+    later = world.store.outbox.try_again(taken.lease, taken.held, SECOND, "refused", CALL.digest, never_sent=True)
+    assert world.go(later) is not None
     world.advance(2 * SECOND)
     [held] = world.go(world.store.outbox.due("worker-8", ("transfers",), 10, LEASE))
     taken = world.go(world.store.outbox.take_up(held, "worker-8", CALL, LEASE))
@@ -63,3 +64,43 @@ async def test_a_history_is_one_keys_in_one_scope(world):
     assert len(notes_of(world, claim)) == 1
     elsewhere = RecordId("shop|tenant-2", claim.id.key)
     assert world.go(world.store.audit.history(elsewhere)) == ()
+
+
+async def test_what_a_request_does_after_a_crash_is_in_the_audit(world):
+    """A take-over, a doubt and a new life, each with who and why; an ordinary claim and its answer are not."""
+    # R173, ADR 0014
+    ordinary = completed(world)
+    stale, _ = running(world)
+    lost, _ = running(world, Effects.INLINE, Recovery.UNKNOWN)
+    world.advance(LEASE)
+    taken, doubted = again(stale), again(lost)
+    assert isinstance(world.begin(taken), Proceed)
+    assert isinstance(world.begin(doubted), Refuse)
+    world.advance(TTL)
+    anew = again(ordinary)
+    assert isinstance(world.begin(anew), Proceed)
+    assert history_of(world, stale) == [(State.IN_PROGRESS, State.IN_PROGRESS, Actor.REQUESTER, Trigger.TAKE_OVER)]
+    assert history_of(world, lost) == [(State.IN_PROGRESS, State.UNKNOWN, Actor.REQUESTER, Trigger.SWEEP)]
+    assert history_of(world, ordinary) == [(State.COMPLETED, State.IN_PROGRESS, Actor.REQUESTER, Trigger.SUPERSEDE)]
+    [life] = notes_of(world, ordinary)
+    assert (life.note.incarnation, life.note.why, life.note.who) == (
+        ordinary.incarnation,
+        str(anew.incarnation),
+        anew.owner,
+    )
+
+
+async def test_without_an_audit_a_request_notes_nothing_and_stays_one_statement(world):
+    stale, _ = running(world)
+    world.advance(LEASE)
+    assert isinstance(world.begin(again(stale), Policy(audit=False)), Proceed)
+    assert notes_of(world, stale) == ()
+
+
+async def test_who_loses_a_race_for_a_stale_key_leaves_no_line(world):
+    stale, _ = running(world)
+    world.advance(LEASE)
+    first = again(stale)
+    world.before("take_over", lambda: world.begin(first, Policy(audit=False)))
+    assert isinstance(world.begin(again(stale)), Refuse)
+    assert notes_of(world, stale) == ()

@@ -221,7 +221,7 @@ async def test_a_key_that_is_used_anew_between_the_look_and_the_deletion_stays(w
     world.before("purge_expired", lambda: world.begin(anew))
     assert await a_reaper(world).run_once() == 0
     assert world.record(claim.id).incarnation == anew.incarnation
-    assert notes_of(world, claim) == ()
+    assert [trigger for _, _, _, trigger in history_of(world, claim)] == [Trigger.SUPERSEDE]
 
 
 async def test_the_statement_that_deletes_looks_at_state_and_expiry_itself(world):

@@ -14,19 +14,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Shelf(dict[Any, Any]):
-    """Records by scope and key; beside them the lines of the audit, which are no records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[dict[str, Any]] = []
-
-
 class MemoryDriver:
     """Runs each transaction under one lock: the GIL alone is no check-then-act."""
 
     def __init__(self) -> None:
-        self.table = Shelf()
+        self.table: dict[Any, Any] = {}
         self._lock = threading.Lock()
 
     def run(self, transaction: Transaction[T]) -> T:

@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 from uuid import uuid5
 
+from oncekey.core.audit import Mover, Note
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
-from oncekey.core.rulings import ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
+from oncekey.core.rulings import LOCK_EXPIRED, ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Duration, Instant, Parcel, Settled, Settlement, Snapshot, Verdict
+    from oncekey.core.model import Claim, Duration, Instant, Parcel, Record, Settled, Settlement, Snapshot, Verdict
     from oncekey.core.policy import Policy
     from oncekey.flow import Flow, Steps
     from oncekey.ports import Records, Store
@@ -50,11 +51,13 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
                 case Proceed() | Replay() | Refuse():
                     return ruled
                 case TakeOver(seen):
-                    snapshot = yield from records.take_over(claim, seen)
+                    snapshot = yield from records.take_over(claim, seen, _taken(seen, claim, policy))
                 case Supersede(seen):
-                    snapshot = yield from records.supersede(claim, seen)
+                    note = _note(seen, State.IN_PROGRESS, Trigger.SUPERSEDE, claim, policy, str(claim.incarnation))
+                    snapshot = yield from records.supersede(claim, seen, note)
                 case Doubt(seen, last_error):
-                    snapshot = yield from records.doubt(seen, last_error)
+                    note = _note(seen, State.UNKNOWN, Trigger.SWEEP, claim, policy, last_error)
+                    snapshot = yield from records.doubt(seen, last_error, note)
                 case ClaimAgain():
                     snapshot = None
                 case _:
@@ -84,11 +87,28 @@ def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
         if not isinstance(judge(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
             return answer_from(snapshot, Lease.of(record))
         try:
-            taken = yield from store.take_over(claim, record)
+            taken = yield from store.take_over(claim, record, _taken(record, claim, policy, Actor.COMPLETER))
         except CommitAmbiguousError:
             taken = None
         snapshot = taken or (yield from store.find(claim.id))
     return Refuse(Code.IN_PROGRESS, retry_after=1)
+
+
+def _taken(seen: Record, claim: Claim, policy: Policy, actor: Actor = Actor.REQUESTER) -> Note | None:
+    return _note(seen, State.IN_PROGRESS, Trigger.TAKE_OVER, claim, policy, seen.last_error or LOCK_EXPIRED, actor)
+
+
+def _note(  # noqa: PLR0917  (a line of the audit reads by position)
+    seen: Record,
+    to: State,
+    trigger: Trigger,
+    claim: Claim,
+    policy: Policy,
+    why: str,
+    actor: Actor = Actor.REQUESTER,
+) -> Note | None:
+    """The line about a move that only a crash, a failure or an expiry leads to; the ordinary has none (ADR 0014)."""
+    return Note.of(seen, to, trigger, Mover(actor, claim.owner), why) if policy.audit else None
 
 
 def renew(records: Records, lease: Lease, span: Duration) -> Flow[Instant | None]:

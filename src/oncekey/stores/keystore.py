@@ -36,6 +36,7 @@ from oncekey.stores.saying import repeated, said
 from oncekey.stores.statements import Statements
 
 if TYPE_CHECKING:
+    from oncekey.core.audit import Note
     from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
     from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
     from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Schema, Upkeep
@@ -87,17 +88,17 @@ class KeyStore:
         """Insert the claim if there is no row; who lost the reply looks again, and is known by its owner."""
         return (yield from said(Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))))
 
-    def take_over(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+    def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Become the next owner of `seen`."""
-        return (yield from said(self._swap("take_over", seen, claim_params(claim))))
+        return (yield from said(self._swap("take_over", seen, claim_params(claim), note)))
 
-    def supersede(self, claim: Claim, seen: Record) -> Flow[Snapshot | None]:
+    def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Start the expired `seen` anew as the claim."""
-        return (yield from said(self._swap("supersede", seen, claim_params(claim))))
+        return (yield from said(self._swap("supersede", seen, claim_params(claim), note)))
 
-    def doubt(self, seen: Record, last_error: str) -> Flow[Snapshot | None]:
+    def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
         """Turn the stale `seen` into UNKNOWN."""
-        return (yield from said(self._swap("doubt", seen, {"last_error": last_error})))
+        return (yield from said(self._swap("doubt", seen, {"last_error": last_error}, note)))
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
         """Move the lease's end, never past the deadline."""
@@ -143,12 +144,19 @@ class KeyStore:
         # The row was committed by somebody else after our statement's snapshot was taken: look again (E6).
         return (yield from self._find(claim.id))
 
-    def _swap(self, name: str, seen: Record, params: dict[str, Value]) -> Transaction[Snapshot | None]:
+    def _swap(
+        self, name: str, seen: Record, params: dict[str, Value], note: Note | None = None
+    ) -> Transaction[Snapshot | None]:
+        audit = None if note is None else self.audit
+
         def body() -> Steps[Snapshot | None]:
             rows = yield self._say(name, {**params, **version_proof(seen)})
+            if rows and audit is not None and note is not None:
+                yield from audit.noting((note,))
             return snapshot_of(rows[0]) if rows else None
 
-        return Transaction(name, Mode.SINGLE, body)
+        # A move and its line of the audit are both there, or neither is.
+        return Transaction(name, Mode.SINGLE if audit is None else Mode.ATOMIC, body)
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
         return self._statements.say(name, params)

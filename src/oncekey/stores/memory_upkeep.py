@@ -83,23 +83,25 @@ def live_keys(table: Table, *, now: Instant, scope: str, limit: int) -> Rows:
     return [{"live": min(len(live), limit)}]
 
 
-def note(table: Any, *, now: Instant, notes: str) -> Rows:
-    for line in json.loads(notes):
-        last = table.notes[-1]["id"] if table.notes else 0
-        table.notes.append({**line, "id": last + 1, "at": now})
-    return []
+def audit_commands() -> Mapping[str, Command]:
+    """The statements of an audit that starts empty: its lines are no records, so they lie beside the table."""
+    lines: list[Line] = []
 
+    def note(_: Table, *, now: Instant, notes: str) -> Rows:
+        for line in json.loads(notes):
+            lines.append({**line, "id": lines[-1]["id"] + 1 if lines else 1, "at": now})
+        return []
 
-def history(table: Any, *, now: Instant, scope: str, key_digest: str, after: int, limit: int) -> Rows:  # noqa: ARG001
-    lines = [line for line in table.notes if line["scope"] == scope and line["key_digest"] == key_digest]
-    return [line for line in lines if line["id"] > after][:limit]
+    def history(_: Table, *, now: Instant, scope: str, key_digest: str, after: int, limit: int) -> Rows:  # noqa: ARG001
+        own = [line for line in lines if (line["scope"], line["key_digest"]) == (scope, key_digest)]
+        return [line for line in own if line["id"] > after][:limit]
 
+    def forget_notes(_: Table, *, now: Instant, age: int, limit: int) -> Rows:
+        old = [line for line in lines[:limit] if line["at"] <= now - age]
+        lines[:] = [line for line in lines if line not in old]
+        return old
 
-def forget_notes(table: Any, *, now: Instant, age: int, limit: int) -> Rows:
-    old = [line for line in table.notes[:limit] if line["at"] <= now - age]
-    for line in old:
-        table.notes.remove(line)
-    return old
+    return {"note": note, "history": history, "forget_notes": forget_notes}
 
 
 def _page(lines: list[Line], at: str, now: Instant, limit: int, after: Line) -> Rows:
@@ -140,8 +142,5 @@ UPKEEP: Mapping[str, Command] = MappingProxyType(
         "drop_unclaimed": drop_unclaimed,
         "abandon": abandon,
         "live_keys": live_keys,
-        "note": note,
-        "history": history,
-        "forget_notes": forget_notes,
     }
 )
