@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
@@ -137,8 +138,14 @@ async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransact
 
 async def flush(tx: AsyncOpenTransaction) -> None:
     """Write what a session holds back while the application can still answer to an error."""
-    if isinstance(tx, AsyncFlushes):
-        await tx.flush()
+    if _flushes(type(tx)):
+        await cast("AsyncFlushes", tx).flush()
+
+
+@cache
+def _flushes(kind: type) -> bool:
+    # Asking an object whether it fits a protocol is dear, and the answer is its class's.
+    return issubclass(kind, AsyncFlushes)
 
 
 async def take_back(request: Borrower) -> None:
