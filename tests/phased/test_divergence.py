@@ -215,3 +215,31 @@ async def test_the_way_back_is_free(async_bank: Bank) -> None:
         assert (await new.send()).status == 201
         assert (await new.send()).replayed
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
+
+
+async def test_a_route_that_became_inline_is_not_run_again_after_its_crash(async_bank: Bank) -> None:
+    # F4, P2, ADR 0015: what a crash means is what the handler that crashed does to the world
+    from oncekey.effects import INLINE, LOCAL
+
+    bank = async_bank
+
+    def failing(op: Any) -> Generator[Any, Any, Any]:
+        return 503
+        yield
+
+    def charging(op: Any) -> Generator[Any, Any, Any]:
+        bank.provider.charge(op.downstream_key("charge"))
+        yield Here("charged")
+        return 201
+
+    bank.provider.dedup = False
+    async with (
+        bank.process(failing, effects=LOCAL) as old,
+        bank.process(charging, effects=INLINE) as dead,
+        bank.process(charging, effects=INLINE) as alive,
+    ):
+        assert (await old.send()).status == 503
+        await dead.send_and_freeze("charged")
+        bank.lease_over()
+        assert (await alive.send()).code == "idempotency_outcome_unknown"
+    assert (bank.provider.charges, alive.runs) == (1, 0)

@@ -528,6 +528,20 @@ class Remembering:
         assert world.settle(lease, answered()).ours
         assert world.record(claim.id).request is None
 
+    def test_whoever_takes_over_what_was_begun_takes_it_as_it_is(self, world: World) -> None:
+        """With a step done, what a crash means stays what it was; with nothing done it is the new owner's word (P2)."""
+        changes: dict[str, Any] = {"effects": Effects.INLINE, "recovery": Recovery.UNKNOWN, "call_timeout": 1}
+        for steps, kept in (((ORDER,), True), ((), False)):
+            claim, lease = begun(world)
+            if steps:
+                assert world.checkpoint(lease, (), steps, LEASE) is not None
+            assert world.settle(lease, HandedBack("x")).ours
+            before = world.record(claim.id)
+            world.owned(again(claim, **changes))
+            after = world.record(claim.id)
+            for name, value in changes.items():
+                assert getattr(after, name) == (getattr(before, name) if kept else value), (steps, name)
+
     def test_a_key_that_starts_anew_has_its_own_request(self, world: World) -> None:
         """Or none."""
         for request in (b"the new one", None):
