@@ -20,7 +20,9 @@ from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.kept_request import check_sealing
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
+from oncekey.frameworks.asgi.webhooks import Secret, Webhook, WebhookOptions
 from oncekey.ports import AsyncShares
+from oncekey.resolvers import Resolvers
 from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
 from oncekey.workers.service import Service
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Recovery
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.types import App, Resolver
+    from oncekey.resolvers import Sighting
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("oncekey")
@@ -105,6 +108,8 @@ class Once:
         self.policy = policy or Policy()
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self.topics = Topics()
+        self.resolvers = Resolvers()
+        self._webhooks = 0
         self._migrate = migrate
         self._workers = workers
         self._service: Service | None = None
@@ -118,6 +123,10 @@ class Once:
     def topic(self, name: str, *, repeatable: bool | timedelta = False) -> Callable[[F], F]:
         """Register the function that a worker calls for the parcels of a topic; see `Topics.topic`."""
         return self.topics.topic(name, repeatable=repeatable)
+
+    def resolver(self, operation: str, *, call: str | None = None) -> Callable[[F], F]:
+        """Register the function that asks a provider what became of a call; see `Resolvers.resolver`."""
+        return self.resolvers.resolver(operation, call=call)
 
     @overload
     def protect(self, *, effects: Literal[Effects.LOCAL], **options: Unpack[Options]) -> Callable[[F], F]: ...
@@ -254,6 +263,27 @@ class Once:
             starlette.add_status(app, installation)
         self._installed[app] = installation
 
+    def webhook(
+        self,
+        app: Any,  # noqa: ANN401  (a Starlette or FastAPI application, neither of which we may import)
+        path: str,
+        *,
+        secret: Secret | Sequence[Secret],
+        parse: Callable[[Any], Sighting | None],
+        name: str = "webhook",
+        **options: Unpack[WebhookOptions],
+    ) -> None:
+        """Take a provider's webhooks at `path`, signed as `Oncekey-Signature: t=...,v1=...` (HMAC-SHA256 of "t.body").
+
+        `parse` is given the event's JSON and returns a `Sighting`, or None for what is not about a call. Several
+        secrets are all accepted, for as long as one of them is being replaced. `name` tells webhooks of several
+        providers apart.
+        """
+        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+        starlette.add_route(app, path, Webhook(self, path, secret=secret, parse=parse, name=name, **options))
+        self._webhooks += 1
+
     def asgi(
         self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None
     ) -> OncekeyMiddleware:
@@ -349,6 +379,16 @@ class Once:
             connected = aconnect(self.store) if isinstance(self.store, str) else aconnect_sqlalchemy(self.store)
             engine = self._engines[loop] = connected
         return engine
+
+    @property
+    def reconciles(self) -> bool:
+        """Whether it has resolvers or webhooks, so that a reconciler has something to do."""
+        return bool(self.resolvers.names) or self._webhooks > 0
+
+    def policy_of(self, operation: str) -> Policy:
+        """The policy of an operation; the application's own for one that it does not know."""
+        enrolment = self.enrolment_of(operation)
+        return self.policy if enrolment is None else enrolment.policy
 
     def enrolment_of(self, operation: str) -> Enrolment | None:
         """The enrolment of an operation, if it is one of ours."""

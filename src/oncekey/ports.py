@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from oncekey.core.onecommit import Ground, Locked, Sealed
     from oncekey.core.operate import Forbidden, Move, Moved, Search, Whereabouts
+    from oncekey.core.resolution import Call, Evidence, Heard, Verdict
     from oncekey.core.transitions import Trigger
     from oncekey.core.upkeep import Page, Run
     from oncekey.flow import Flow, Steps, Transaction
@@ -251,6 +252,52 @@ class Operate(Protocol):
         """What the database says about its own health, by name; every store has its own names."""
 
 
+class Reconcile(Protocol):
+    """What settles the unknown: what is to be asked about, which calls were announced, and what was heard of them.
+
+    The move itself is `Operate.move`, the same for resolvers, webhooks and operators: the first one wins.
+    """
+
+    def due(self, limit: int, after: Record | None = None) -> Flow[Page]:
+        """Unknown records that are to be asked about, longest due first, after the one that was looked at last."""
+
+    def later(
+        self,
+        seen: Record,
+        after: Duration | None,
+        *,
+        counted: bool = True,
+        noting: Callable[[Record], Note] | None = None,
+    ) -> Flow[bool]:
+        """Ask again after so long, or never (None), with the look counted or not (row 23). False: it has moved."""
+
+    def add(self, heard: Heard) -> Flow[tuple[Evidence, bool]]:
+        """Keep what was heard; True if it was not kept before."""
+
+    def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
+        """What was heard about a record's call and has no verdict yet, in the order in which it was heard."""
+
+    def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
+        """All evidence without a verdict, in order, after a place."""
+
+    def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
+        """Write what became of evidence, once. False: it has a verdict."""
+
+    def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
+        """Announced calls by the names that a provider knows, the newest first."""
+
+    def name(self, call: Call, provider_id: str) -> Flow[bool]:
+        """Remember the provider's own name of a call, unless it has one."""
+
+    def calls(
+        self, since: Instant, limit: int, after: Call | None = None
+    ) -> Flow[tuple[tuple[Call, Record | None], ...]]:
+        """Calls since an instant, the oldest first, each with its record as far as that is still there."""
+
+    def forget(self, age: Duration, limit: int) -> Flow[int]:
+        """Delete evidence, and calls whose record is gone, that are older than `age`; how many that were."""
+
+
 class Inspect(Protocol):
     """Read only."""
 
@@ -302,6 +349,10 @@ class Store(Records, Inspect, Protocol):
     @property
     def operate(self) -> Operate | None:
         """What operators need of it, if it has that."""
+
+    @property
+    def reconcile(self) -> Reconcile | None:
+        """What resolvers and webhooks need of it, if it has that."""
 
 
 class OpenTransaction(Protocol):

@@ -68,6 +68,7 @@ DEFAULTS = {
     "reap_batch": 1000,
     "reconcile_interval": timedelta(seconds=30),
     "reconcile_max_tries": 10,
+    "provider_lag": timedelta(seconds=60),
     "max_attempts": 10,
     "send_window": timedelta(seconds=5),
     "max_result_bytes": 256 * 1024,

@@ -88,6 +88,10 @@ class Wish:
     version: int | None = None
     """Only if the record is still as it was seen."""
     lag: Duration = PROVIDER_LAG
+    actor: Actor = Actor.OPERATOR
+    """Who says so: resolvers and webhooks settle by the same rows."""
+    waited: bool | None = None
+    """Whether the waiting time was over when the provider was asked, by who waits by a clock of its own (U1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +253,7 @@ def trigger_of(order: Order, record: Record) -> Trigger:
 def facts_for(wish: Wish, record: Record, now: Instant) -> Facts:
     """What the guards may look at. Only who says "not executed" is asked when and where that was seen (U1)."""
     believed = believed_from(record, wish.lag)
-    waited = wish.closed or (wish.asked_at or now) >= believed
+    waited = wish.closed or ((wish.asked_at or now) >= believed if wish.waited is None else wish.waited)
     intent = record.intent
     window = intent is not None and intent.repeatable_until is not None and now < intent.repeatable_until
     return Facts(
@@ -281,7 +285,7 @@ def _objection(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabo
 
 def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
     trigger, facts = trigger_of(wish.order, record), facts_for(wish, record, now)
-    row = judge(trigger, Actor.OPERATOR, facts)
+    row = judge(trigger, wish.actor, facts)
     if isinstance(row, Illegal):
         return Forbidden(_in_words(row, trigger, facts, wish.lag))
     deferred = [one for one in parcels if one.kind is ParcelKind.DEFER]

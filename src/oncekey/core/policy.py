@@ -131,6 +131,7 @@ class Policy:
     reap_batch: int = field(default=1000, metadata=checks.whole(1))
     reconcile_interval: timedelta = field(default=timedelta(seconds=30), metadata=checks.span())
     reconcile_max_tries: int = field(default=10, metadata=checks.whole(1))
+    provider_lag: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
     outbox_max_attempts: int = field(default=10, metadata=checks.whole(1))
     outbox_lease: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
     complete_interval: timedelta = field(default=timedelta(seconds=5), metadata=checks.span())

@@ -53,6 +53,11 @@ def add_status(app: Starlette, installation: Installation) -> None:
     app.router.routes.append(Route(f"{installation.status_path}/{{key:path}}", status_endpoint(installation)))
 
 
+def add_route(app: Starlette, path: str, endpoint: Callable[..., Any]) -> None:
+    """Serve an ASGI endpoint of ours for POST, beside the application's own routes."""
+    app.router.routes.append(Route(path, endpoint, methods=["POST"], include_in_schema=False))
+
+
 def add_documentation(app: Starlette, installation: Installation) -> None:
     """Serve the page that refusals link to, unless the policy links to another place."""
     if not is_served(installation.policy):

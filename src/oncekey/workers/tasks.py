@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.workers.completer import Completer, Served
+from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import Pace
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.policy import Policy
+    from oncekey.resolvers import Resolvers
     from oncekey.topics import Topics
     from oncekey.workers.service import Task
 
@@ -24,8 +26,16 @@ class Application(Served, Protocol):
     """What a worker needs of `Once`."""
 
     topics: Topics
+    resolvers: Resolvers
     policy: Policy
     enrolled: dict[str, Callable[..., Any]]
+
+    @property
+    def reconciles(self) -> bool:
+        """Whether it has resolvers or webhooks."""
+
+    def policy_of(self, operation: str) -> Policy:
+        """The policy of an operation."""
 
 
 def tasks_for(
@@ -37,7 +47,15 @@ def tasks_for(
         tasks.append(_relay(once, topics, concurrency))
     if _phased(once):
         tasks.append(Completer(once, pace=Pace(longest=once.policy.complete_interval.total_seconds())))
+    if once.reconciles:
+        tasks.append(reconciler_of(once))
     return tasks
+
+
+def reconciler_of(once: Application) -> Reconciler:
+    """The task that settles what nobody knows."""
+    engine = once.asynchronous()
+    return Reconciler(engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of)
 
 
 def _phased(once: Application) -> bool:

@@ -12,6 +12,7 @@ from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
+from oncekey.stores.reconcile import ReconcileStore
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.stores.vitals import POSTGRES
 
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant
 
 
-FILES = ("queries.sql", "phases.sql", "outbox.sql", "upkeep.sql", "operate.sql", "doctor.sql", "locks.sql")
+FILES = (
+    "queries.sql",
+    "phases.sql",
+    "outbox.sql",
+    "upkeep.sql",
+    "operate.sql",
+    "reconcile.sql",
+    "doctor.sql",
+    "locks.sql",
+)
 
 
 def tables() -> SqlSchema:
@@ -37,5 +47,6 @@ class PostgresStore(KeyStore):
         self.audit = AuditStore(self._statements)
         self.outbox = OutboxStore(self._statements, self.audit)
         self.upkeep = UpkeepStore(self._statements, self.audit)
+        self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=POSTGRES)
         self.locks = LockStore(self._statements, lambda: self.outbox)

@@ -180,10 +180,11 @@ WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_
 RETURNING clock.now, parcel.*;
 
 -- name: take_up
+-- The call can be looked up from the moment it is announced.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), announced AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', fence = fence + 1, version = version + 1, owner = :owner::text, lease_until = NULL,
     last_error = NULL,
@@ -198,7 +199,16 @@ FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.effects = 'outbox' AND record.state IN ('pending', 'in_progress')
-RETURNING clock.now, record.*;
+RETURNING clock.now, record.*
+), called AS (
+    INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
+    SELECT announced.incarnation, :phase::text, :downstream_key::text, announced.scope, announced.key,
+           announced.operation, announced.now
+    FROM announced
+    WHERE announced.intent IS NOT NULL
+    ON CONFLICT DO NOTHING
+)
+SELECT announced.* FROM announced;
 
 -- name: deferred_result
 WITH clock AS MATERIALIZED (

@@ -16,10 +16,11 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, record.*;
 
 -- name: announce
+-- The call can be looked up from the moment it is announced.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), announced AS (
 UPDATE oncekey.record AS record
 SET version = version + 1, memo = :memo::text, recovery_point = :recovery_point,
     intent = json_build_object(
@@ -39,7 +40,15 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
                 AND record.intent::json ->> 'digest' = :digest::text
                 AND (record.intent::json ->> 'sends')::integer = :sends::integer - 1
                 AND (record.intent::json ->> 'repeatable_until')::bigint > clock.now END
-RETURNING clock.now, record.*;
+RETURNING clock.now, record.*
+), called AS (
+    INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
+    SELECT announced.incarnation, :phase::text, :downstream_key::text, announced.scope, announced.key,
+           announced.operation, announced.now
+    FROM announced
+    ON CONFLICT DO NOTHING
+)
+SELECT announced.* FROM announced;
 
 -- name: result
 WITH clock AS MATERIALIZED (

@@ -11,6 +11,7 @@ from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
+from oncekey.stores.reconcile import ReconcileStore
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.stores.vitals import SQLITE
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from oncekey.flow import Flow
 
 
-FILES = ("queries.sql", "phases.sql", "outbox.sql", "upkeep.sql", "operate.sql", "doctor.sql")
+FILES = ("queries.sql", "phases.sql", "outbox.sql", "upkeep.sql", "operate.sql", "reconcile.sql", "doctor.sql")
 
 
 def tables() -> SqlSchema:
@@ -37,6 +38,7 @@ class SqliteStore(KeyStore):
         self.audit = AuditStore(self._statements)
         self.outbox = OutboxStore(self._statements, self.audit)
         self.upkeep = UpkeepStore(self._statements, self.audit)
+        self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=SQLITE)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:

@@ -1,0 +1,195 @@
+"""Settling what nobody knows: whoever hears of it, the same move is made, and the first one wins (U2, U3, R145)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, assert_never
+
+from oncekey.core.audit import Note
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects, Outcome, State
+from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
+from oncekey.core.resolution import Declined, Executed, Undecided, Unexecuted, Verdict, is_about, standing
+from oncekey.core.seed import downstream_key
+from oncekey.engine.operate import NOT_HERE, desk_of
+from oncekey.resolvers import from_text, wish_of
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from oncekey.core.audit import Mover
+    from oncekey.core.model import RecordId, Snapshot
+    from oncekey.core.operate import Move, Whereabouts, Wish
+    from oncekey.core.policy import Policy
+    from oncekey.core.resolution import Evidence, Heard, Resolution
+    from oncekey.flow import Flow
+    from oncekey.ports import Reconcile, Store
+
+MOST_INLINE = 1000
+"""How many unknown INLINE records a webhook is compared with: they announce no calls that could be looked up."""
+
+_ANOTHER_LIFE = "the key has begun another life since"
+_ANOTHER_CALL = "the call that is open is another one"
+
+
+class Became(StrEnum):
+    """What became of something that was heard."""
+
+    SETTLED = "settled"
+    """It settled its record now."""
+    KEPT = "kept"
+    """It waits: its record is not known yet, or still has an owner, or asks for more."""
+    AGREES = "agrees"
+    """The record says the same."""
+    CONTRADICTS = "contradicts"
+    """The record says otherwise, and stays as it is: somebody has to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The record that something is about, in one of its lives, and the call of it."""
+
+    id: RecordId
+    incarnation: UUID
+    phase: str
+    downstream_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What became of a message, and of which record; `repeated` if it was heard before."""
+
+    became: Became
+    target: Target | None = None
+    repeated: bool = False
+
+
+PolicyOf = Callable[[str], "Policy"]
+"""The policy of an operation."""
+
+
+def reconcile_of(store: Store) -> Reconcile:
+    """Where calls and evidence are kept, or a sentence about which stores have that."""
+    if store.reconcile is None:
+        raise ConfigurationError(NOT_HERE)
+    return store.reconcile
+
+
+def settle(
+    store: Store,
+    target: Target,
+    resolution: Executed | Declined | Unexecuted,
+    mover: Mover,
+    policy_of: PolicyOf,
+    *,
+    why: str,
+    waited: bool = False,
+) -> Flow[Moved | Forbidden]:
+    """The one move (rows 19 to 22): decided on the locked record, proven by its version, audited in the same commit."""
+    wishes: list[Wish] = []
+
+    def deciding(seen: Snapshot, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
+        record = seen.record
+        if record is None or record.incarnation != target.incarnation:
+            return Forbidden(_ANOTHER_LIFE)
+        if record.state is State.UNKNOWN and not is_about(record, target.downstream_key):
+            return Forbidden(_ANOTHER_CALL)
+        wish = wish_of(resolution, record, policy_of(record.operation), why)
+        wishes.append(replace(wish, actor=mover.actor, waited=waited))
+        return decide(wishes[-1], seen, parcels)
+
+    def noting(move: Move) -> Note:
+        return Note.of(move.seen, move.row.to, trigger_of(wishes[-1].order, move.seen), mover, why)
+
+    return (yield from desk_of(store).move(target.id, deciding, noting))
+
+
+def receive(
+    store: Store,
+    heard: Heard,
+    mover: Mover,
+    policy_of: PolicyOf,
+    *,
+    inline: Mapping[str, str] | None = None,
+) -> Flow[Received]:
+    """Keep what was heard, then apply it if its record is unknown; on a live record it waits as evidence (U3).
+
+    `inline` names, by operation, the call of handlers that announce none.
+    """
+    evidence, new = yield from reconcile_of(store).add(heard)
+    target = yield from _target(store, heard, inline or {})
+    if target is None:
+        became = Became.KEPT if evidence.verdict is None else _became(evidence.verdict)
+        return Received(became, repeated=not new)
+    if evidence.verdict is not None:
+        return Received(_became(evidence.verdict), target, repeated=not new)
+    became = yield from apply(store, evidence, target, mover, policy_of)
+    return Received(became, target, repeated=not new)
+
+
+def apply(store: Store, evidence: Evidence, target: Target, mover: Mover, policy_of: PolicyOf) -> Flow[Became]:
+    """Settle a record by evidence, or compare them; a record that has an answer never gets another one."""
+    resolution = from_text(evidence.heard.said)
+    if isinstance(resolution, Undecided):
+        return Became.KEPT
+    why = f"{evidence.heard.source} {evidence.heard.event_id}"
+    done = yield from settle(store, target, resolution, mover, policy_of, why=why)
+    if isinstance(done, Moved):
+        yield from reconcile_of(store).judge(evidence, Verdict.SETTLED)
+        return Became.SETTLED
+    verdict = yield from compared(store, target, resolution)
+    if verdict is None:
+        return Became.KEPT
+    yield from reconcile_of(store).judge(evidence, verdict)
+    return _became(verdict)
+
+
+def compared(store: Store, target: Target, resolution: Resolution) -> Flow[Verdict | None]:
+    """Whether a record agrees with what was said about its call; None: it says nothing yet."""
+    record = (yield from store.find(target.id)).record
+    if record is None or record.incarnation != target.incarnation:
+        return None
+    said, told = standing(record, target.phase), _outcome(resolution)
+    if said is None or told is None:
+        # "May run again" against "was executed": only a person can tell which of them is wrong (F35).
+        retryable = record.state is State.FAILED_RETRYABLE and record.intent is None
+        return Verdict.CONTRADICTS if retryable and told is Outcome.SUCCESS else None
+    return Verdict.AGREES if said is told else Verdict.CONTRADICTS
+
+
+def _outcome(resolution: Resolution) -> Outcome | None:
+    match resolution:
+        case Executed():
+            return Outcome.SUCCESS
+        case Declined() | Unexecuted():
+            return Outcome.FAILURE
+        case Undecided():
+            return None
+        case _:
+            assert_never(resolution)
+
+
+def _became(verdict: Verdict) -> Became:
+    return {Verdict.SETTLED: Became.AGREES}.get(verdict) or Became(verdict.value)
+
+
+def _target(store: Store, heard: Heard, inline: Mapping[str, str]) -> Flow[Target | None]:
+    """The newest call of that name; for handlers that announce none, the unknown record whose key fits."""
+    desk = reconcile_of(store)
+    calls = yield from desk.calls_of(heard.downstream_key, heard.provider_id)
+    if calls:
+        call = calls[0]
+        if heard.provider_id is not None and call.provider_id is None:
+            yield from desk.name(call, heard.provider_id)
+        return Target(call.id, call.incarnation, call.phase, call.downstream_key)
+    if heard.downstream_key is None:
+        return None
+    for operation, phase in inline.items():
+        wanted = Search(state=State.UNKNOWN, operation=operation, effects=Effects.INLINE)
+        page = yield from desk_of(store).search(wanted, MOST_INLINE)
+        for record in page.records:
+            if downstream_key(record.seed, phase) == heard.downstream_key:
+                return Target(record.id, record.incarnation, phase, heard.downstream_key)
+    return None

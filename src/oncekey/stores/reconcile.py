@@ -1,0 +1,181 @@
+"""What resolvers and webhooks ask and write, as flows over named statements.
+
+Settling is not here: it is one move for resolvers, webhooks and operators alike (`OperateStore.move`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+from uuid import UUID
+
+from oncekey.core.model import RecordId
+from oncekey.core.resolution import Call, Evidence, Heard, Verdict
+from oncekey.core.upkeep import Page
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.rows import record_of, version_proof
+from oncekey.stores.saying import repeated, said
+
+if TYPE_CHECKING:
+    from oncekey.core.audit import Note
+    from oncekey.core.model import Duration, Instant, Record
+    from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.ports import Audit
+    from oncekey.stores.statements import Statements
+
+STATEMENTS: tuple[str, ...] = (
+    "unknown_due",
+    "still_unknown",
+    "add_evidence",
+    "find_evidence",
+    "evidence_about",
+    "open_evidence",
+    "judge_evidence",
+    "find_calls",
+    "name_call",
+    "list_calls",
+    "forget_calls",
+    "forget_evidence",
+)
+
+Noting: TypeAlias = "Callable[[Record], Note] | None"
+
+_FIRST = UUID(int=0)
+
+
+class ReconcileStore:
+    """Unknown records, announced calls and evidence, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements, audit: Audit) -> None:
+        statements.require(STATEMENTS)
+        self._statements = statements
+        self._audit = audit
+
+    def due(self, limit: int, after: Record | None = None) -> Flow[Page]:
+        """Unknown records that are to be asked about, longest due first, after the one that was looked at last."""
+        params: dict[str, Value] = {
+            "limit": limit,
+            "after_at": -1 if after is None else after.reconcile_after,
+            "after_scope": "" if after is None else after.id.scope,
+            "after_key": "" if after is None else after.id.key,
+        }
+
+        def body() -> Steps[Page]:
+            rows = yield self._statements.say("unknown_due", params)
+            return Page(int(rows[0]["now"]), tuple(record_of(row) for row in rows if row["scope"] is not None))
+
+        return (yield from said(Transaction("unknown_due", Mode.READ, body)))
+
+    def later(self, seen: Record, after: Duration | None, *, counted: bool = True, noting: Noting = None) -> Flow[bool]:
+        """Ask again after so long, or never (None), with the look counted or not (row 23). False: it has moved."""
+        params: dict[str, Value] = {**version_proof(seen), "after": after, "tries": 1 if counted else 0}
+
+        def body() -> Steps[bool]:
+            rows = yield self._statements.say("still_unknown", params)
+            if rows and noting is not None:
+                yield from self._audit.noting((noting(seen),))
+            return bool(rows)
+
+        mode = Mode.SINGLE if noting is None else Mode.ATOMIC
+        return (yield from said(Transaction("still_unknown", mode, body)))
+
+    def add(self, heard: Heard) -> Flow[tuple[Evidence, bool]]:
+        """Keep what was heard; True if it was not kept before."""
+        params: dict[str, Value] = {
+            "source": heard.source,
+            "event_id": heard.event_id,
+            "downstream_key": heard.downstream_key,
+            "provider_id": heard.provider_id,
+            "said": heard.said,
+        }
+
+        def body() -> Steps[tuple[Evidence, bool]]:
+            rows = yield self._statements.say("add_evidence", params)
+            if rows:
+                return _evidence(rows[0]), True
+            there = yield self._statements.say("find_evidence", {key: params[key] for key in ("source", "event_id")})
+            return _evidence(there[0]), False
+
+        return (yield from repeated(Transaction("add_evidence", Mode.SINGLE, body)))
+
+    def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
+        """What was heard about a record's call and has no verdict yet, in the order in which it was heard."""
+        params: dict[str, Value] = {
+            "downstream_key": downstream_key,
+            "incarnation": str(record.incarnation),
+            "since": record.created_at,
+        }
+        return tuple(_evidence(row) for row in (yield from self._read("evidence_about", params)))
+
+    def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
+        """All evidence without a verdict, in order, after a place."""
+        rows = yield from self._read("open_evidence", {"limit": limit, "after": after})
+        return tuple(_evidence(row) for row in rows)
+
+    def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
+        """Write what became of evidence, once. False: it has a verdict."""
+        return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
+
+    def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
+        """Announced calls by the names that a provider knows, the newest first."""
+        rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
+        return tuple(_call(row) for row in rows)
+
+    def name(self, call: Call, provider_id: str) -> Flow[bool]:
+        """Remember the provider's own name of a call, unless it has one."""
+        params: dict[str, Value] = {
+            "incarnation": str(call.incarnation),
+            "phase": call.phase,
+            "provider_id": provider_id,
+        }
+        return bool((yield from self._write("name_call", params)))
+
+    def calls(
+        self, since: Instant, limit: int, after: Call | None = None
+    ) -> Flow[tuple[tuple[Call, Record | None], ...]]:
+        """Calls since an instant, the oldest first, each with its record as far as that is still there."""
+        params: dict[str, Value] = {
+            "since": since,
+            "limit": limit,
+            "after_at": -1 if after is None else after.at,
+            "after_incarnation": str(_FIRST if after is None else after.incarnation),
+            "after_phase": "" if after is None else after.phase,
+        }
+        rows = yield from self._read("list_calls", params)
+        return tuple((_call(row, "call_"), record_of(row) if row["state"] is not None else None) for row in rows)
+
+    def forget(self, age: Duration, limit: int) -> Flow[int]:
+        """Delete evidence, and calls whose record is gone, that are older than `age`; how many that were."""
+        params: dict[str, Value] = {"age": age, "limit": limit}
+        calls = yield from self._write("forget_calls", params)
+        return len(calls) + len((yield from self._write("forget_evidence", params)))
+
+    def _read(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
+        return (yield from said(self._one(name, params, Mode.READ)))
+
+    def _write(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
+        return (yield from repeated(self._one(name, params, Mode.SINGLE)))
+
+    def _one(self, name: str, params: dict[str, Value], mode: Mode) -> Transaction[Rows]:
+        def body() -> Steps[Rows]:
+            return (yield self._statements.say(name, params))
+
+        return Transaction(name, mode, body)
+
+
+def _evidence(row: Row) -> Evidence:
+    verdict = row["verdict"]
+    heard = Heard(row["source"], row["event_id"], row["said"], row["downstream_key"], row["provider_id"])
+    return Evidence(int(row["id"]), int(row["at"]), heard, None if verdict is None else Verdict(verdict))
+
+
+def _call(row: Row, prefix: str = "") -> Call:
+    return Call(
+        id=RecordId(row[f"{prefix}scope"], row[f"{prefix}key"]),
+        incarnation=UUID(str(row[f"{prefix}incarnation"])),
+        operation=row[f"{prefix}operation"],
+        phase=row[f"{prefix}phase"],
+        downstream_key=row[f"{prefix}downstream_key"],
+        provider_id=row[f"{prefix}provider_id"],
+        at=int(row[f"{prefix}at"]),
+    )

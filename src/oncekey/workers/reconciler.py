@@ -1,0 +1,349 @@
+"""The reconciler: asks about what nobody knows, and applies what was heard of it in the meantime (R135-R145).
+
+It moves nothing by itself: what a resolver answers is settled by the same move as a webhook's or an operator's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+
+from oncekey.core.audit import Mover, Note
+from oncekey.core.backoff import Backoff
+from oncekey.core.errors import ResultNotStorableError, StoreError
+from oncekey.core.keys import key_digest
+from oncekey.core.model import SECOND, Effects, State
+from oncekey.core.operate import Moved
+from oncekey.core.policy import micros
+from oncekey.core.resolution import (
+    EXHAUSTED,
+    Declined,
+    Executed,
+    Patience,
+    Sight,
+    Undecided,
+    Unexecuted,
+    has_waited,
+    still_to_wait,
+)
+from oncekey.core.transitions import Actor, Trigger
+from oncekey.engine import reconcile
+from oncekey.engine.operate import desk_of
+from oncekey.engine.reconcile import Became, Target
+from oncekey.flow import adrive
+from oncekey.resolvers import Question, called_by
+from oncekey.topics import Topic
+from oncekey.workers.calling import call
+from oncekey.workers.clocks import boot, this_process
+from oncekey.workers.service import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from uuid import UUID
+
+    from oncekey.core.model import Instant, Record
+    from oncekey.core.policy import Policy
+    from oncekey.core.resolution import Evidence, Resolution
+    from oncekey.flow import Flow, Transaction
+    from oncekey.ports import Store
+    from oncekey.resolvers import Resolver, Resolvers
+    from oncekey.topics import Message
+    from oncekey.workers.calling import Sleep
+
+log = logging.getLogger("oncekey.worker")
+T = TypeVar("T")
+
+PAGE: Final = 100
+CONCURRENCY: Final = 8
+"""How many questions are open at a time."""
+LONGEST_PAUSE: Final = 3600.0
+"""Seconds between two questions about one record, at most."""
+REMEMBERED: Final = 10_000
+"""Of how many records it is remembered when they were first seen unknown; who is forgotten waits once more."""
+FORGET_EVERY: Final = 100
+"""In every how many rounds old calls and evidence are forgotten."""
+
+
+class Policies(Protocol):
+    """Where the policy of an operation is known."""
+
+    def __call__(self, operation: str) -> Policy:
+        """The policy that its records are settled by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """One doubt about one record: another owner's, or about another send, is another one."""
+
+    incarnation: UUID
+    fence: int
+    phase: str | None
+    sends: int
+
+    @classmethod
+    def of(cls, record: Record) -> Doubt:
+        """The doubt that a record is in."""
+        intent = record.intent
+        open_call = (None, 0) if intent is None else (intent.phase, intent.sends)
+        return cls(record.incarnation, record.fence, *open_call)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a resolver said, and when the question began."""
+
+    resolution: Resolution
+    asked: Sight
+
+
+class Reconciler:
+    """A task that reconciles. Several may run side by side: each record is settled by one of them."""
+
+    name: Final = "reconciler"
+
+    def __init__(
+        self,
+        store: Store,
+        run: Callable[[Transaction[object]], Awaitable[object]],
+        resolvers: Resolvers,
+        policy: Policy,
+        *,
+        policy_of: Policies | None = None,
+        clock: Callable[[], Instant] = boot,
+        sleep: Sleep = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+        page: int = PAGE,
+        who: str | None = None,
+    ) -> None:
+        self._store = store
+        self._desk = reconcile.reconcile_of(store)
+        self._run = run
+        self._resolvers = resolvers
+        self._policy = policy
+        self._policy_of = policy_of or (lambda _: policy)
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance
+        self._page = page
+        self._mover = Mover(Actor.RESOLVER, who or this_process())
+        self._first: OrderedDict[Doubt, Sight] = OrderedDict()
+        self._rounds = 0
+        self._stopped = False
+        self.counts: Counter[str] = Counter()
+        """Records by what became of them: `settled`, `postponed`, `waiting`, `exhausted`; `contradictions`."""
+        seconds = policy.reconcile_interval.total_seconds()
+        self.pace = Pace(shortest=seconds, longest=seconds)
+        self._backoff = Backoff(
+            base=seconds, cap=max(seconds, LONGEST_PAUSE), floor=min(1.0, seconds), longest=max(seconds, LONGEST_PAUSE)
+        )
+
+    async def run_once(self) -> int:
+        """One look at everything that is due; how many records were settled."""
+        before = self.counts["settled"]
+        after: Record | None = None
+        while not self._stopped:
+            page = await self._go(self._desk.due(self._page, after))
+            at = Sight(page.now, self._clock())
+            for start in range(0, len(page.records), CONCURRENCY):
+                some = page.records[start : start + CONCURRENCY]
+                ends = await asyncio.gather(*(self._tend(record, at) for record in some), return_exceptions=True)
+                for error in ends:
+                    if error is not None:
+                        raise error
+            if len(page.records) < self._page:
+                break
+            after = page.records[-1]
+        await self._compare()
+        if self._rounds % FORGET_EVERY == 0:
+            await self._go(self._desk.forget(micros(self._policy.audit_ttl), self._policy.reap_batch))
+        self._rounds += 1
+        return self.counts["settled"] - before
+
+    async def drain(self) -> None:
+        """A round leaves nothing behind."""
+
+    async def stop(self, grace: float) -> None:  # noqa: ARG002  (a question has a time of its own)
+        """Begin no other page."""
+        self._stopped = True
+
+    async def _tend(self, record: Record, at: Sight) -> None:
+        """Settle one record by what was heard, or else by what its resolver says."""
+        first = self._seen(record, at)
+        resolver = self._resolvers.get(record.operation)
+        name = called_by(record, None if resolver is None else resolver.call)
+        if await self._by_evidence(record, name) or resolver is None:
+            return
+        answer = await self._ask(record, resolver, name)
+        if isinstance(answer.resolution, Undecided):
+            await self._later(record, answer.resolution.why)
+        elif isinstance(answer.resolution, Unexecuted) and not (
+            answer.resolution.closed or has_waited(record, self._patience(record), first, answer.asked)
+        ):
+            # What was asked too early is no answer, and is no vain try either.
+            wait = still_to_wait(record, self._patience(record), first, answer.asked)
+            self.counts["waiting"] += 1
+            await self._go(self._desk.later(record, max(wait, SECOND), counted=False))
+        else:
+            await self._settle(record, name, answer.resolution)
+
+    async def _settle(self, record: Record, name: str | None, said: Executed | Declined | Unexecuted) -> None:
+        phase = record.intent.phase if record.intent is not None else ""
+        target = Target(record.id, record.incarnation, phase, name or "")
+        settling = reconcile.settle(
+            self._store, target, said, self._mover, self._policy_of, why="the resolver's answer", waited=True
+        )
+        try:
+            done = await self._go(settling)
+        except ResultNotStorableError as error:
+            await self._later(record, f"result_not_storable: {error}")
+            return
+        if not isinstance(done, Moved):
+            current = (await self._go(self._store.find(record.id))).record
+            # Somebody else's word came first, or its owner's own: that one holds (U2).
+            if current is not None and current.version == record.version:
+                await self._later(record, f"not_allowed: {done.why}")
+            return
+        self._done(record, done)
+        if not isinstance(said, Unexecuted) and said.provider_id is not None and name is not None:
+            for one in await self._go(self._desk.calls_of(name, None)):
+                if one.incarnation == record.incarnation:
+                    await self._go(self._desk.name(one, said.provider_id))
+
+    async def _by_evidence(self, record: Record, name: str | None) -> bool:
+        for evidence in await self._go(self._desk.about(record, name)):
+            resolver = self._resolvers.get(record.operation)
+            phase = record.intent.phase if record.intent is not None else (resolver and resolver.call) or ""
+            heard = evidence.heard.downstream_key or name or ""
+            target = Target(record.id, record.incarnation, phase, heard)
+            mover = Mover(Actor.WEBHOOK, self._mover.who)
+            became = await self._applied(evidence, target, mover)
+            if became is Became.SETTLED:
+                self.counts["settled"] += 1
+                self._forget(record)
+                return True
+        return False
+
+    async def _compare(self) -> None:
+        """Evidence whose record has an answer by now: they agree, or somebody has to look (U3)."""
+        after = 0
+        while not self._stopped:
+            page = await self._go(self._desk.undecided(self._page, after))
+            for evidence in page:
+                heard = evidence.heard
+                for one in await self._go(self._desk.calls_of(heard.downstream_key, heard.provider_id)):
+                    target = Target(one.id, one.incarnation, one.phase, one.downstream_key)
+                    await self._applied(evidence, target, Mover(Actor.WEBHOOK, self._mover.who))
+                    break
+            if len(page) < self._page:
+                return
+            after = page[-1].id
+
+    async def _applied(self, evidence: Evidence, target: Target, mover: Mover) -> Became:
+        try:
+            became = await self._go(reconcile.apply(self._store, evidence, target, mover, self._policy_of))
+        except ResultNotStorableError as error:
+            log.error("reconciler: evidence %d cannot be applied: %s", evidence.id, error)
+            return Became.KEPT
+        if became is Became.CONTRADICTS:
+            self.counts["contradictions"] += 1
+            alarm(evidence.heard.source, evidence.heard.event_id, target)
+        return became
+
+    async def _ask(self, record: Record, resolver: Resolver, name: str | None) -> Answer:
+        payload = await self._payload(record)
+        now = (await self._go(self._store.find(record.id))).now
+        asked = Sight(now, self._clock())
+        question = Question(
+            operation=record.operation,
+            scope=record.id.scope,
+            key=record.id.key,
+            downstream_key=name,
+            phase=record.intent.phase if record.intent is not None else resolver.call,
+            payload=payload,
+            intent=record.intent,
+            attempts=record.attempts,
+            tries=record.reconcile_tries,
+            asked_at=now,
+            effects=record.effects,
+            _seed=record.seed,
+        )
+        function = Topic(record.operation, cast("Callable[[Message], Any]", resolver.function), None, resolver.blocking)
+        limit = record.call_timeout / SECOND
+        try:
+            said = await call(
+                function, cast("Message", question), limit=limit, send_by=None, clock=_never, sleep=self._sleep
+            )
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever a provider's client raises means: not known yet)
+            # The class alone: an error's text may quote what a client sent.
+            said = Undecided(type(error).__name__)
+        if not isinstance(said, Executed | Declined | Unexecuted | Undecided):
+            log.error("reconciler: the resolver of %s answered a %s", record.operation, type(said).__name__)
+            said = Undecided("no_resolution")
+        return Answer(said, asked)
+
+    async def _payload(self, record: Record) -> Any:  # noqa: ANN401  (whatever was deferred)
+        if record.effects is not Effects.OUTBOX or self._store.outbox is None:
+            return None
+        for parcel in await self._go(desk_of(self._store).parcels(record.incarnation)):
+            letter = await self._go(self._store.outbox.find_dead_letter(parcel.id)) if parcel.dead else None
+            if letter is not None:
+                return json.loads(letter.parcel.payload)
+        return None
+
+    async def _later(self, record: Record, why: str) -> None:
+        """Ask again, ever more slowly, and at last no more: from then on it is an operator's (R138, row 23)."""
+        last = record.reconcile_tries + 1 >= self._policy.reconcile_max_tries
+        reason = f"{EXHAUSTED}: {why}" if last else why
+
+        def noting(seen: Record) -> Note:
+            return Note.of(seen, State.UNKNOWN, Trigger.STILL_UNKNOWN, self._mover, reason)
+
+        pause = self._backoff.wait(record.reconcile_tries, self._chance())
+        after = None if last else round(pause * SECOND)
+        audited = noting if self._policy.audit or last else None
+        if await self._go(self._desk.later(record, after, noting=audited)):
+            self.counts["exhausted" if last else "postponed"] += 1
+            if last:
+                told = (record.operation, key_digest(record.id.key), record.reconcile_tries + 1, why)
+                log.error("reconciler: %s (digest %s) is an operator's now, after %d looks: %s", *told)
+                self._forget(record)
+
+    def _patience(self, record: Record) -> Patience:
+        policy = self._policy_of(record.operation)
+        lag = micros(policy.provider_lag)
+        return Patience(lag=lag, send_window=micros(policy.send_window), lease=micros(policy.lease))
+
+    def _seen(self, record: Record, at: Sight) -> Sight:
+        first = self._first.setdefault(Doubt.of(record), at)
+        if len(self._first) > REMEMBERED:
+            self._first.popitem(last=False)
+        return first
+
+    def _forget(self, record: Record) -> None:
+        self._first.pop(Doubt.of(record), None)
+
+    def _done(self, record: Record, moved: Moved) -> None:
+        self.counts["settled"] += 1
+        self._forget(record)
+        told = (record.operation, key_digest(record.id.key), moved.move.row.to)
+        log.info("reconciler: %s (digest %s) is %s now", *told)
+
+    async def _go(self, flow: Flow[T]) -> T:
+        return await adrive(flow, self._run)
+
+
+def alarm(source: str, event_id: str, target: Target) -> None:
+    """Money and records disagree: nothing is changed by itself, and somebody has to look."""
+    told = (source, event_id, target.phase, key_digest(target.id.key))
+    log.error("oncekey: %s %s contradicts what is stored about %r (digest %s); nothing was changed", *told)
+
+
+def _never() -> float:
+    return 0.0
