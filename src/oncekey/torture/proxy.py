@@ -124,7 +124,8 @@ class Proxy:
                     await link.to_client.drain()
                     continue
                 dropped += chunk
-                if _DONE in dropped:
+                # A statement is prepared before it is executed, and that reply is not yet the end of anything.
+                if link.loss is Loss.ANY_REPLY or _DONE in dropped:
                     self.lost[link.loss] += 1
                     link.end()
                     return

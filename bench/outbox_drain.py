@@ -1,0 +1,273 @@
+"""`python -m bench.outbox_drain`: messages per second that workers take out of a full outbox, beside two queues.
+
+The peers are procrastinate and pgqueuer (`pip install --group bench`), on the same PostgreSQL, with as many messages,
+as many workers in one process and as many messages in work at a time; the function that is called does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.__main__ import BenchError
+from bench.figures import Range
+from bench.places import places
+
+TOPIC = "noop"
+CHUNK = 500
+
+
+class Queue(Protocol):
+    """A full queue that can be emptied."""
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Make its tables."""
+
+    async def fill(self, count: int) -> None:
+        """Put so many messages in; nobody measures that."""
+
+    async def drain(self, loops: int, batch: int) -> int:
+        """Work until it is empty; how often the function was called."""
+
+
+class Ours:
+    """oncekey's outbox: messages of `op.emit`, and the relay that `oncekey worker` runs."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        from oncekey.wire import aconnect  # noqa: PLC0415
+
+        self._engine = aconnect(self._url)
+        stack.push_async_callback(self._engine.close)
+        await self._engine.migrate()
+
+    async def fill(self, count: int) -> None:
+        from oncekey.core.model import Parcel, ParcelKind, RecordId  # noqa: PLC0415
+        from oncekey.flow import Mode, Transaction  # noqa: PLC0415
+
+        def parcel(number: int) -> Parcel:
+            return Parcel(
+                id=uuid.uuid4(),
+                kind=ParcelKind.EMIT,
+                record_id=RecordId("bench", f"key-{number}"),
+                incarnation=uuid.uuid4(),
+                topic=TOPIC,
+                payload=json.dumps({"n": number}),
+                downstream_key=str(uuid.uuid4()),
+                position=0,
+                order_by=None,
+            )
+
+        outbox = self._engine.store.outbox
+        assert outbox is not None
+        for begin in range(0, count, CHUNK):
+            parcels = tuple(parcel(number) for number in range(begin, min(begin + CHUNK, count)))
+            await self._engine.driver.run(Transaction("fill", Mode.ATOMIC, lambda now=parcels: outbox.putting(now)))
+
+    async def drain(self, loops: int, batch: int) -> int:
+        from oncekey.core.policy import Policy  # noqa: PLC0415
+        from oncekey.topics import Message, Topics  # noqa: PLC0415
+        from oncekey.workers.relay import Relay  # noqa: PLC0415
+
+        topics, called = Topics(), 0
+
+        @topics.topic(TOPIC)
+        async def noop(message: Message) -> None:
+            nonlocal called
+            called += message.payload["n"] >= 0
+
+        outbox, run = self._engine.store.outbox, self._engine.driver.run
+        assert outbox is not None
+
+        async def loop() -> None:
+            relay = Relay(outbox, run, topics, Policy(), concurrency=batch)
+            while await relay.run_once():
+                pass
+            await relay.drain()
+
+        await asyncio.gather(*(loop() for _ in range(loops)))
+        return called
+
+
+class Procrastinate:
+    """procrastinate, which deletes what is done as we do."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        import procrastinate  # noqa: PLC0415
+
+        self._called = 0
+        connector = procrastinate.PsycopgConnector(conninfo=self._url, min_size=10, max_size=10)
+        self._app = procrastinate.App(connector=connector)
+        await stack.enter_async_context(self._app.open_async())
+        await self._app.schema_manager.apply_schema_async()
+
+        @self._app.task(name=TOPIC)
+        async def noop(n: int) -> None:
+            self._called += n >= 0
+
+        self._noop = noop
+
+    async def fill(self, count: int) -> None:
+        for begin in range(0, count, CHUNK):
+            await self._noop.batch_defer_async(*({"n": n} for n in range(begin, min(begin + CHUNK, count))))
+
+    async def drain(self, loops: int, batch: int) -> int:
+        before = self._called
+        await asyncio.gather(
+            *(
+                self._app.run_worker_async(
+                    wait=False,
+                    concurrency=batch,
+                    delete_jobs="always",
+                    listen_notify=False,
+                    install_signal_handlers=False,
+                )
+                for _ in range(loops)
+            )
+        )
+        return self._called - before
+
+
+class Pgqueuer:
+    """pgqueuer through asyncpg, which moves what is done to its log."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        import asyncpg  # noqa: PLC0415
+        from pgqueuer import PgQueuer  # noqa: PLC0415
+
+        self._called = 0
+        self._pool = await stack.enter_async_context(asyncpg.create_pool(self._url, min_size=10, max_size=10))
+        await PgQueuer.from_asyncpg_pool(self._pool).queries.install()
+
+    async def fill(self, count: int) -> None:
+        from pgqueuer import PgQueuer  # noqa: PLC0415
+
+        queries = PgQueuer.from_asyncpg_pool(self._pool).queries
+        for begin in range(0, count, CHUNK):
+            size = min(CHUNK, count - begin)
+            await queries.enqueue([TOPIC] * size, [b'{"n": 1}'] * size, [0] * size)
+
+    async def drain(self, loops: int, batch: int) -> int:
+        from pgqueuer import PgQueuer  # noqa: PLC0415
+        from pgqueuer.types import QueueExecutionMode  # noqa: PLC0415
+
+        before = self._called
+
+        def worker() -> Any:
+            queuer = PgQueuer.from_asyncpg_pool(self._pool)
+
+            @queuer.entrypoint(TOPIC)
+            async def noop(job: Any) -> None:
+                self._called += json.loads(job.payload)["n"] >= 0
+
+            return queuer
+
+        await asyncio.gather(
+            *(worker().run(batch_size=batch, mode=QueueExecutionMode.drain) for _ in range(loops)),
+        )
+        return self._called - before
+
+
+KINDS: dict[str, tuple[str, Callable[[str], Queue]]] = {
+    "oncekey asyncpg": ("asyncpg", Ours),
+    "oncekey psycopg": ("psycopg", Ours),
+    "procrastinate": ("psycopg", Procrastinate),
+    "pgqueuer": ("asyncpg", Pgqueuer),
+}
+PEERS = ("procrastinate", "pgqueuer")
+
+
+async def measure(kinds: dict[str, str], messages: int, rounds: int, loops: int, batch: int) -> dict[str, list[float]]:
+    """Rounds in which each takes its turn, and who comes first changes; messages per second of each."""
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    async with AsyncExitStack() as stack:
+        queues = {name: KINDS[name][1](url) for name, url in kinds.items()}
+        for queue in queues.values():
+            await queue.open(stack)
+        names = list(queues)
+        for turn in range(-1, rounds):  # the first one warms up
+            for offset in range(len(names)):
+                name = names[(turn + offset) % len(names)]
+                count = messages if turn >= 0 else min(messages, 200)
+                await queues[name].fill(count)
+                begun = time.perf_counter()
+                called = await queues[name].drain(loops, batch)
+                took = time.perf_counter() - begun
+                if called != count:
+                    raise BenchError(f"{name}: {count} messages, and {called} calls")
+                if turn >= 0:
+                    rates[name].append(count / took)
+            if turn >= 0:
+                print(f"  round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
+    return rates
+
+
+def table(rates: dict[str, list[float]]) -> str:
+    """The rates, and each as a multiple of the peers' of the same round."""
+    peers = [peer for peer in PEERS if peer in rates]
+    lines = [f"{'queue':<17} {'messages/s':>20}" + "".join(f"{'x ' + peer:>26}" for peer in peers)]
+    for name, found in rates.items():
+        rate = Range.of(found)
+        line = f"{name:<17} {f'{rate.median:.0f} ({rate.low:.0f}-{rate.high:.0f})':>20}"
+        for peer in peers:
+            ratio = Range.of([mine / theirs for mine, theirs in zip(found, rates[peer], strict=True)])
+            line += f"{f'{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})':>26}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.outbox_drain", description=__doc__)
+    parser.add_argument("--messages", type=int, default=3000, help="messages per round and queue (3000)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (5)")
+    parser.add_argument("--loops", type=int, default=2, help="workers per queue, in one process (2)")
+    parser.add_argument("--batch", type=int, default=100, help="messages in work per worker (100)")
+    parser.add_argument("--without-peers", action="store_true", help="only ours")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    said = parser.parse_args(words)
+    missing = [peer for peer in PEERS if find_spec(peer) is None]
+    if missing and not said.without_peers:
+        print(f"bench: {missing[0]} is not installed: pip install --group bench, or --without-peers", file=sys.stderr)
+        return 1
+    logging.disable(logging.WARNING)  # the peers tell of every message
+    names = [name for name in KINDS if not (said.without_peers and name in PEERS)]
+    try:
+        with places(("asyncpg", "psycopg")) as found:
+            urls = {name: found[KINDS[name][0]]() for name in names}
+            for peer in PEERS:
+                if peer in urls:
+                    urls[peer] = "postgresql:" + urls[peer].partition(":")[2]
+            rates = asyncio.run(measure(urls, said.messages, said.rounds, said.loops, said.batch))
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    print(table(rates))
+    print(f"\n{said.rounds} rounds of {said.messages} messages, {said.loops} workers, {said.batch} in work each.")
+    if said.json:
+        document = {name: {**asdict(Range.of(found)), "rounds": found} for name, found in rates.items()}
+        said.json.write_text(json.dumps({"settings": vars(said) | {"json": None}, "queues": document}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

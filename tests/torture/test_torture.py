@@ -1,0 +1,171 @@
+"""`oncekey torture` as a person runs it: on real processes, for a few seconds, and what it says afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from harness.processes import children, is_alive
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Proceed
+from oncekey.core.policy import Policy
+from oncekey.testing.claims import a_claim
+from oncekey.torture.plan import Plan
+from oncekey.wire import connect
+
+COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "torture")
+HERE = Path(__file__).parent
+PATIENCE = 240
+
+
+def run(folder: Path, *words: str, breaks: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words],
+        cwd=folder,
+        env=surroundings(folder, breaks),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def surroundings(folder: Path, breaks: str = "") -> dict[str, str]:
+    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": path, "BREAK": breaks, "COLUMNS": "200"}
+
+
+def test_sqlite_for_programs(tmp_path: Path) -> None:
+    # R99-R134 at large: S1-S4, S7-S10, L1-L3 over four kinds of effects, processes that die, and a provider that fails
+    done = run(tmp_path, "--store", "sqlite:///torture.db", "--seconds", "3", "--seed", "5", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["duplicates"], told["lost"], told["violations"], told["seed"]) == (True, 0, 0, [], 5)
+    assert told["keys"] > 8
+    assert told["requests"] == sum(told["answers"].values()) > told["keys"]
+    assert told["crashes"] + told["pauses"] > 0
+    assert told["answers"]["201 replayed"] > 0
+    assert set(told["states"]) <= {"completed", "failed_retryable", "unknown"}
+    assert told["unknown"] == told["states"].get("unknown", 0)
+    assert told["command"] == (
+        "oncekey torture --store sqlite:///torture.db --seconds 3 --seed 5 --servers 2 --workers 2 --clients 8"
+    )
+    assert set(told) == {
+        *("ok", "seed", "store", "seconds", "keys", "requests", "answers", "faults", "crashes", "pauses"),
+        *("ambiguous_commits", "resumed", "delivered_again", "states", "unknown", "charges", "duplicates", "lost"),
+        *("violations", "command"),
+    }
+    assert list(tmp_path.iterdir()) == []  # neither the store that it made nor a temporary file
+
+
+def test_postgres_for_people(tmp_path: Path, postgres_dsn: str) -> None:
+    done = run(tmp_path, "--store", postgres_dsn, "--seconds", "5", "--seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("duplicates", "lost", "violations"):
+        assert re.search(rf"{name} +│ +0 │", done.stdout), done.stdout
+    assert re.search(r"crashes \(kill -9\) +│ +[1-9]", done.stdout)
+    assert "Again: oncekey torture --store postgresql://" in done.stdout
+    assert "seed 7: trouble" in done.stderr
+    with psycopg.connect(postgres_dsn) as connection:  # nothing of the run is left but oncekey's own empty tables
+        assert connection.execute("SELECT count(*) FROM oncekey.record").fetchone() == (0,)
+        assert connection.execute("SELECT to_regnamespace('oncekey_torture')").fetchone() == (None,)
+
+
+@pytest.mark.parametrize("breaks", ["forgetful", "hopeful"])
+def test_a_broken_application_is_found_out(tmp_path: Path, breaks: str) -> None:
+    words = ("--store", "sqlite:///torture.db", "--seconds", "3", "--seed", "2", "--shop", "broken_shop")
+    done = run(tmp_path, *words, breaks=breaks)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = re.findall(r"S1 at most one effect: key (torture-2-\d\d-\d{6}): .*executed (\d+) times", done.stdout)
+    assert found, done.stdout
+    key = found[0][0]
+    story = done.stdout.partition("The story of ")[2]
+    assert key in story
+    assert story.count("charged at the provider") >= 2
+    with closing(sqlite3.connect(tmp_path / "torture.db")) as connection:  # the evidence stays
+        assert connection.execute("SELECT count(*) FROM oncekey_torture_log").fetchone() != (0,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"store": "memory:"}, "memory: ends with its process"),
+        ({"store": "postgresql://u:p@db.example:5432/x"}, "a PostgreSQL on this machine"),
+        ({"store": "postgresql:///x?host=/tmp"}, "a PostgreSQL on this machine"),
+        ({"store": "postgresql://127.0.0.1/x?host=db.example"}, "a PostgreSQL on this machine"),
+        ({"seconds": 0.0}, "--seconds 0: a run takes 1 to 86400 seconds"),
+        ({"workers": 0}, "--workers 0: say 1 to 64"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+        Plan(**{"store": "sqlite:///x.db", "seconds": 5.0, "seed": 1, **settings})
+
+
+def test_a_plan_goes_through_its_proxy_and_shows_no_password() -> None:
+    plan = Plan("postgresql+asyncpg://u:secret@localhost:5433/x?pool_size=3&sslmode=require", 5, 1)
+    assert plan.database == ("localhost", 5433)
+    assert plan.through(99) == "postgresql+asyncpg://u:secret@127.0.0.1:99/x?pool_size=3&sslmode=disable"
+    assert "secret" not in plan.command + plan.shown
+
+
+def test_an_application_that_does_not_start_says_why(tmp_path: Path) -> None:
+    done = run(tmp_path, "--store", "sqlite:///x.db", "--shop", "no_such_shop")
+    assert done.returncode == 2
+    assert "server-1 did not start" in done.stderr
+    assert "No module named 'no_such_shop'" in done.stderr
+
+
+def test_a_store_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = connect(url)
+    engine.migrate()
+    assert isinstance(engine.begin(a_claim(), Policy()), Proceed)
+    engine.close()
+    done = run(tmp_path, "--store", url, "--seconds", "1")
+    assert (done.returncode, "holds 1 records" in done.stderr) == (2, True)
+    done = run(tmp_path, "--store", url, "--seconds", "1", "--allow-existing", "--clients", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM oncekey_record").fetchone() == (1,)
+        assert connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%torture%'").fetchall() == []
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_its_processes_end_with_it(tmp_path: Path, sign: signal.Signals) -> None:
+    words = ("--store", "sqlite:///torture.db", "--seconds", "60", "--seed", "1", "--servers", "1", "--workers", "1")
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, env=surroundings(tmp_path), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "trouble" in line:
+                break
+        started = children(process.pid)
+        assert len(started) >= 3
+        process.send_signal(sign)
+        process.stderr.read()
+        assert process.wait(PATIENCE) != 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+    deadline = time.monotonic() + 30
+    while (left := [pid for pid in started if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+    if sign is not signal.SIGKILL:
+        assert list(tmp_path.glob("oncekey-torture-*")) == []
