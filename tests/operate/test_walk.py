@@ -1,0 +1,203 @@
+"""Every order against every kind of row: allowed exactly where the table says, and otherwise nothing changes at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from oncekey.core.audit import Mover
+from oncekey.core.guards import Facts
+from oncekey.core.model import SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
+from oncekey.core.operate import Forbidden, Moved, Order, Whereabouts, Wish, decide, possible
+from oncekey.core.prospects import prospect
+from oncekey.core.transitions import Actor, Fence, Illegal, Row, Trigger, judge
+from oncekey.engine import operate
+from operate.rows import NOW, a_parcel, copy_of, every_row, look, write
+
+ANN = Mover(Actor.OPERATOR, "ann")
+YES = Completed(StoredResponse(201, ((b"content-type", b"application/json"),), b'{"by":"hand"}'), Outcome.SUCCESS)
+NO = Completed(StoredResponse(402, (), b"no"), Outcome.FAILURE)
+LAG = 60 * SECOND
+
+WISHES = (
+    Wish(Order.EXECUTED, "asked", answer=YES),
+    Wish(Order.EXECUTED, "asked", result='"ch_1"'),
+    Wish(Order.EXECUTED, "asked"),
+    Wish(Order.DECLINED, "asked", answer=NO),
+    Wish(Order.DECLINED, "asked", result='{"$":"rejected","v":"no"}'),
+    Wish(Order.NOT_EXECUTED, "asked"),
+    Wish(Order.NOT_EXECUTED, "asked", closed=True),
+    Wish(Order.RELEASE, "stuck"),
+    Wish(Order.BUST, "mended"),
+    Wish(Order.BUST, "mended", runs_again=True),
+    Wish(Order.RETRY, "mended"),
+    Wish(Order.DISCARD, "given up", answer=NO),
+)
+
+# What each row may change, beside the version that it always puts up.
+CHANGES = {
+    14: {"state", "owner", "lease_until", "last_error"},
+    15: {"state", "owner", "lease_until", "last_error", "reconcile_after"},
+    19: {
+        "state", "outcome", "response_status", "response_headers", "response_body", "response_schema", "finished_at",
+        "expires_at", "recovery_point", "intent", "last_error", "reconcile_after",
+    },
+    20: {"state", "memo", "recovery_point", "intent", "reconcile_after", "expires_at"},
+    21: {"state", "intent", "reconcile_after", "expires_at"},
+    22: {"state", "intent", "reconcile_after"},
+    32: {
+        "state", "outcome", "response_status", "response_headers", "response_body", "response_schema", "finished_at",
+        "recovery_point", "last_error", "fence",
+    },
+}  # fmt: skip
+
+TRIGGERS = {
+    Order.EXECUTED: Trigger.EXECUTED,
+    Order.DECLINED: Trigger.EXECUTED,
+    Order.DISCARD: Trigger.EXECUTED,
+    Order.NOT_EXECUTED: Trigger.NOT_EXECUTED,
+    Order.BUST: Trigger.BUST,
+    Order.RETRY: Trigger.DLQ_RETRY,
+}
+
+
+def expected(wish, row) -> Row | Illegal:
+    """What the table says of it, asked for by hand and not by the code under test."""
+    trigger = TRIGGERS.get(wish.order)
+    if wish.order is Order.RELEASE:  # A1: 14, 15 and 21
+        trigger = Trigger.NOT_EXECUTED if row.state is State.UNKNOWN else Trigger.SWEEP
+    intent = row.intent
+    waited = wish.closed or (
+        (intent is not None and intent.send_by + row.call_timeout + LAG <= NOW)
+        or (intent is None and row.effects is not Effects.INLINE)
+    )
+    repeatable = intent is not None and intent.repeatable_until is not None and intent.repeatable_until > NOW
+    facts = Facts(
+        row,
+        NOW,
+        waited=waited and wish.order is Order.NOT_EXECUTED,
+        result_given=wish.result is not None,
+        item_repeatable=repeatable or bool(row.memo),
+        reason=True,
+        runs_again=wish.runs_again,
+    )
+    said = judge(trigger, Actor.OPERATOR, facts)
+    if isinstance(said, Illegal):
+        return said
+    if said.number == 19 and wish.answer is None:
+        return Illegal("an answer is missing")
+    if said.number == 22 and wish.order is Order.RELEASE:
+        return Illegal("A1: release is 14, 15 and 21")
+    return said
+
+
+def go(world, row, wish):
+    return world.go(operate.act(world.store, row.id, wish, ANN))
+
+
+def history(world, row):
+    return world.go(world.store.audit.history(row.id))
+
+
+LEAVING = (State.IN_PROGRESS, State.COMPLETED, State.UNKNOWN)
+
+
+def test_every_order_on_every_row(world, request):
+    # R106, R138, R143, A1, F39: the product of rows and orders, compared with the table
+    # For the other client library of the same statements, the states that something leaves will do.
+    states = LEAVING if "asyncpg" in request.node.name else tuple(State)
+    rows = [row for row in every_row() if row.state in states]
+    counts = dict.fromkeys(CHANGES, 0)
+    for row in rows:
+        deferred = row.effects is Effects.OUTBOX and (row.memo or row.intent) and row.state is State.UNKNOWN
+        letters = (a_parcel(row),) if deferred else ()
+        write(world, row, *letters)
+        before = look(world, row)
+        for wish in WISHES:
+            said = expected(wish, row)
+            if isinstance(said, Illegal):
+                done = go(world, row, wish)
+                assert isinstance(done, Forbidden), (row, wish)
+                assert done.why
+                continue
+            fresh = copy_of(row)
+            parcels = (a_parcel(fresh),) if deferred else ()
+            write(world, fresh, *parcels)
+            was = look(world, fresh)
+            done = go(world, fresh, wish)
+            assert isinstance(done, Moved), (row, wish, done)
+            counts[said.number] += 1
+            _check_moved(world, was, done, said, wish)
+        # Whatever was refused left the row byte for byte as it was, on PostgreSQL the very same tuple.
+        assert look(world, row) == before
+        assert history(world, row) == ()
+    assert all(counts.values()), counts
+
+
+def _check_moved(world, was, done, said, wish):
+    row = done.move.seen
+    after = look(world, row)
+    changed = {name for name in was if was[name] != after[name]} - {"xmin"}
+    assert done.move.row is said
+    assert "version" in changed
+    assert changed - {"version"} <= CHANGES[said.number], (said.number, changed)
+    assert after["version"] == was["version"] + 1
+    assert after["fence"] == was["fence"] + (1 if said.fence is Fence.UP else 0)
+    assert after["state"] == said.to
+    assert done.snapshot.record.state is said.to
+    # R173: who, when, why, from, to, under which fence
+    (entry,) = history(world, row)
+    note = entry.note
+    assert (note.who, note.actor, note.source, note.to, note.trigger) == (
+        "ann", Actor.OPERATOR, row.state, said.to, said.trigger,
+    )  # fmt: skip
+    assert note.why.startswith(wish.reason)
+    assert (entry.at, note.fence, note.incarnation) == (NOW, row.fence, row.incarnation)
+
+
+def test_what_is_possible_is_what_the_table_allows():
+    # A forbidden order says what is possible instead: the table, walked for this record.
+    best = {
+        **{order: Wish(order, "-", answer=YES) for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD)},
+        Order.NOT_EXECUTED: Wish(Order.NOT_EXECUTED, "-", closed=True),
+        Order.RELEASE: Wish(Order.RELEASE, "-"),
+        Order.BUST: Wish(Order.BUST, "-", runs_again=True),
+        Order.RETRY: Wish(Order.RETRY, "-"),
+    }
+    for row in every_row():
+        dead = row.effects is Effects.OUTBOX and (row.memo or row.intent) and row.state is State.UNKNOWN
+        parcels = (Whereabouts(uuid4(), ParcelKind.DEFER, dead=True),) if dead else ()
+        offered = {one.order: one for one in possible(row, NOW, parcels)}
+        for order, wish in best.items():
+            if row.effects is Effects.PHASED and wish.answer is not None:
+                wish = replace(wish, answer=None, result="null")
+            if order is Order.DISCARD and row.effects is not Effects.OUTBOX:
+                assert order not in offered
+                continue
+            said = expected(wish, row)
+            assert (order in offered) == isinstance(said, Row), (row, order)
+            if isinstance(said, Row):
+                assert (offered[order].row, offered[order].to) == (said.number, said.to)
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: f"{wish.order}")
+def test_without_a_reason_nothing_moves(wish):
+    for row in every_row():
+        said = decide(replace(wish, reason=" "), Snapshot(row, NOW))
+        assert isinstance(said, Forbidden)
+        assert "--reason" in said.why
+
+
+def test_a_key_that_is_not_there(world):
+    row = next(every_row())
+    done = go(world, row, WISHES[0])
+    assert isinstance(done, Forbidden)
+    assert "no record" in done.why
+
+
+def test_every_row_has_a_sentence_about_its_retry():
+    sentences = {prospect(row, NOW) for row in every_row()} | {prospect(None, NOW)}
+    assert all(sentence.endswith(".") for sentence in sentences)
+    assert len(sentences) >= 10
