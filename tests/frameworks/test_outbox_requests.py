@@ -118,9 +118,8 @@ class Shop:
     def parcels(self) -> list[tuple[str, Any]]:
         table = self.database.records.replace("record", "outbox")
         found = self.database.execute(f"SELECT aggregatetype, payload FROM {table}")
-        return sorted(
-            (topic, payload if isinstance(payload, dict) else json.loads(payload)) for topic, payload in found
-        )
+        parcels = [(topic, payload if isinstance(payload, dict) else json.loads(payload)) for topic, payload in found]
+        return sorted(parcels, key=str)
 
 
 @pytest.fixture(scope="module")

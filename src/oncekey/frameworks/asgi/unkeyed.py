@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
-    from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.flow import Steps
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Borrower
-    from oncekey.ports import AsyncOpenTransaction
+    from oncekey.ports import AsyncOpenTransaction, Store
 
 Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
 
@@ -53,7 +52,7 @@ async def run_unkeyed(
         raise NoConnectionError from error
     parcels = _parcels(claim)
     op = _operation(Operation, claim, tx.connection, parcels)
-    putting = functools.partial(_putting, request.installation.engines.asynchronous, parcels)
+    putting = functools.partial(_putting, request.installation.engines.asynchronous().store, parcels)
     try:
         result = await invoke(op)
         await _end(tx, _rows(enrolment, op, result, raised=False), putting)
@@ -82,8 +81,9 @@ def _blocking(
 ) -> object:
     if enrolment.effects is not Effects.LOCAL:
         return not_awaitable(invoke(_operation(SyncOperation, claim, None)), enrolment)
+    engine = installation.engines.blocking()
     try:
-        tx = installation.engines.blocking().open()
+        tx = engine.open()
     except StoreError as error:
         raise NoConnectionError from error
     parcels = _parcels(claim)
@@ -93,11 +93,11 @@ def _blocking(
             result = not_awaitable(invoke(op), enrolment)
         except Exception as error:
             if _rows(enrolment, op, error, raised=True) is Business.COMMIT:
-                tx.step(_putting(installation.engines.blocking, parcels))
+                tx.step(_putting(engine.store, parcels))
                 tx.commit()
             raise
         if _rows(enrolment, op, result, raised=False) is Business.COMMIT:
-            tx.step(_putting(installation.engines.blocking, parcels))
+            tx.step(_putting(engine.store, parcels))
             tx.commit()
     finally:
         tx.rollback()
@@ -112,12 +112,11 @@ def _parcels(claim: Claim | None) -> Parcels:
     return Parcels(Lease(record_id, uuid4(), 1, 1, Effects.LOCAL, 0, 0, 0), seed)
 
 
-def _putting(engine: Callable[[], AsyncEngine | Engine], parcels: Parcels) -> Steps[None]:
+def _putting(store: Store, parcels: Parcels) -> Steps[None]:
     if parcels.emitted:
-        outbox = engine().store.outbox
-        if outbox is None:
+        if store.outbox is None:
             raise ConfigurationError(NO_OUTBOX)
-        yield from outbox.putting(parcels.emitted)
+        yield from store.outbox.putting(parcels.emitted)
 
 
 def _operation(kind: type[Op], claim: Claim | None, connection: object, parcels: Parcels | None = None) -> Op:
