@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
 
 GRACE_SECONDS = 10
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep a connection they do not use: whoever closes first must not be the one who is asked."""
 LEDGER: Final = "oncekey-demo-provider.db"
 
 
@@ -44,6 +46,7 @@ def serve(
                 access_log=False,
                 lifespan="on",
                 timeout_graceful_shutdown=GRACE_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
             )
             server = uvicorn.Server(config)
             server.run(sockets=[listener])
