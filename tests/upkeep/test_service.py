@@ -1,0 +1,42 @@
+"""Sweeper and reaper as a service runs them, on the store's own clock."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+from oncekey.core.model import Effects, Proceed, Recovery, State
+from oncekey.core.policy import Policy
+from oncekey.testing.claims import a_claim, answered
+from oncekey.wire import aconnect
+from oncekey.workers.service import Service
+from oncekey.workers.upkeep import upkeep_tasks
+
+
+@asynccontextmanager
+async def connected(url):
+    engine = aconnect(url)
+    await engine.migrate()
+    yield engine
+    await engine.close()
+
+
+async def test_both_work_by_the_clock_of_a_real_store(tmp_path):
+    """No clock is given: the store's is SQLite's, the host's are the system's, and they agree."""
+    # R146, R171
+    async with connected(f"sqlite:///{tmp_path}/keys.db") as engine:
+        stale = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, lease=1)
+        old = a_claim(ttl=1)
+        assert isinstance(await engine.begin(stale, Policy()), Proceed)
+        verdict = await engine.begin(old, Policy())
+        assert (await engine.settle(verdict.lease, answered())).ours
+        # Both have their grace: nothing is due yet.
+        assert await Service(upkeep_tasks(engine, Policy())).once() == 0
+        assert (await engine.find(stale.id)).record.state is State.IN_PROGRESS
+        assert (await engine.find(old.id)).record.state is State.COMPLETED
+
+
+async def test_a_store_without_upkeep_has_no_tasks():
+    engine = aconnect("memory:")
+    assert [task.name for task in upkeep_tasks(engine, Policy())] == ["sweeper", "reaper"]
+    engine.store.upkeep = None
+    assert upkeep_tasks(engine, Policy()) == []
