@@ -17,10 +17,9 @@ def main(words: list[str]) -> None:
         case ["serve", module, port]:
             _serve(module, int(port))
         case _:
-            from oncekey.cli import main as command  # noqa: PLC0415  (a server does not need it)
-
+            # By its name: the command line stands above everything, this module included.
             sys.argv = ["oncekey", *words]
-            command()
+            import_module("oncekey.cli").main()
 
 
 def _serve(module: str, port: int) -> None:
