@@ -65,7 +65,6 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many a
 
 def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: bool = True) -> T:
     """Do something with a store whose schema fits, under asyncio, because every database has a driver for that."""
-
     _there(url)
 
     async def within() -> T:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer, refuse, retry_after
@@ -12,13 +10,15 @@ from oncekey.core.errors import StoreError
 from oncekey.core.locks import lock_number
 from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
 from oncekey.core.rulings import Situation, situate
+from oncekey.core.showing import describe, in_flight
+from oncekey.engine.operate import look
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.claiming import scope_for
 from oncekey.frameworks.asgi.one_commit import SCHEMA
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Record, Snapshot, StoredResponse
     from oncekey.core.policy import Policy
+    from oncekey.engine.operate import Sight
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
@@ -32,13 +32,13 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
     if turned_away is not None:
         return refuse(turned_away, policy)
     try:
-        snapshot, busy = await _find(installation.engines.asynchronous(), record_id, policy)
+        sight = await _find(installation.engines.asynchronous(), record_id, policy)
     except StoreError:
         return refuse(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), policy)
-    record, now = snapshot.record, snapshot.now
+    record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:
-        if busy:
-            return _shown({"key": key, "state": State.IN_PROGRESS.value}, wait=1)
+        if sight.busy:
+            return _shown(in_flight(key), wait=1)
         return refuse(Refuse(Code.KEY_NOT_FOUND), policy)
     wait = None
     if record.state in (State.PENDING, State.IN_PROGRESS, State.UNKNOWN):
@@ -47,14 +47,10 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
     return _shown(describe(record), wait=wait)
 
 
-async def _find(engine: AsyncEngine, record_id: RecordId, policy: Policy) -> tuple[Snapshot, bool]:
+async def _find(engine: AsyncEngine, record_id: RecordId, policy: Policy) -> Sight:
     """The record, and whether a request of LOCAL in one commit is under way: that one has no row yet (L8, F21)."""
-    snapshot, locks = await engine.find(record_id), engine.store.locks
-    if locks is None or situate(snapshot.record, snapshot.now) not in (Situation.ABSENT, Situation.EXPIRED):
-        return snapshot, False
-    held = await adrive(locks.held(lock_number(SCHEMA, record_id, policy.secret)), engine.driver.run)
-    # Its commit may have come between the two looks.
-    return (snapshot, True) if held else (await engine.find(record_id), False)
+    number = lock_number(SCHEMA, record_id, policy.secret)
+    return await adrive(look(engine.store, record_id, number), engine.driver.run)
 
 
 def _shown(description: dict[str, Any], *, wait: int | None) -> Answer:
@@ -63,43 +59,3 @@ def _shown(description: dict[str, Any], *, wait: int | None) -> Answer:
     if wait is not None:
         headers.append((b"retry-after", b"%d" % wait))
     return Answer(200, (*headers, (b"cache-control", b"no-store")), body)
-
-
-def describe(record: Record) -> dict[str, Any]:
-    """A record as an operator or its caller may read it; fingerprint, seed and scope stay with us (R42)."""
-    return {
-        "key": record.id.key,
-        "state": record.state.value,
-        "outcome": record.outcome.value if record.outcome else None,
-        "operation": record.operation,
-        "method": record.method,
-        "path": record.path,
-        "recovery_point": record.recovery_point,
-        "attempts": record.attempts,
-        "last_error": record.last_error,
-        "created_at": moment(record.created_at),
-        "last_run_at": moment(record.last_run_at),
-        "finished_at": moment(record.finished_at),
-        "expires_at": moment(record.expires_at),
-        "response": None if record.response is None else _response(record.response),
-    }
-
-
-def moment(instant: Instant | None) -> str | None:
-    """RFC 3339, in UTC."""
-    if instant is None:
-        return None
-    return datetime.fromtimestamp(instant / SECOND, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _response(response: StoredResponse) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "status": response.status,
-        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers],
-    }
-    if response.body is None:
-        return {**shown, "stored": False}
-    try:
-        return {**shown, "body": response.body.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {**shown, "body_base64": base64.b64encode(response.body).decode("ascii")}
