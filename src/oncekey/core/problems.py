@@ -179,7 +179,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
         Code.RATE_LIMITED: Problem(
             slug="rate-limited",
             status=429,
-            title="Too many Idempotency-Keys",
+            title="Too many new keys or look-ups",
             detail="The request was not executed, because too many keys are used at once. Wait for as long as "
             "Retry-After says, then retry with the same key; keys that are known already are still answered.",
             fault_code="IDEMPOTENCY_RATE_LIMITED",
