@@ -87,10 +87,14 @@ class Completer:
         """One look at everything that is due; how many requests were gone on with."""
         engine = self._served.asynchronous()
         done, after = 0, None
+        met: set[UUID] = set()
         while not self._stopping():
             page = await adrive(engine.store.phases.resumable(self._page, after), engine.driver.run)
             done += await self._all(page)
+            met.update(snapshot.record.incarnation for snapshot in page if snapshot.record is not None)
             if len(page) < self._page:
+                # Who is not there any more has been gone on with by somebody else.
+                self._resting = {one: rest for one, rest in self._resting.items() if one in met}
                 return done
             after = page[-1].record
         return done
