@@ -28,8 +28,20 @@ ALSO: Final[Mapping[str, str]] = {
         "`resume` needs the extra `client`."
     ),
     "oncekey demo": (
-        "It makes the tables that it needs, and prints requests to try. The file of the default store is made in the "
-        "working folder. It is for trying things out: its two tokens are public. It needs the extra `demo`."
+        "It makes the tables that it needs, starts a provider as a process of its own, and prints requests to try. The "
+        "files of the default store and of the provider's ledger are made in the working folder. It is for trying "
+        "things out: its two tokens are public. It needs the extra `demo`."
+    ),
+    "oncekey provider": (
+        "The payment provider of the demo, which recognises keys and fails by name: a request brings "
+        "`X-Demo-Fault: drop-after`, or `POST /faults` sets it for all. `GET /charges` is its ledger. It needs the "
+        "extra `demo`."
+    ),
+    "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
+    "oncekey torture": "[Torture it](../howto/torture.md) says what it does and what it checks.",
+    "oncekey unknown": (
+        "[When the outcome is unknown](../howto/inline-timeouts.md#when-the-outcome-is-unknown) says what to do about "
+        "them."
     ),
     "oncekey migrate": (
         "Applications do not start on a store that lacks a `pre` migration; see "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oncekey.core.answers import LONGEST_WAIT
+from oncekey.core.firstsent import FIRST_SENT
 from oncekey.core.headers import ALWAYS_KEPT, KEY_HEADER, NEVER_KEPT
 from oncekey.core.policy import Policy
 
@@ -85,6 +86,11 @@ def page() -> str:
                 (
                     "`Content-Type`",
                     "Says how the body is [fingerprinted](../explanation/fingerprint.md), and is part of it.",
+                ),
+                (
+                    f"`{FIRST_SENT}`",
+                    "When the client sent the request first, as an HTTP date or by RFC 3339. It counts where "
+                    "`max_request_age` is set.",
                 ),
                 ("`Authorization`", "Yours. With `bind_to=token` its digest is part of whose key it is."),
             ],

@@ -35,7 +35,7 @@ WHY: Final[Mapping[str, str]] = {
     "entered": "whether the handler counts as called",
     "owner": "which request holds the lease; a claim whose reply was lost is recognised by it",
     "lease_until": "until when the owner is taken to be alive",
-    "call_timeout": "for outside calls that oncekey will make itself; kept, not used yet",
+    "call_timeout": "how long an outside call may take; whoever comes next waits for it",
     "ttl": "how long an answer is kept; added again when it is stored",
     "attempts": "how often the handler was begun under this record",
     "recovery_point": "`started`, then the last finished step of a phased handler, then `finished`",
@@ -91,10 +91,11 @@ def page() -> str:
     ]
     return put_together(
         title("Tables"),
-        "oncekey keeps one row per key, in the application's own database, and one row per migration. On PostgreSQL "
-        "they are `oncekey.record` and `oncekey.migration`, in a schema of their own; on SQLite `oncekey_record`, "
-        "`oncekey_migration` and the view `oncekey_clock`. `oncekey migrate up` makes them, `oncekey migrate sql` "
-        "prints them ([command line](cli.md)).",
+        "oncekey keeps one row per key, in the application's own database. On PostgreSQL the table is "
+        "`oncekey.record`, in a schema of its own; on SQLite it is `oncekey_record`, and other names begin like "
+        "that, too. Beside it are the [outbox](../howto/outbox.md) and its dead letters, the audit, what providers and "
+        "resolvers said of calls, and one row per migration; the statements below say what each is for. "
+        "`oncekey migrate up` makes them, `oncekey migrate sql` prints them ([command line](cli.md)).",
         "The primary key is `(scope, key)`: a key alone is never looked up, and every statement of the request path is "
         "served by this one index. Instants and durations are microseconds; instants are by the store's clock.",
         "## Columns of a record",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
@@ -58,22 +59,22 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "What a crash, an error or an outage means": {
         "lease": "How long a claim holds without a sign of life. The owner renews it at a third of this.",
         "deadline": "Renewals end this long after the claim: a handler that hangs cannot hold a key for ever.",
-        "call_timeout": "Stored with the claim for outside calls that oncekey will make itself; nothing enforces it "
-        "yet.",
+        "call_timeout": "PHASED, OUTBOX: how long one outside call may take; then it is uncertain. Stored with the "
+        "claim, because whoever comes next has to wait for it.",
         "on_lease_expired": "What a lease that ran out means. Without it the effects decide; it may only be stricter "
         "than they are. `fail` is the same as `unknown` today.",
         "naturally_idempotent": "The promise that running this handler twice does no harm; some looser settings ask "
         "for it.",
         "on_5xx": "INLINE only. `classify`: a 5xx is unknown, unless it is proven that nothing was sent. "
         "`store`: it is the key's answer. `retry_fresh`: the next retry runs.",
-        "is_definitely_not_executed": "INLINE: says of an exception whether it proves that nothing was sent.",
+        "is_definitely_not_executed": "Says of an exception of an outside call whether it proves that nothing was sent.",
         "not_executed_statuses": "INLINE: statuses that the handler sends only if it executed nothing.",
         "on_store_error": "The store cannot be asked: `fail_closed` answers 503 and runs nothing, `fail_open` runs the "
         "handler without protection.",
-        "max_attempts": "How often a phased handler may be begun; LOCAL and INLINE do not count.",
+        "max_attempts": "PHASED: how often the handler may be begun; then its record is unknown.",
         "send_window": "PHASED: how long after its announcement a call may be begun.",
         "max_result_bytes": "PHASED: the largest result of a step that is stored.",
-        "complete": "PHASED: whether the request is kept, so that a completer may go on without the client.",
+        "complete": "PHASED: whether the request is kept, so that a worker may go on without the client.",
     },
     "How long a key is remembered": {
         "ttl": "How long an answer is replayed, counted from the claim and again from the answer.",
@@ -83,11 +84,18 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "is there.",
         "expiry_mode": "The reaper deletes expired records (`hard`), or marks them and deletes them `audit_ttl` later "
         "(`soft`).",
-        "on_abandoned": "OUTBOX: what work becomes that nobody began before it expired.",
-        "abandoned_status": "OUTBOX: the status of such work.",
-        "tombstone_ttl": "OUTBOX: how long such work stays visible.",
+        "abandoned_status": "OUTBOX: the status of a call that no worker began before it expired.",
+        "tombstone_ttl": "OUTBOX: how long that answer stays.",
     },
     "The work behind the scenes": {
+        "outbox_max_attempts": "How often a parcel is tried before it is a dead letter.",
+        "outbox_lease": "How long a worker holds a parcel at least; longer where `send_window` and `call_timeout` ask "
+        "for it.",
+        "complete_interval": "How often a worker looks for phased requests that stopped half way, and how long it "
+        "leaves one alone that failed.",
+        "reconcile_max_tries": "How often a resolver is asked about an unknown outcome before a person has to look.",
+        "provider_lag": "How long a provider may take to show what it did: a resolver's `not executed` is believed only "
+        "after it.",
         "sweep_interval": "How often the sweeper looks for leases that ran out.",
         "reap_interval": "How often the reaper looks for expired records.",
         "reap_batch": "How many records the reaper removes at once; after a time-out half as many.",
@@ -120,11 +128,9 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "an INLINE one is unknown.",
     },
     LATER: {
-        "lock_timeout": "For LOCAL in one commit: how long a duplicate waits for the first one's lock.",
-        "reconcile_max_tries": "For the resolver: how often, before a person has to look.",
-        "outbox_max_attempts": "For OUTBOX: how often a message is tried.",
-        "outbox_lease": "For OUTBOX: how long a worker holds a message without a sign of life.",
-        "complete_interval": "For the completer: how often it looks for handlers that stopped half way.",
+        "lock_timeout": "For LOCAL in one commit: how long a duplicate waits for the first one's lock. Today it does not "
+        "wait.",
+        "on_abandoned": "For OUTBOX: what a call becomes that no worker began before it expired. There is one choice.",
         "redis": "For a cache in front of the store.",
     },
 }
@@ -152,14 +158,15 @@ ROUTE_NAMES: Final = {"require_key": "key", "on_in_progress": "in_progress"}
 
 _CHOICES: Final = {Recovery: "on_lease_expired", On5xx: "on_5xx", StoreErrorPolicy: "on_store_error"}
 _STANCES: Final = {Stance.ALLOWED: "yes", Stance.PROMISED: "with `naturally_idempotent`", Stance.REFUSED: "no"}
-_TODAY: Final = (Effects.LOCAL, Effects.INLINE)
+_ALL: Final = (Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE)
+_NAMED: Final = re.compile(r"Effects\.([A-Z]+)")
 _MIB: Final = 1024 * 1024
 
 
 def page() -> str:
     """The page."""
     by_name = {setting.name: setting for setting in fields(Policy)}
-    for_routes, inline_only = _route_options()
+    for_routes = _route_options()
     parts = [
         title("Settings"),
         *INTRODUCTION,
@@ -167,16 +174,13 @@ def page() -> str:
     for group, sentences in GROUPS.items():
         parts.append(f"## {group}")
         if group == LATER:
-            parts.append(
-                "These are checked and kept so that policies need not change. Nothing reads them yet: the parts that "
-                "will are [still to come](../index.md#what-is-not-there-yet)."
-            )
+            parts.append("These are checked and kept so that policies need not change. Nothing reads them yet.")
         rows = [
             (
                 f"`{name}`",
                 _default(by_name[name]),
                 _allowed(by_name[name]),
-                _route(name, for_routes, inline_only),
+                _route(name, for_routes),
                 sentence,
             )
             for name, sentence in sentences.items()
@@ -185,8 +189,8 @@ def page() -> str:
     return put_together(*parts, *_more(for_routes), *_strictness())
 
 
-def _more(for_routes: frozenset[str]) -> list[str]:
-    extra = sorted(for_routes - {ROUTE_NAMES.get(setting.name, setting.name) for setting in fields(Policy)})
+def _more(for_routes: Mapping[str, tuple[str, ...]]) -> list[str]:
+    extra = sorted(set(for_routes) - {ROUTE_NAMES.get(setting.name, setting.name) for setting in fields(Policy)})
     says = {
         "operation": "The name under which records of this handler are kept. Default: the function's qualified name. "
         "Two handlers need two names.",
@@ -201,36 +205,37 @@ def _more(for_routes: frozenset[str]) -> list[str]:
 
 def _strictness() -> list[str]:
     rows = [
-        (f"`{_CHOICES[type(choice)]}={choice.value}`", *(_STANCES[stances[effects]] for effects in _TODAY))
+        (f"`{_CHOICES[type(choice)]}={choice.value}`", *(_STANCES[stances[effects]] for effects in _ALL))
         for choice, stances in STANCES.items()
     ]
-    defaults = ", ".join(f"`{effects.name}` means `{BY_EFFECTS[effects].value}`" for effects in _TODAY)
+    defaults = ", ".join(f"`{effects.name}` means `{BY_EFFECTS[effects].value}`" for effects in _ALL)
     return [
         "## Which settings go with which effects",
         (
             "A setting may make a crash mean less than the effects say, never more. Enrolling refuses the rest with "
             f"the sentence that fixes it. Without `on_lease_expired`, {defaults}."
         ),
-        table(("Setting", *(f"`{effects.name}`" for effects in _TODAY)), rows),
+        table(("Setting", *(f"`{effects.name}`" for effects in _ALL)), rows),
     ]
 
 
-def _route_options() -> tuple[frozenset[str], frozenset[str]]:
-    """The options that `@once.protect` offers, and those of them that only INLINE has."""
-    named = {
-        name
-        for overload in get_overloads(Once.protect)
-        for name, parameter in inspect.signature(overload).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "effects"
-    }
-    return frozenset(Options.__annotations__) | named, frozenset(named)
+def _route_options() -> dict[str, tuple[str, ...]]:
+    """The options that `@once.protect` offers, and the effects that have them; none named: all have."""
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(Options.__annotations__, ())
+    for overload in get_overloads(Once.protect):
+        parameters = inspect.signature(overload).parameters
+        effects = _NAMED.findall(str(parameters["effects"].annotation))
+        for name, parameter in parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "effects":
+                found[name] = (*found.get(name, ()), *effects)
+    return found
 
 
-def _route(name: str, for_routes: frozenset[str], inline_only: frozenset[str]) -> str:
+def _route(name: str, for_routes: Mapping[str, tuple[str, ...]]) -> str:
     option = ROUTE_NAMES.get(name, name)
     if option not in for_routes:
         return ""
-    return f"{code(f'{option}=')}, INLINE" if option in inline_only else code(f"{option}=")
+    return ", ".join([code(f"{option}="), *for_routes[option]])
 
 
 def _allowed(setting: Field[Any]) -> str:

@@ -131,7 +131,11 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
 }
 """The programs that no command of their page serves: the tables that they need, and what is sent to them."""
 
-ELSEWHERE = {"docs/howto/inline-timeouts.md:payments.py", "docs/howto/sqlalchemy.md:sessions.py"}
+ELSEWHERE = {
+    "docs/howto/inline-timeouts.md:payments.py",
+    "docs/howto/phased.md:completed.py",
+    "docs/howto/sqlalchemy.md:sessions.py",
+}
 """Programs with a test of their own, below or in a module of its own."""
 
 

@@ -161,7 +161,13 @@ class Walkthrough:
         words = self._here(line).split()
         port = words[-1] if words[-1].isdigit() else self._ports["2525"]
         self._end(port)
-        command = [sys.executable, "-m", *words] if words[0] == "uvicorn" else [sys.executable, *words[1:]]
+        match words[0]:
+            case "uvicorn":
+                command = [sys.executable, "-m", *words]
+            case "oncekey":
+                command = [sys.executable, "-c", "from oncekey.cli import main; main()", *words[1:]]
+            case _:
+                command = [sys.executable, *words[1:]]
         log = self._folder / f"server-{port}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output)
@@ -186,6 +192,7 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
     (re.compile(r"uvicorn \w+:app --port 8001"), Walkthrough.serve),
     (re.compile(r"python postman\.py"), Walkthrough.serve),
+    (re.compile(r"oncekey provider --port 2525"), Walkthrough.serve),
 )
 """Lines that are not typed as they are, and what is done instead. Every other line is."""
 

@@ -1,0 +1,96 @@
+"""The programs of the guides to phased handlers and workers do what their pages say, also where no command shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+
+from harness.pages import ROOT, Page
+from oncekey.workers.service import Service
+from oncekey.workers.tasks import tasks_for
+
+KEY = {"Idempotency-Key": "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999"}
+
+Program = Callable[[str, str], ModuleType]
+
+
+def _text(page: str, file: str) -> str:
+    (block,) = [block for block in Page(ROOT / "docs" / "howto" / page).blocks("python") if block.file == file]
+    return block.text
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    """Imports a program by its name and text, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    names = []
+
+    def load(file: str, text: str) -> ModuleType:
+        (tmp_path / file).write_text(text)
+        spec = importlib.util.spec_from_file_location(f"documented_{file.removesuffix('.py')}", tmp_path / file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where a framework looks up the names of annotations
+        names.append(spec.name)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in names:
+        del sys.modules[name]
+
+
+def _say(database: str, *statements: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        return [row for statement in statements for row in connection.execute(statement)]
+
+
+def _client(module: ModuleType) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(module.app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://shop.example")
+
+
+async def test_a_worker_finishes_in_the_name_of_a_client_that_never_came_back(program: Program) -> None:
+    # R116, R120, H7: without its credentials, with the header that the application asked to keep
+    module = program("completed.py", _text("phased.md", "completed.py"))
+    _say("completed.db", "CREATE TABLE refunds (id INTEGER PRIMARY KEY, region TEXT)")
+    sent = {**KEY, "Authorization": "Bearer s3cret", "X-Region": "eu"}
+    async with module.once.lifespan(module.app), _client(module) as client:
+        assert (await client.post("/refunds", headers={**sent, "Authorization": "Bearer none"})).status_code == 401
+        assert (await client.post("/refunds", headers=sent)).status_code == 500  # there is no table for bookings
+        _say("completed.db", "CREATE TABLE bookings (refund INTEGER)")
+        _say("completed.db", "UPDATE oncekey_record SET reconcile_after = 1")  # the pause after a failure is over
+        assert await Service(tasks_for(module.once)).once() == 1
+        assert _say("completed.db", "SELECT * FROM refunds", "SELECT * FROM bookings") == [(1, "eu"), (1,)]
+        answer = await client.post("/refunds", headers=sent)
+    assert (answer.status_code, answer.json()) == (201, {"id": 1, "region": "eu"})
+    assert answer.headers["Idempotent-Replayed"] == "true"
+
+
+async def test_a_small_application_needs_no_other_process(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    # With the one word that the page adds.
+    text = _text("workers.md", "jobs.py")
+    module = program("jobs.py", text.replace("migrate=True", "migrate=True, workers=True"))
+    delivered = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    function = module.once.topics["order_created"].function
+
+    def told(message: object) -> None:
+        function(message)
+        loop.call_soon_threadsafe(delivered.set)
+
+    object.__setattr__(module.once.topics["order_created"], "function", told)
+    async with module.once.lifespan(module.app), _client(module) as client:
+        assert (await client.post("/orders", headers=KEY)).status_code == 201
+        await asyncio.wait_for(delivered.wait(), timeout=30)
+    assert capsys.readouterr().out == "an order: 1\n"
