@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from typing import Any
 
@@ -93,11 +92,13 @@ async def test_a_process_that_starts_again_runs_again(small_bank: Bank) -> None:
         assert (await process.send()).status == 201
 
 
-async def test_a_cancellation_alone_counts(async_bank: Bank) -> None:
-    # H6: a time-out that cancels each run must not go on for ever
+@pytest.mark.parametrize(("stopping", "attempts"), [(False, 1), (True, 0)])
+async def test_a_cancellation_counts_unless_it_is_a_stops(async_bank: Bank, stopping: bool, attempts: int) -> None:
+    # H6, P5: a time-out that cancels each run must not go on for ever
     async with async_bank.process() as process:
         await process.send_and_freeze("order")
+        if stopping:
+            process.once.quiesce()
         await process.thaw()
         record = await async_bank.record()
-        assert (record.state.value, record.attempts) == ("failed_retryable", 1)
-        await asyncio.sleep(0)
+        assert (record.state.value, record.attempts) == ("failed_retryable", attempts)

@@ -366,6 +366,8 @@ class Exchange:
         assert self._capture is not None
         policy, effects, capture = self._enrolment.policy, self._enrolment.effects, self._capture
         raised = self.error or error
+        if self.course is not None and self.installation.stopping and isinstance(raised, asyncio.CancelledError):
+            self.course.halted = True  # by a server that stops
         ending = Ending(
             status=capture.status,
             headers=capture.headers,
