@@ -10,7 +10,6 @@ from fastapi import Depends, FastAPI
 
 from oncekey.demo.charging import Charging
 from oncekey.demo.health import health_routes
-from oncekey.demo.housework import housework
 from oncekey.demo.ledger_route import ledger_routes
 from oncekey.demo.limits import BodyLimit
 from oncekey.demo.movements import Movements
@@ -36,7 +35,7 @@ def create_app(
     store_url: str, policy: Policy, provider_url: str = DEFAULT_PROVIDER, *, workers: bool = True
 ) -> FastAPI:
     """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up."""
-    once = Once(store_url, policy=policy, migrate=True)
+    once = Once(store_url, policy=policy, migrate=True, workers=workers)
     tables = Tables(once.asynchronous)
     movements = Movements(tables)
     charging = Charging(provider_url, policy.call_timeout.total_seconds())
@@ -47,11 +46,7 @@ def create_app(
     @asynccontextmanager
     async def prepared(_: FastAPI) -> AsyncIterator[None]:
         await tables.create()
-        if workers:
-            async with housework(once):
-                yield
-        else:
-            yield
+        yield
 
     app = FastAPI(
         title="oncekey demo",
