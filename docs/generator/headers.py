@@ -89,8 +89,10 @@ def page() -> str:
                 ),
                 (
                     f"`{FIRST_SENT}`",
-                    "When the client sent the request first, as an HTTP date or by RFC 3339. It counts where "
-                    "`max_request_age` is set.",
+                    (
+                        "When the client sent the request first, as an HTTP date or by RFC 3339. It counts where "
+                        "`max_request_age` is set."
+                    ),
                 ),
                 ("`Authorization`", "Yours. With `bind_to=token` its digest is part of whose key it is."),
             ],

@@ -67,7 +67,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "for it.",
         "on_5xx": "INLINE only. `classify`: a 5xx is unknown, unless it is proven that nothing was sent. "
         "`store`: it is the key's answer. `retry_fresh`: the next retry runs.",
-        "is_definitely_not_executed": "Says of an exception of an outside call whether it proves that nothing was sent.",
+        "is_definitely_not_executed": "Says of an exception of an outside call whether it proves that nothing was "
+        "sent.",
         "not_executed_statuses": "INLINE: statuses that the handler sends only if it executed nothing.",
         "on_store_error": "The store cannot be asked: `fail_closed` answers 503 and runs nothing, `fail_open` runs the "
         "handler without protection.",
@@ -94,8 +95,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "complete_interval": "How often a worker looks for phased requests that stopped half way, and how long it "
         "leaves one alone that failed.",
         "reconcile_max_tries": "How often a resolver is asked about an unknown outcome before a person has to look.",
-        "provider_lag": "How long a provider may take to show what it did: a resolver's `not executed` is believed only "
-        "after it.",
+        "provider_lag": "How long a provider may take to show what it did: a resolver's `not executed` is believed "
+        "only after it.",
         "sweep_interval": "How often the sweeper looks for leases that ran out.",
         "reap_interval": "How often the reaper looks for expired records.",
         "reap_batch": "How many records the reaper removes at once; after a time-out half as many.",
@@ -128,8 +129,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "an INLINE one is unknown.",
     },
     LATER: {
-        "lock_timeout": "For LOCAL in one commit: how long a duplicate waits for the first one's lock. Today it does not "
-        "wait.",
+        "lock_timeout": "For LOCAL in one commit: how long a duplicate waits for the first one's lock. Today it does "
+        "not wait.",
         "on_abandoned": "For OUTBOX: what a call becomes that no worker began before it expired. There is one choice.",
         "redis": "For a cache in front of the store.",
     },
