@@ -259,7 +259,7 @@ class TestOurs:
     def test_a_record_in_progress_that_names_our_owner_is_ours(self):  # P7, F8, ADR 0001
         for lease in LEASES.values():
             record = a_record(owner=SAME.owner, lease_until=lease, fence=3)
-            assert ruled(record) == Proceed(Lease.of(record), record)
+            assert ruled(record) == Proceed(Lease.of(record), record, NOW)
 
     def test_the_incarnation_does_not_make_it_ours(self):  # ADR 0001
         record = a_record(incarnation=SAME.incarnation)

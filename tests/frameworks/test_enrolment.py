@@ -190,8 +190,14 @@ def test_effects_have_no_default(misuse: Any) -> None:
         ({"effects": LOCAL, "lease": 10, "deadline": 5}, "make the lease shorter or the deadline longer"),
         ({"effects": LOCAL, "in_progress": "queue"}, "on_in_progress"),
         ({"effects": "locale"}, "say what the handler does to the world"),
-        ({"effects": PHASED}, "effects=PHASED is not part of this version yet: use LOCAL or INLINE"),
-        ({"effects": OUTBOX}, "effects=OUTBOX is not part of this version yet: use LOCAL or INLINE"),
+        (
+            {"effects": PHASED, "key": "optional"},
+            "effects=PHASED is gone on with by its key, so every request needs one",
+        ),
+        (
+            {"effects": OUTBOX, "key": "optional"},
+            "effects=OUTBOX is gone on with by its key, so every request needs one",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_what_fixes_it(options: dict[str, Any], sentence: str) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.core.answers import marks
+from oncekey.core.headers import field_name
+
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Headers
+    from oncekey.core.model import Instant
+    from oncekey.core.policy import Policy
     from oncekey.frameworks.asgi.capture import Capture
     from oncekey.frameworks.asgi.types import Send
 
@@ -17,12 +21,14 @@ async def send_answer(send: Send, answer: Answer) -> None:
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-async def send_captured(send: Send, capture: Capture, marks: Headers, ours: frozenset[bytes]) -> None:
-    """Send what the application answered, as it was, in one piece unless it was spooled.
-
-    `ours` are the fields that only we may say: an answer that was passed on from elsewhere may bring its own along.
-    """
-    headers = [*[line for line in capture.headers if line[0].lower() not in ours], *marks]
+async def send_captured(
+    send: Send, capture: Capture, policy: Policy, *, echo: bytes | None, expires_at: Instant
+) -> None:
+    """Send what the application answered, as it was and with our marks, in one piece unless it was spooled."""
+    # An answer that was passed on from elsewhere may bring along what only we may say.
+    ours = frozenset(map(field_name, (policy.key_header, policy.expires_header, policy.replayed_header)))
+    marked = marks(policy, echo=echo, expires_at=expires_at)
+    headers = [*[line for line in capture.headers if line[0].lower() not in ours], *marked]
     await send({"type": "http.response.start", "status": capture.status, "headers": headers})
     pieces = iter(capture.pieces())
     piece = next(pieces, b"")

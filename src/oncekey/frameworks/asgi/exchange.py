@@ -10,43 +10,37 @@ import asyncio
 import logging
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from oncekey.boottime import boottime
-from oncekey.core.answers import Answer, marks, refuse, replay
-from oncekey.core.choices import On5xx
-from oncekey.core.errors import NotExecuted, StoreError
-from oncekey.core.headers import field_name
+from oncekey.core.answers import Answer, refuse, replay
+from oncekey.core.errors import StoreError
 from oncekey.core.model import (
     Bypass,
     Code,
     Deferred,
     Discarded,
-    Doubtful,
     Effects,
-    HandedBack,
     Lease,
     Proceed,
     Refuse,
     Replay,
-    Retryable,
 )
-from oncekey.core.policy import micros
-from oncekey.core.settle import DIVERGED, NOT_DEFERRED, STOPPED, Business, Decision, Ending, Progress, decide
+from oncekey.core.settle import Business, Decision
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.phases import Course, proves_nothing_sent
+from oncekey.engine.phases import Course
 from oncekey.frameworks.asgi.admission import admit, guarded
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
+from oncekey.frameworks.asgi.deciding import decided
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.entrance import Entrance
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
 from oncekey.frameworks.asgi.intake import Intake
 from oncekey.frameworks.asgi.lending import take_back
 from oncekey.frameworks.asgi.one_commit import OneCommit
+from oncekey.frameworks.asgi.places import Phase, UnsettledError, Visit
 from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
 from oncekey.frameworks.asgi.settlement import Settling
 from oncekey.frameworks.asgi.shield import shielded
@@ -61,38 +55,12 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send
     from oncekey.ports import AsyncOpenTransaction
 
+__all__ = ["Exchange", "Phase", "UnsettledError", "Visit", "current"]
+
 log = logging.getLogger("oncekey")
 
 SEND_PATIENCE = 2.0
 """How many seconds a cancelled request still tries to send its answer: whoever cancelled may take none any more."""
-
-
-DEFER_ONCE = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
-
-
-class Phase(IntEnum):
-    """Where an exchange is."""
-
-    OPEN = 0
-    RUNNING = 1
-    ANSWERED = 2
-    SETTLING = 3
-    DONE = 4
-
-
-class UnsettledError(Exception):
-    """Raised out of `send` after our own answer went out, so that no background task runs on a false success."""
-
-
-class Visit:
-    """A request without a key: nothing is captured and nothing stored."""
-
-    __slots__ = ("installation", "lent", "scope")
-
-    def __init__(self, installation: Installation, scope: Scope) -> None:
-        self.installation = installation
-        self.scope = scope
-        self.lent: Lending | None = None
 
 
 class Exchange:
@@ -364,60 +332,8 @@ class Exchange:
         """The decision, and our own answer where the handler's cannot be sent."""
         assert self._enrolment is not None
         assert self._capture is not None
-        policy, effects, capture = self._enrolment.policy, self._enrolment.effects, self._capture
-        raised = self.error or error
-        if self.course is not None and self.installation.stopping and isinstance(raised, asyncio.CancelledError):
-            self.course.halted = True  # by a server that stops
-        ending = Ending(
-            status=capture.status,
-            headers=capture.headers,
-            body=capture.kept,
-            entered=self.entered,
-            raised=raised is not None,
-            not_executed=raised is not None and proves_nothing_sent(raised, policy),
-            kept=self.kept,
-            rolled_back=self.rolled_back,
-            progress=Progress() if self.course is None else self.course.progress(),
-            deferred=() if self.parcels is None else self.parcels.deferred,
-            resume_after=micros(policy.complete_interval),
-        )
-        if error is None and capture.refused is None:
-            decision = decide(effects, policy, ending)
-            return decision, self._instead(decision, ending)
-        failed = self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
-        if capture.refused is not None:
-            log.error("oncekey: the answer cannot be captured: %s", capture.refused)
-            return decide(effects, policy, replace(ending, status=None, error=capture.refused)), failed
-        # The application's own error page is made outside of us and may show a traceback: never store that one.
-        final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is nobody's last word
-        if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
-            ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
-            return decide(effects, policy, ours), failed
-        decision = decide(effects, policy, replace(ending, status=None))
-        told = self._instead(decision, ending)
-        return decision, failed if told is None and isinstance(raised, NotExecuted) else told
-
-    def _instead(self, decision: Decision, ending: Ending) -> Answer | None:
-        """Our own answer where the handler's would say what is not so: its call is open, or not made yet (P4)."""
-        assert self._enrolment is not None
-        progress, policy = ending.progress, self._enrolment.policy
-        match decision.settlement:
-            case Deferred():
-                return self._refusal(Refuse(Code.IN_PROGRESS, retry_after=1, record=self.record), policy)
-            case Doubtful(last_error) if progress.parked is not None or last_error == DIVERGED:
-                log.error("oncekey: %s is parked: %s", self._enrolment.operation, last_error)
-                return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
-            case Doubtful() if progress.call_open:
-                return self._refusal(Refuse(Code.OUTCOME_UNKNOWN), policy)
-            case HandedBack(last_error) if last_error == STOPPED:
-                return self._refusal(Refuse(Code.IN_PROGRESS, retry_after=1), policy)
-            case HandedBack() if progress.call_open:
-                return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
-            case Retryable(last_error) if last_error == NOT_DEFERRED:
-                log.error("oncekey: %s: %s", self._enrolment.operation, DEFER_ONCE)
-                return self._refusal(Refuse(Code.EXECUTION_FAILED), policy)
-            case _:
-                return None
+        policy = self._enrolment.policy
+        return decided(self, self._enrolment, self._capture, error, lambda refusal: self._refusal(refusal, policy))
 
     async def _carry_out(self, decision: Decision) -> tuple[Answer | None, asyncio.CancelledError | None]:
         """Settle, to the end also if we are cancelled meanwhile."""
@@ -429,15 +345,16 @@ class Exchange:
             return await shielded(self._settling.again(decision)), cancelled
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
-        """Send what the record says or our own answer, else the captured one.
-
-        After an exception there is none: then the application's own error page follows, unless we replied.
-        """
+        """Send our own answer or the captured one; after an exception the application's error page follows."""
         self.phase = Phase.DONE
         if reply is not None:
             await send_answer(self._send, reply)
         elif error is None:
-            await self._deliver_captured()
+            assert self._capture is not None
+            assert self._enrolment is not None
+            assert self._settling is not None
+            until, policy = self._settling.expires_at, self._enrolment.policy
+            await send_captured(self._send, self._capture, policy, echo=self._echo, expires_at=until)
         self._intake.release()
 
     async def _conclude_soon(self, reply: Answer | None, error: BaseException | None) -> None:
@@ -448,15 +365,6 @@ class Exchange:
     async def _deliver(self, answer: Answer) -> None:
         self.phase = Phase.DONE
         await send_answer(self._send, answer)
-
-    async def _deliver_captured(self) -> None:
-        assert self._capture is not None
-        assert self._enrolment is not None
-        assert self._settling is not None
-        policy = self._enrolment.policy
-        ours = frozenset(map(field_name, (policy.key_header, policy.expires_header, policy.replayed_header)))
-        marked = marks(policy, echo=self._echo, expires_at=self._settling.expires_at)
-        await send_captured(self._send, self._capture, marked, ours)
 
     def _answered(self, answer: Answer) -> None:
         self._answer = answer
