@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from crash.places import a_place
-from harness.databases import DatabaseServer
 from oncekey.core.model import Effects
 from oncekey.testing.crash.places import Place, keys
-from oncekey.testing.crash.proof import CASES, Case, Rescue, Verdict, faults, prove, trail
+from oncekey.testing.crash.proof import CASES, Case, Stage, Verdict, faults, prove
 from oncekey.testing.crasher import Fault, Manner, Point
 from oncekey.wire import Kind
 
@@ -39,10 +38,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> object:
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
 async def test_a_request_survives_everything(place: Place, case: Case) -> None:
     names = keys()
-    seen = await trail(place, case, next(names))
-    assert not seen.broken, str(seen)
-    planned = list(faults(seen))
-    verdicts = [await prove(place, case, next(names), fault) for fault in planned]
+    async with Stage(place) as stage:
+        seen = await stage.trail(case, next(names))
+        assert not seen.broken, str(seen)
+        planned = list(faults(seen))
+        verdicts = [await stage.prove(case, next(names), fault) for fault in planned]
 
     missed = [str(verdict.fault) for verdict in verdicts if not verdict.struck]
     assert not missed, "the fault never happened, so nothing was proven"
@@ -64,7 +64,7 @@ def assert_thorough(case: Case, seen: Verdict, planned: list[Fault]) -> None:
     assert wanted <= said, sorted(said)
     manners = {fault.manner for fault in planned}
     everything = {Manner.DIE, Manner.PAUSE, Manner.OVERTAKE, Manner.LOSE}
-    assert manners == (everything if case.rescue is Rescue.CLIENT else {Manner.DIE})
+    assert manners == (everything if case.thorough else {Manner.DIE})
 
 
 def assert_doubts(case: Case, verdicts: list[Verdict]) -> None:

@@ -128,9 +128,10 @@ class Crasher:
     # What is wrapped
 
     def driver(self, inner: Any) -> MortalDriver:  # noqa: ANN401  (any asyncio driver that shares transactions)
-        """The driver, mortal."""
+        """The driver, mortal; it goes by its own name, by which applications tell whose connections they are given."""
         self._inner.append(inner)
-        return MortalDriver(self, inner)
+        named: type[MortalDriver] = type(type(inner).__name__, (MortalDriver,), {})
+        return named(self, inner)
 
     async def outside(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         """A call to the outside."""

@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 from oncekey.testing.crash.hunt import hunt
 from oncekey.testing.crash.mutants import MUTANTS
 from oncekey.testing.crash.places import Place, keys
-from oncekey.testing.crash.proof import CASES, faults, prove, trail
+from oncekey.testing.crash.proof import CASES, Stage, faults
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,8 +34,9 @@ async def _proven(place: Place, only: str | None) -> int:
     for case in CASES:
         if only is not None and only != str(case):
             continue
-        seen = await trail(place, case, next(names))
-        verdicts = [seen, *[await prove(place, case, next(names), fault) for fault in faults(seen)]]
+        async with Stage(place) as stage:
+            seen = await stage.trail(case, next(names))
+            verdicts = [seen, *[await stage.prove(case, next(names), fault) for fault in faults(seen)]]
         bad = [verdict for verdict in verdicts if verdict.broken]
         broken += len(bad)
         _say(f"{case!s:<42} {len(seen.points):>3} points {len(verdicts):>4} runs {len(bad):>3} broken")

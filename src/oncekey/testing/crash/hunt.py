@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oncekey.testing.crash.proof import faults, prove, trail
+from oncekey.testing.crash.proof import faults, prove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Catch:
 
 async def hunt(place: Place, mutant: Mutant, keys: Iterator[str]) -> Catch | None:
     """The first point at which the mutant is caught; None means that the proof is blind to it."""
-    seen = await trail(place, mutant.case, next(keys))
+    seen = await prove(place, mutant.case, next(keys), None)
     for fault in faults(seen):
         if fault.manner is not mutant.fault.manner:
             continue

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +23,7 @@ from oncekey.stores.phases import PhaseStore
 from oncekey.stores.saying import said
 from oncekey.testing.checker import Rule
 from oncekey.testing.crash.broken_sql import Breaking, amended
+from oncekey.testing.crash.patching import patched
 from oncekey.testing.crash.proof import ONE_RUNNER, Case, Rescue, Variant
 from oncekey.testing.crasher import Fault, Manner, Point
 from oncekey.wire import Kind
@@ -59,19 +60,6 @@ class Mutant:
     """A fault that gives it away; the real code survives the same."""
     variant: Variant
     stores: tuple[Kind, ...] = BOTH
-
-
-@contextmanager
-def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Attributes replaced for a while."""
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-    for owner, name, instead in changes:
-        setattr(owner, name, instead)
-    try:
-        yield
-    finally:
-        for owner, name, was in before:
-            setattr(owner, name, was)
 
 
 def _code(*changes: tuple[Any, str, Any]) -> Variant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,13 +31,13 @@ class Ledger:
 
     def __init__(self, ticks: Callable[[], int], *, deduplicates: bool) -> None:
         self.charges: list[Charge] = []
-        self.calls = 0
+        self.calls: Counter[str] = Counter()
         self._ticks = ticks
         self._deduplicates = deduplicates
 
     async def charge(self, downstream_key: str, *, reference: str, amount: int) -> str:
         """Charge."""
-        self.calls += 1
+        self.calls[reference] += 1
         for known in self.charges:
             if self._deduplicates and known.downstream_key == downstream_key:
                 return known.id
@@ -54,3 +55,11 @@ class Inbox:
     def receive(self, downstream_key: str) -> None:
         """One message."""
         self.received.append(downstream_key)
+
+
+@dataclass(slots=True)
+class World:
+    """All that there is outside of a process; a process that lives on may see another one."""
+
+    provider: Provider
+    inbox: Inbox

@@ -18,7 +18,7 @@ from oncekey.workers.relay import Relay
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
-    from oncekey.testing.crash.outside import Inbox, Provider
+    from oncekey.testing.crash.outside import World
     from oncekey.testing.crash.places import Place
     from oncekey.testing.crasher import Crasher
 
@@ -72,8 +72,7 @@ class Process:
         self,
         place: Place,
         crasher: Crasher,
-        provider: Provider,
-        inbox: Inbox,
+        world: World,
         *,
         clock: Callable[[], Instant] | None,
         repeatable: bool,
@@ -87,7 +86,7 @@ class Process:
             return AsyncEngine(inner.store, crasher.driver(inner.driver))
 
         self.once = MortalOnce(connected, POLICY)
-        self.shop = Shop(self.once, place, provider, inbox, crasher.outside, repeatable=repeatable)
+        self.shop = Shop(self.once, place, world, crasher.outside, repeatable=repeatable)
 
     async def ask(self, effects: Effects, key: str, operation: str) -> Heard:
         """One request and its answer."""

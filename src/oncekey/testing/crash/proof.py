@@ -1,23 +1,23 @@
 """The proof: a request is killed at a point, somebody comes back for it, and what is left is judged.
 
-`trail` lists the points of a case by running it without a fault, `prove` runs it with one. Time is a parameter: leases
-run out because the clock is moved, and nothing here waits.
+`Stage.trail` lists the points of a case by running it without a fault, `prove` runs it with one. Time is a parameter:
+leases run out because the clock is moved, and nothing here waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
 from oncekey.flow import Statement
 from oncekey.testing.checker import Rule, check
 from oncekey.testing.clock import ManualClock
-from oncekey.testing.crash.outside import Inbox, Ledger
+from oncekey.testing.crash.outside import Inbox, Ledger, World
 from oncekey.testing.crash.process import Process
 from oncekey.testing.crash.reading import CHARGE, history_of
 from oncekey.testing.crasher import Crasher, Fault, Manner, Point, When
@@ -72,6 +72,11 @@ class Case:
     repeatable: bool = True
     rescue: Rescue = Rescue.CLIENT
 
+    @property
+    def thorough(self) -> bool:
+        """Whether zombies and lost replies are tried, too: they meet the same code whoever comes back."""
+        return self.rescue is Rescue.CLIENT and (self.effects is Effects.INLINE or self.deduplicates == self.repeatable)
+
     def __str__(self) -> str:
         kind = "" if self.effects is Effects.LOCAL else "-dedup" if self.deduplicates else "-no-dedup"
         again = "" if self.effects in {Effects.LOCAL, Effects.INLINE} or self.repeatable else "-not-repeatable"
@@ -123,24 +128,70 @@ class Verdict:
         return "\n".join([f"{self.case} at {where}, ended {self.ended}:", *self.broken, told])
 
 
-async def trail(place: Place, case: Case, key: str, variant: Variant | None = None) -> Verdict:
-    """A run without a fault: its points are where the others die."""
-    return await prove(place, case, key, None, variant)
-
-
 async def prove(place: Place, case: Case, key: str, fault: Fault | None, variant: Variant | None = None) -> Verdict:
-    """One run with a fault, and its verdict."""
-    variant = variant or Variant()
-    with variant.patched():
-        return await _Run(place, case, key, fault, variant).play()
+    """One run with a fault, or without, and its verdict."""
+    async with Stage(place, variant) as stage:
+        return await stage.prove(case, key, fault)
+
+
+class Stage:
+    """A database, its clock, and a server that lives through run after run beside those that die."""
+
+    def __init__(self, place: Place, variant: Variant | None = None) -> None:
+        ticks = count(1)
+        self.place = place
+        self.variant = variant or Variant()
+        self.tick: Callable[[], int] = lambda: next(ticks)
+        self.clock = None if self.variant.own_clock else ManualClock()
+        self._survivors: dict[bool, Process] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._survivors.values():
+            await process.end()
+
+    async def trail(self, case: Case, key: str) -> Verdict:
+        """A run without a fault: its points are where the others die."""
+        return await self.prove(case, key, None)
+
+    async def prove(self, case: Case, key: str, fault: Fault | None) -> Verdict:
+        """One run with a fault, and its verdict."""
+        with self.variant.patched():
+            return await _Run(self, case, key, fault).play()
+
+    def process(self, case: Case, world: World, crasher: Crasher) -> Process:
+        """A process that may die."""
+        return Process(
+            self.place,
+            crasher,
+            world,
+            clock=self.clock,
+            repeatable=case.repeatable,
+            amend=self.variant.amend,
+        )
+
+    def survivor(self, case: Case, world: World) -> Process:
+        """The one that lives on, with an eye for what is said from now on only."""
+        found = self._survivors.get(case.repeatable)
+        if found is None:
+            found = self._survivors[case.repeatable] = self.process(case, world, self.crasher())
+        found.shop.world = world
+        return found
+
+    def crasher(self, *faults: Fault, meanwhile: Callable[[], Awaitable[None]] | None = None) -> Crasher:
+        """Somebody's fate."""
+        server_clock = self.variant.own_clock and self.place.kind is Store.POSTGRES
+        return Crasher(*faults, ticks=self.tick, meanwhile=meanwhile, clock=NOW if server_clock else None)
 
 
 def faults(seen: Verdict) -> Iterator[Fault]:
     """Everything that can happen in a run: death at every point, a pause or a lost reply wherever there can be one."""
     for point in seen.points:
         yield Fault(point, Manner.DIE)
-    if seen.case.rescue is not Rescue.CLIENT:
-        return  # who comes back makes a difference only to the dead
+    if not seen.case.thorough:
+        return
     for point in seen.pauses:
         yield Fault(point, Manner.PAUSE)
         yield Fault(point, Manner.OVERTAKE)
@@ -168,20 +219,21 @@ _READS: Final = frozenset(
 class _Run:
     """One request, one fault, and everybody who comes after."""
 
-    def __init__(self, place: Place, case: Case, key: str, fault: Fault | None, variant: Variant) -> None:
-        ticks = count(1)
-        self._tick: Callable[[], int] = lambda: next(ticks)
-        self._place, self._case, self._key, self._variant = place, case, key, variant
-        self._clock = None if variant.own_clock else ManualClock()
+    def __init__(self, stage: Stage, case: Case, key: str, fault: Fault | None) -> None:
+        self._stage, self._case, self._key, self._fault = stage, case, key, fault
+        self._tick, self._place = stage.tick, stage.place
         self._ledger = Ledger(self._tick, deduplicates=case.deduplicates)
         self._inbox = Inbox()
+        self._world = World(self._ledger, self._inbox)
         self._operations: list[Operation] = []
         self._crashers: list[Crasher] = []
         self._broken: list[str] = []
         self._open: Any = None
-        self._fault = fault
+        self._others = stage.survivor(case, self._world)
+        self._others.crasher.said.clear()
+        self._others.shop.entered.clear()
+        self._crashers.append(self._others.crasher)
         self._victim = self._process(*(() if fault is None else (fault,)))
-        self._others: Process | None = None
 
     async def play(self) -> Verdict:
         """The request, the fault, the rescue and the verdict."""
@@ -205,7 +257,7 @@ class _Run:
         if self._fault.manner is Manner.OVERTAKE:
             await self._overtaken()
             return
-        others = self._process()
+        others = self._others
         before = len(others.shop.entered)
         heard = await self._ask(others)
         held = heard.code in {Code.IN_PROGRESS, Code.STORE_UNAVAILABLE}
@@ -214,7 +266,6 @@ class _Run:
         self._pass_time()
         await others.relay()
         await self._ask(others)
-        await others.end()
 
     async def _overtaken(self) -> None:
         """Somebody takes the work over when the lease is over, and dies of it before anything came of it."""
@@ -229,8 +280,8 @@ class _Run:
             await taker.end()
 
     async def _rescued(self) -> Heard:
-        """A new process, and whoever comes back; time passes until there is an answer."""
-        others = self._process()
+        """Another process, and whoever comes back; time passes until there is an answer."""
+        others = self._others
         for _ in range(2 if self._case.rescue is Rescue.WORKER else 0):
             self._pass_time()
             await others.complete()
@@ -244,9 +295,7 @@ class _Run:
             heard = await self._ask(others)
         self._pass_time()
         await others.relay()
-        last = await self._ask(others)
-        await others.end()
-        return last
+        return await self._ask(others)
 
     async def _ask(self, process: Process) -> Heard:
         """Send the request, and write down what came of it, also if nothing did."""
@@ -267,22 +316,13 @@ class _Run:
         return heard
 
     def _process(self, *faults: Fault) -> Process:
-        server_clock = self._variant.own_clock and self._place.kind is Store.POSTGRES
-        crasher = Crasher(*faults, ticks=self._tick, meanwhile=self._meanwhile, clock=NOW if server_clock else None)
+        crasher = self._stage.crasher(*faults, meanwhile=self._meanwhile)
         self._crashers.append(crasher)
-        return Process(
-            self._place,
-            crasher,
-            self._ledger,
-            self._inbox,
-            clock=self._clock,
-            repeatable=self._case.repeatable,
-            amend=self._variant.amend,
-        )
+        return self._stage.process(self._case, self._world, crasher)
 
     def _pass_time(self) -> None:
-        if self._clock is not None:
-            self._clock.advance(LATER)
+        if self._stage.clock is not None:
+            self._stage.clock.advance(LATER)
 
     def _verdict(self, last: Heard, *, died: bool) -> Verdict:
         said = [one for crasher in self._crashers for one in crasher.said]
@@ -303,7 +343,7 @@ class _Run:
 
     def _unexpected(self, last: Heard, records: Any, *, died: bool) -> Iterator[str]:  # noqa: ANN401  (rows)
         """What the case promises beyond the rules: where somebody can know, there is an answer; else nobody guesses."""
-        case, charges, calls = self._case, len(self._ledger.charges), self._ledger.calls
+        case, charges, calls = self._case, self._charges(), self._ledger.calls[self._key]
         unknown = last.code == Code.OUTCOME_UNKNOWN
         if last.status != CREATED and not unknown:
             yield f"an answer at last, and it was {last.status} {last.code}"
@@ -319,6 +359,9 @@ class _Run:
             yield f"never a second call, and there were {calls}"
         if died and case.rescue is not Rescue.RESTORED and unknown != self._in_doubt():
             yield f"unknown exactly if a call was announced without a result, and the answer is {last.status}"
+
+    def _charges(self) -> int:
+        return sum(charge.reference == self._key for charge in self._ledger.charges)
 
     def _in_doubt(self) -> bool:
         """Whether nobody can know, by what the dead process left behind."""

@@ -18,7 +18,7 @@ from oncekey.topics import Message, Reply
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.testing.crash.outside import Inbox, Provider
+    from oncekey.testing.crash.outside import World
     from oncekey.testing.crash.places import Place
 
 T = TypeVar("T")
@@ -49,14 +49,13 @@ class MortalOnce(Once):
 
 
 class Shop:
-    """Handlers for all four kinds, over one place and one provider."""
+    """Handlers for all four kinds, over one place and one world."""
 
     def __init__(
         self,
         once: Once,
         place: Place,
-        provider: Provider,
-        inbox: Inbox,
+        world: World,
         outside: Outside[Any],
         *,
         repeatable: bool = True,
@@ -64,8 +63,7 @@ class Shop:
         self.once = once
         self.entered: list[str] = []
         self._place = place
-        self._provider = provider
-        self._inbox = inbox
+        self.world = world
         self._outside = outside
         self._repeatable = repeatable
         routes = [
@@ -126,13 +124,13 @@ class Shop:
 
     async def _receipt(self, message: Message) -> None:
         async def receive() -> None:
-            self._inbox.receive(message.downstream_key)
+            self.world.inbox.receive(message.downstream_key)
 
         await self._outside("receive", receive)
 
     async def _charge(self, downstream_key: str, key: str, amount: int) -> str:
         async def charge() -> str:
-            return await self._provider.charge(downstream_key, reference=key, amount=amount)
+            return await self.world.provider.charge(downstream_key, reference=key, amount=amount)
 
         made: str = await self._outside("charge", charge)
         return made
