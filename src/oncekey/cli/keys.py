@@ -144,7 +144,9 @@ def show(
 
     JSON: what GET /idempotency-keys/KEY answers, and "scope", "effects", "recovery", "incarnation", "fence",
     "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries", "steps", "open_call",
-    "not_executed_is_believed_from", "parcels", "retry", "possible", "now". Exit code 1 if there is no such key.
+    "not_executed_is_believed_from", "parcels", "evidence", "retry", "possible", "now".
+
+    Exit code 1 if there is no such key.
     """
     record_id = desk.record_id(key, tenant, namespace, principal, scope)
     number = lock_number(_SCHEMA, record_id, desk.secret())

@@ -66,6 +66,10 @@ def shown(sight: Sight, key: str) -> dict[str, Any]:
             {"id": str(one.id), "kind": one.kind.value, "dead": one.dead, "held_until": moment(one.held_until)}
             for one in sight.parcels
         ],
+        "evidence": [
+            {"at": moment(one.at), "source": one.heard.source, "event_id": one.heard.event_id, "said": one.heard.said}
+            for one in sight.evidence
+        ],
         "retry": prospect(record, now),
         "possible": [possibility(one) for one in possible(record, now, sight.parcels)],
         "now": moment(now),
@@ -80,6 +84,7 @@ def in_doubt(record: Record, now: Instant, *, lag: Duration = PROVIDER_LAG) -> d
         "not_executed_is_believed_from": believed(record, lag=lag),
         "reconcile_after": moment(record.reconcile_after),
         "reconcile_tries": record.reconcile_tries,
+        "given_up": record.reconcile_after is None,
     }
 
 

@@ -38,6 +38,9 @@ def list_unknown(
     principal: desk.Principal = None,
     scope: desk.Scope = None,
     older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
+    given_up: Annotated[
+        bool, typer.Option("--given-up", help="Only what no resolver asks about any more: the operators' own.")
+    ] = False,
     limit: desk.Limit = 100,
     as_json: desk.AsJson = False,
 ) -> None:
@@ -48,7 +51,7 @@ def list_unknown(
     listed all the same.
 
     JSON: {"now", "unknown": [what `keys list` shows, and "open_call", "not_executed_is_believed_from",
-    "reconcile_after", "reconcile_tries"]}.
+    "reconcile_after", "reconcile_tries", "given_up"]}.
     """
     whose = desk.scope_named(tenant, namespace, principal, scope)
     wanted = Search(scope=whose, state=State.UNKNOWN, older_than=desk.span(older_than))
@@ -57,8 +60,9 @@ def list_unknown(
         return await adrive(operate.desk_of(engine.store).search(wanted, limit), engine.driver.run)
 
     page = desk.work(store, looking)
+    records = [one for one in page.records if one.reconcile_after is None or not given_up]
     if as_json:
-        desk.as_json({"now": moment(page.now), "unknown": [in_doubt(one, page.now) for one in page.records]})
+        desk.as_json({"now": moment(page.now), "unknown": [in_doubt(one, page.now) for one in records]})
         return
     desk.table(
         ("key", "scope", "operation", "effects", "last error", "open call", "downstream key", "looks", "age"),
@@ -71,10 +75,10 @@ def list_unknown(
                 one.last_error,
                 None if one.intent is None else one.intent.phase,
                 None if one.intent is None else one.intent.downstream_key,
-                one.reconcile_tries,
+                "given up" if one.reconcile_after is None else one.reconcile_tries,
                 desk.age(one.created_at, page.now),
             )
-            for one in page.records
+            for one in records
         ],
         empty="nothing is unknown",
     )

@@ -324,13 +324,20 @@ def _in_words(illegal: Illegal, trigger: Trigger, facts: Facts, lag: Duration) -
     rows = [row for row in TRANSITIONS.get(record.state, {}).get(trigger, ()) if Actor.OPERATOR in row.by]
     if not rows:
         return illegal.why
-    # Of several rows the one that fits best is the one that was meant.
-    nearest = min(rows, key=lambda row: sum(not guard.holds(facts) for guard in row.when))
-    missing = [guard for guard in nearest.when if not guard.holds(facts)]
+
+    def misfit(row: Row) -> tuple[int, int]:
+        """Of several rows the one for this kind of record was meant; then the one that lacks least."""
+        unmet = [guard for guard in row.when if not guard.holds(facts)]
+        return sum(guard in _KINDS for guard in unmet), len(unmet)
+
+    missing = [guard for guard in min(rows, key=misfit).when if not guard.holds(facts)]
     lease = "the end of its parcel's lease" if record.lease_until is None else moment(record.lease_until)
     said = {"believed": moment(believed_from(record, lag)), "lease": lease}
     return f"{illegal.why}: " + "; ".join(WORDS[guard].format_map(said) for guard in missing)
 
+
+_KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.DEFERRED, Guard.NOT_DEFERRED})
+"""Guards that tell rows apart by what the record is, which nobody can change."""
 
 _SOME_ANSWER: Final = Completed(StoredResponse(200, (), b""), Outcome.SUCCESS)
 

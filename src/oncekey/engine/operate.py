@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncekey.core.audit import Mover
     from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
     from oncekey.core.operate import Moved, Whereabouts, Wish
+    from oncekey.core.resolution import Evidence
     from oncekey.flow import Flow
     from oncekey.ports import Operate, Outbox, Store
 
@@ -39,6 +40,8 @@ class Sight:
     snapshot: Snapshot
     busy: bool
     parcels: tuple[Whereabouts, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    """What was heard about its open call, and has settled nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,16 @@ def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
 
 
 def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
-    """`look`, and where the record's parcels are."""
+    """`look`, where the record's parcels are, and what was heard about its open call."""
     sight = yield from look(store, record_id, lock)
     record = sight.snapshot.record
     if record is None:
         return sight
-    return Sight(sight.snapshot, sight.busy, (yield from desk_of(store).parcels(record.incarnation)))
+    parcels = yield from desk_of(store).parcels(record.incarnation)
+    evidence: tuple[Evidence, ...] = ()
+    if store.reconcile is not None and record.intent is not None:
+        evidence = yield from store.reconcile.about(record, record.intent.downstream_key)
+    return Sight(sight.snapshot, sight.busy, parcels, evidence)
 
 
 def act(store: Store, record_id: RecordId, wish: Wish, mover: Mover) -> Flow[Moved | Forbidden]:

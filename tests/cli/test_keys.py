@@ -1,0 +1,373 @@
+"""`oncekey keys` and `oncekey unknown`, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import uuid
+from dataclasses import replace
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from cli.operating import KEY, SCOPE, oncekey, refused
+from oncekey.cli.app import make_app
+from oncekey.core.locks import lock_number
+from oncekey.core.model import (
+    HOUR,
+    SECOND,
+    Announcement,
+    Doubtful,
+    Effects,
+    EntryKind,
+    MemoEntry,
+    RecordId,
+    Recovery,
+    Retryable,
+)
+from oncekey.core.policy import Policy
+from oncekey.flow import drive
+from oncekey.testing.claims import a_claim, answered
+
+ID = RecordId(SCOPE, KEY)
+WHOSE = ("--tenant", "acme")
+
+
+def own(shop, effects=Effects.LOCAL, recovery=Recovery.RETRY, **changes):
+    """A record in progress."""
+    claim = a_claim(id=ID, effects=effects, recovery=recovery, **changes)
+    return shop.begin(claim, Policy()).lease
+
+
+def doubt(shop, **changes):
+    """An INLINE record of which nobody knows whether it was executed."""
+    lease = own(shop, Effects.INLINE, Recovery.UNKNOWN, **changes)
+    shop.settle(lease, Doubtful("call_uncertain"))
+    return lease
+
+
+def phased(shop):
+    """A PHASED record with an open call of which nobody knows."""
+    lease = own(shop, Effects.PHASED, Recovery.RESUME)
+    step = MemoEntry("order_created", EntryKind.PHASE, '"o_1"')
+    call = Announcement("charge", "dk-1", "digest", 1, None, 5 * SECOND, 30 * SECOND)
+    drive(shop.store.phases.announce(lease, (), (step,), call), shop.driver.run)
+    shop.settle(lease, Doubtful("call_uncertain"))
+
+
+def shown(shop, url):
+    return json.loads(oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--json").stdout)
+
+
+def test_show_says_everything(shop, url):
+    # R119, R143, R42
+    shop.settle(own(shop), answered())
+    said = shown(shop, url)
+    assert {name: said[name] for name in ("key", "state", "outcome", "recovery_point", "attempts", "last_error")} == {
+        "key": KEY, "state": "completed", "outcome": "success", "recovery_point": "finished", "attempts": 1,
+        "last_error": None,
+    }  # fmt: skip
+    assert said["response"]["body"] == '{"id":7}'
+    assert said["retry"] == "A retry gets the stored answer (201). Nothing is executed."
+    assert said["possible"] == [
+        {"command": "oncekey keys bust --runs-again --reason ...", "row": 32, "to": "failed_retryable"}
+    ]
+    assert set(said) == {
+        "key", "state", "outcome", "operation", "method", "path", "recovery_point", "attempts", "last_error",
+        "created_at", "last_run_at", "finished_at", "expires_at", "response", "scope", "effects", "recovery",
+        "incarnation", "fence", "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries",
+        "steps", "open_call", "not_executed_is_believed_from", "parcels", "evidence", "retry", "possible", "now",
+    }  # fmt: skip
+    assert not {"seed", "fingerprint"} & set(said)
+    text = oncekey("keys", "show", KEY, *WHOSE, "--store", url).stdout
+    assert re.search(r"^state +completed$", text, re.MULTILINE)
+
+
+def test_a_key_that_is_not_there(shop, url):
+    result = oncekey("keys", "show", KEY, *WHOSE, "--store", url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no such key" in result.stderr
+    result = oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["changed"]) == (1, False)
+
+
+def test_a_local_request_in_flight_has_no_row_and_is_shown(shop, url, monkeypatch):
+    # L8, F21
+    if not url.startswith("postgresql"):
+        lease = own(shop)
+        assert shown(shop, url)["state"] == "in_progress"
+        assert lease
+        return
+    monkeypatch.setenv("ONCEKEY_SECRET", "0123456789abcdef")
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number("oncekey", ID, b"0123456789abcdef"),))
+        said = shown(shop, url)
+    assert (said["key"], said["state"], said["possible"]) == (KEY, "in_progress", [])
+
+
+def test_list_and_its_filters(shop, url):
+    shop.settle(own(shop), answered())
+    other = replace(ID, key=f"other-{uuid.uuid4().hex}")
+    shop.begin(a_claim(id=other, effects=Effects.INLINE, recovery=Recovery.UNKNOWN), Policy())
+
+    def keys(*options):
+        return json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json", *options).stdout)
+
+    everything = keys()
+    assert {line["key"] for line in everything["keys"]} == {KEY, other.key}
+    assert everything["next"] is None
+    assert set(everything["keys"][0]) == {
+        "key", "scope", "state", "outcome", "operation", "effects", "recovery_point", "attempts", "last_error",
+        "status", "created_at", "last_run_at", "lease_until", "expires_at", "digest", "stale",
+    }  # fmt: skip
+    first = keys("--limit", "1")
+    second = keys("--limit", "1", "--before", first["next"])
+    assert {first["keys"][0]["key"], second["keys"][0]["key"]} == {KEY, other.key}
+    assert [line["key"] for line in keys("--state", "completed")["keys"]] == [KEY]
+    assert [line["key"] for line in keys("--effects", "inline")["keys"]] == [other.key]
+    digest = next(line["digest"] for line in everything["keys"] if line["key"] == KEY)
+    assert [line["key"] for line in keys("--digest", digest)["keys"]] == [KEY]
+    assert keys("--older-than", "1h")["keys"] == keys("--stale")["keys"] == []
+    text = oncekey("keys", "list", "--scope", SCOPE, "--store", url).stdout
+    assert KEY in text
+    assert "no such keys" in oncekey("keys", "list", "--tenant", "nobody", "--store", url).stdout
+
+
+def test_resolve_settles_audits_and_says_what_a_retry_will_do(shop, url, tmp_path):
+    # R138, row 19
+    doubt(shop)
+    body = tmp_path / "answer.json"
+    body.write_bytes(b'{"id":"ch_7"}')
+    (line,) = json.loads(oncekey("unknown", "list", "--store", url, "--json").stdout)["unknown"]
+    assert (line["key"], line["last_error"], line["given_up"]) == (KEY, "call_uncertain", False)
+    result = oncekey(
+        "keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--status", "201", "--body", str(body),
+        "--header", "Location: /charges/7", "--reason", "seen in the dashboard", "--by", "ann", "--json",
+    )  # fmt: skip
+    said = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert (said["changed"], said["row"], said["from"], said["to"]) == (True, 19, "unknown", "completed")
+    assert said["retry"] == "A retry gets the stored answer (201). Nothing is executed."
+    assert said["record"]["response"] == {
+        "status": 201,
+        "headers": [["content-type", "application/json"], ["location", "/charges/7"]],
+        "body": '{"id":"ch_7"}',
+    }
+    entries = json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)
+    entry = entries[-1]
+    assert {name: entry[name] for name in ("from", "to", "trigger", "actor", "who", "why", "fence")} == {
+        "from": "unknown", "to": "completed", "trigger": "executed", "actor": "operator", "who": "ann",
+        "why": "seen in the dashboard", "fence": 1,
+    }  # fmt: skip
+    assert "seen in the dashboard" in oncekey("keys", "history", KEY, *WHOSE, "--store", url).stdout
+    assert "nothing is unknown" in oncekey("unknown", "list", "--store", url).stdout
+
+
+def test_the_body_may_come_from_standard_input(shop, url):
+    doubt(shop)
+    arguments = ["--declined", "--status", "402", "--body", "-", "--content-type", "text/plain", "--reason", "no"]
+    result = CliRunner().invoke(
+        make_app(), ["keys", "resolve", KEY, *WHOSE, "--store", url, *arguments], input=b"declined"
+    )
+    assert result.exit_code == 0
+    assert "unknown -> completed (row 19" in result.stdout
+    said = shown(shop, url)
+    assert (said["outcome"], said["response"]["body"]) == ("failure", "declined")
+
+
+def test_a_phase_gets_its_result(shop, url):
+    # row 20, H5
+    phased(shop)
+    said = shown(shop, url)
+    assert (said["open_call"]["phase"], said["open_call"]["downstream_key"]) == ("charge", "dk-1")
+    wrong = refused("keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--status", "201", "--reason", "r")
+    assert "--result" in wrong["why"]
+    result = oncekey(
+        "keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--result", '{"id": "ch_1"}', "--reason", "r"
+    )
+    assert "unknown -> failed_retryable (row 20" in result.stdout
+    assert "goes on after the step 'charge'" in result.stdout
+    assert shown(shop, url)["steps"][-1] == {"name": "charge", "kind": "call", "result": '{"id":"ch_1"}'}
+
+
+def test_a_declined_phase_is_a_rejection(shop, url):
+    phased(shop)
+    oncekey("keys", "resolve", KEY, *WHOSE, "--store", url, "--declined", "--result", '"no funds"', "--reason", "r")
+    assert shown(shop, url)["steps"][-1]["result"] == '{"$":"rejected","v":"no funds"}'
+
+
+def test_not_executed_waits_or_is_closed(shop, url):
+    # U1, F34
+    phased(shop)
+    whole = ("keys", "resolve", KEY, *WHOSE, "--store", url, "--not-executed", "--reason", "not in the list")
+    early = refused(*whole)
+    assert "may still be under way" in early["why"]
+    assert [one["row"] for one in early["possible"]] == [20, 20, 21]
+    # The operator asked before the waiting time was over, and types it after.
+    late = refused(*whole, "--asked-at", "2020-01-01T00:00:00Z", "--provider-lag", "0s")
+    assert late["changed"] is False
+    assert oncekey(*whole, "--closed").exit_code == 0
+    assert shown(shop, url)["state"] == "failed_retryable"
+
+
+def test_release_never_takes_a_live_lease(shop, url):
+    # A1, F39
+    own(shop)
+    before = shown(shop, url)
+    said = refused("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")
+    assert "alive" in said["why"]
+    text = oncekey("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")
+    assert (text.exit_code, text.stdout) == (1, "")
+    assert "not done" in text.stderr
+    after = shown(shop, url)
+    assert {**after, "now": 0} == {**before, "now": 0}
+    assert json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout) == []
+
+
+def test_release_of_what_was_left_behind(shop, url):
+    # row 14
+    own(shop, lease=1)
+    result = oncekey("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "the host is gone")
+    assert result.exit_code == 0
+    assert "in_progress -> failed_retryable (row 14" in result.stdout
+    assert "executes the operation, from the beginning" in result.stdout
+    assert shown(shop, url)["last_error"] == "in_progress_lock_expired"
+
+
+def test_bust_of_a_success_needs_a_second_word(shop, url):
+    # R106, row 32
+    shop.settle(own(shop), answered())
+    said = refused("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price")
+    assert "--runs-again" in said["why"]
+    assert said["possible"][0]["command"].startswith("oncekey keys bust --runs-again")
+    result = oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price", "--runs-again")
+    assert "completed -> failed_retryable (row 32" in result.stdout
+    again = shop.begin(a_claim(id=ID), Policy())
+    assert again.lease.fence == 3  # the bust put it up, and so did the take-over
+
+
+def test_bust_of_a_failure_does_not(shop, url):
+    shop.settle(own(shop), answered(status=402))
+    assert oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "limit raised").exit_code == 0
+
+
+def test_only_at_the_version_that_was_seen(shop, url):
+    doubt(shop)
+    version = shown(shop, url)["version"]
+    whole = ("keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--status", "200", "--reason", "r")
+    assert "moved since" in refused(*whole, "--version", str(version - 1))["why"]
+    assert oncekey(*whole, "--version", str(version)).exit_code == 0
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)  # nothing of it reaches the store
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["show", KEY], "whose key"),
+        (["show", KEY, "--principal", "bob"], "--tenant too"),
+        (["show", KEY, *WHOSE, "--scope", "x"], "one or the other"),
+        (["list", "--older-than", "soon"], "no span"),
+        (["list", "--before", "???"], "--before"),
+        (["release", KEY, *WHOSE, "--reason", "  "], "--reason is empty"),
+        (["release", KEY, *WHOSE], "--reason"),
+        (["release", KEY, *WHOSE, "--reason", "r", "--by", " "], "--by is empty"),
+        (["bust", KEY, *WHOSE, "--reason", ""], "--reason is empty"),
+        (["resolve", KEY, *WHOSE, "--reason", "r"], "one of --executed"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--declined"], "one of --executed"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--not-executed", "--status", "200"], "no answer"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--closed"], "go with --not-executed"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--status", "402"], "--declined"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--declined", "--status", "200"], "is a failure"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--body", "x"], "--status"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--status", "200", "--body", "nowhere"], "cannot be"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--result", "{"], "no JSON"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--not-executed", "--asked-at", "noon"], "no instant"),
+    ],
+)
+def test_mistakes_get_one_clear_line(shop, url, arguments, sentence):
+    doubt(shop)
+    before = shown(shop, url)
+    result = oncekey("keys", *arguments, "--store", url)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert {**shown(shop, url), "now": 0} == {**before, "now": 0}
+
+
+@pytest.mark.parametrize(
+    ("store", "sentence"), [("memory:", "no tables"), ("sqlite:///nowhere.db", "there is no file nowhere.db")]
+)
+def test_stores_that_are_none(tmp_path, monkeypatch, store, sentence):
+    monkeypatch.chdir(tmp_path)
+    result = oncekey("keys", "list", "--store", store)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_without_its_tables(tmp_path):
+    (tmp_path / "empty.db").touch()
+    result = oncekey("keys", "list", "--store", f"sqlite:///{tmp_path / 'empty.db'}")
+    assert result.exit_code == 2
+    assert "migrate" in result.stderr
+
+
+def test_scopes_are_those_of_requests(shop, url):
+    # namespace, tenant and principal give the scope that requests with them get
+    from oncekey.core.scope import BindTo, bound_scope
+
+    for options, scope in (
+        (("--tenant", "acme", "--namespace", "eu"), bound_scope(BindTo.TENANT, "eu", "acme")),
+        (("--tenant", "acme", "--principal", "bob"), bound_scope(BindTo.PRINCIPAL, "-", "acme", principal="bob")),
+    ):
+        claim = a_claim(id=RecordId(scope, KEY))
+        shop.begin(claim, Policy())
+        said = json.loads(oncekey("keys", "show", KEY, *options, "--store", url, "--json").stdout)
+        assert said["scope"] == scope
+
+
+def test_what_clients_wrote_cannot_move_the_cursor(shop, url):
+    shop.settle(own(shop, path="/a\x1b[2J\nb"), Retryable("gone"))
+    text = oncekey("keys", "show", KEY, *WHOSE, "--store", url).stdout
+    assert "\x1b" not in text
+    assert "/a\\x1b[2J\\nb" in text
+
+
+def test_no_key_in_a_log(shop, url, caplog):
+    # R195: keys are shown to who asks for them, and nowhere else
+    caplog.set_level(logging.DEBUG)
+    own(shop, Effects.INLINE, Recovery.UNKNOWN, lease=-HOUR)
+    result = oncekey("sweep", "--once", "--store", url, "--json")
+    swept = {"operation": "create_order", "to": "unknown", "keys": 1}
+    assert json.loads(result.stdout) == {"moved": 1, "by": [swept]}
+    said = shown(shop, url)
+    assert (said["state"], said["last_error"]) == ("unknown", "in_progress_lock_expired")
+    whole = ("keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--status", "200", "--reason", "seen")
+    assert oncekey(*whole, "--json").exit_code == 0
+    assert "sweeper" in caplog.text
+    assert KEY not in caplog.text
+    assert KEY not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "teaches"),
+    [
+        (("keys", "resolve"), ["row 19", "row 20", "row 21", "row 22", "a retry", "--closed", "Exit code 1"]),
+        (("keys", "release"), ["row 14", "row 15", "row 21", "Never on a live lease", "a retry"]),
+        (("keys", "bust"), ["row 32", "--runs-again", "next retry executes"]),
+        (("keys", "show"), ["Changes nothing", "GET"]),
+        (("keys", "list"), ["Changes nothing", "JSON"]),
+        (("keys", "history"), ["Changes nothing", "JSON"]),
+        (("unknown", "list"), ["downstream key", "keys resolve"]),
+        (("dlq", "retry"), ["row 22", "window", "emit", "defer"]),
+        (("dlq", "discard"), ["row 19", "for good"]),
+        (("doctor",), ["Exit code 0", "JSON"]),
+        (("stats",), ["duplicates", "JSON"]),
+        (("sweep",), ["row", "audited"]),
+        (("reap",), ["rows 18, 28, 29, 30", "--app"]),
+    ],
+)
+def test_help_teaches(command, teaches):
+    text = " ".join(CliRunner().invoke(make_app(), [*command, "--help"], env={"COLUMNS": "400"}).stdout.split())
+    assert [word for word in teaches if word not in text] == []
