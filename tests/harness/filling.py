@@ -12,7 +12,8 @@ INSERT INTO oncekey.record (
     recovery_point, response_status, response_headers, response_body, response_schema, last_error,
     reconcile_after, reconcile_tries, created_at, last_run_at, finished_at, expires_at)
 SELECT
-    'shop|tenant-' || mod(n, 1000), md5(n::text), md5('i' || n)::uuid, 'create_order', 'local', 'retry', 'POST', '/orders',
+    'shop|tenant-' || mod(n, 1000), md5(n::text), md5('i' || n)::uuid, 'create_order', 'local', 'retry',
+    'POST', '/orders',
     'jcs1:sha256:' || repeat('5c', 32), decode(repeat('00', 32), 'hex'),
     made.state, CASE WHEN made.state = 'completed' THEN 'success' END, true, 1, 2,
     CASE WHEN made.state = 'in_progress' THEN 'host:1' END,
