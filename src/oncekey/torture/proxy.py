@@ -6,7 +6,7 @@ It knows two things of the protocol: the word COMMIT in a request, and the byte 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import re
 import socket
 import struct
 from collections import Counter
@@ -16,7 +16,8 @@ from typing import Final, Self
 
 _CHUNK: Final = 65_536
 _RESET: Final = struct.pack("ii", 1, 0)
-_COMMIT: Final = b"COMMIT"
+_COMMIT: Final = re.compile(rb"\bCOMMIT\b")
+"""The word alone: a transaction begins with READ COMMITTED."""
 _DONE: Final = b"Z\x00\x00\x00\x05"
 """ReadyForQuery: the server has done what was asked."""
 
@@ -30,7 +31,7 @@ class Loss(StrEnum):
 
     def fits(self, request: bytes) -> bool:
         """Whether a request is the one that is waited for."""
-        return self is Loss.ANY_REPLY or _COMMIT in request
+        return self is Loss.ANY_REPLY or _COMMIT.search(request) is not None
 
 
 class Proxy:
@@ -94,42 +95,42 @@ class Proxy:
         self._links.add(link)
         try:
             await asyncio.gather(self._requests(link), self._replies(link))
+        except OSError:
+            # One side is gone without a word: the other one is told, else a server waits for a client that is dead.
+            link.reset()
         finally:
             self._links.discard(link)
             link.end()
 
     async def _requests(self, link: _Link) -> None:
-        # An error of either side is the end of the connection, like any other.
-        with contextlib.suppress(OSError):
-            while chunk := await link.from_client.read(_CHUNK):
-                await self._passing.wait()
-                loss = self._take(chunk)
-                if loss is Loss.COMMIT_REQUEST:
-                    self.lost[loss] += 1
-                    link.end()
-                    return
-                # Noted before the bytes leave, so that the answer cannot come first.
-                link.loss = link.loss or loss
-                link.to_server.write(chunk)
-                await link.to_server.drain()
-            link.to_server.write_eof()
+        while chunk := await link.from_client.read(_CHUNK):
+            await self._passing.wait()
+            loss = self._take(chunk)
+            if loss is Loss.COMMIT_REQUEST:
+                self.lost[loss] += 1
+                link.end()
+                return
+            # Noted before the bytes leave, so that the answer cannot come first.
+            link.loss = link.loss or loss
+            link.to_server.write(chunk)
+            await link.to_server.drain()
+        link.to_server.write_eof()
 
     async def _replies(self, link: _Link) -> None:
         dropped = b""
-        with contextlib.suppress(OSError):
-            while chunk := await link.from_server.read(_CHUNK):
-                await self._passing.wait()
-                if link.loss is None:
-                    link.to_client.write(chunk)
-                    await link.to_client.drain()
-                    continue
-                dropped += chunk
-                # A statement is prepared before it is executed, and that reply is not yet the end of anything.
-                if link.loss is Loss.ANY_REPLY or _DONE in dropped:
-                    self.lost[link.loss] += 1
-                    link.end()
-                    return
-            link.to_client.write_eof()
+        while chunk := await link.from_server.read(_CHUNK):
+            await self._passing.wait()
+            if link.loss is None:
+                link.to_client.write(chunk)
+                await link.to_client.drain()
+                continue
+            dropped += chunk
+            # A statement is prepared before it is executed, and that reply is not yet the end of anything.
+            if link.loss is Loss.ANY_REPLY or _DONE in dropped:
+                self.lost[link.loss] += 1
+                link.end()
+                return
+        link.to_client.write_eof()
 
     def _take(self, request: bytes) -> Loss | None:
         for loss in self._armed:
