@@ -7,22 +7,21 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.core.policy import Policy
-from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi import dependencies, limits
 from oncekey.frameworks.asgi.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.kept_request import check_sealing
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.asgi.webhooks import Secret, Webhook, WebhookOptions
-from oncekey.ports import AsyncShares
+from oncekey.options import NO_LIFESPAN, NO_TENANT, NO_THREADS, SINGLE_TENANT, Options
 from oncekey.resolvers import Resolvers
+from oncekey.starting import check_effects, check_routes
 from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
 from oncekey.workers.service import Service
@@ -33,58 +32,18 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
-    from oncekey.core.choices import InProgress, On5xx
-    from oncekey.core.fingerprint import Request, Selection
-    from oncekey.core.keys import HeaderSyntax, KeyFormat
-    from oncekey.core.model import Recovery
+    from oncekey.core.choices import On5xx
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.types import App, Resolver
-    from oncekey.resolvers import Sighting
+    from oncekey.resolvers import Question, Sighting
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("oncekey")
 
+__all__ = ["SINGLE_TENANT", "Once", "Options"]
+
 DEFAULT_STORE = "sqlite:///oncekey.db"
 DRAIN_SECONDS = 10.0
-NO_THREADS = (
-    "effects=LOCAL on a plain `def` handler needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: "
-    "make the handler `async def`"
-)
-NO_LIFESPAN = (
-    "once.lifespan is not running, so nothing was checked at start-up and nothing waits for settlements at a stop: "
-    "give the application lifespan=once.lifespan, or once.lifespan_with(its_own)"
-)
-NO_TENANT = (
-    "once.install(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
-    "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
-)
-
-
-def SINGLE_TENANT(_: object) -> str:  # noqa: N802  (used as a constant: a choice that has to be spelled out)
-    """All callers are one tenant: right only where every caller may see every answer."""
-    return "single"
-
-
-class Options(TypedDict, total=False):
-    """Settings of one route; each overrides the policy of the whole application."""
-
-    operation: str
-    key: Literal["required", "optional"]
-    in_progress: InProgress | Literal["conflict", "accepted", "wait"]
-    wait_max: timedelta | float
-    lease: timedelta | float
-    deadline: timedelta | float
-    ttl: timedelta | float
-    allow_short_ttl: bool
-    selection: Selection
-    fingerprint: Callable[[Request], Mapping[str, object] | bytes]
-    header_syntax: HeaderSyntax | Literal["strict", "compat", "bare"]
-    key_format: KeyFormat | Literal["opaque", "uuid"]
-    max_request_bytes: int
-    max_response_bytes: int
-    replay_headers: Sequence[str]
-    on_lease_expired: Recovery | Literal["unknown", "resume", "retry", "fail"]
-    on_unknown: Literal[409, 202, 503]
 
 
 class Once:
@@ -124,9 +83,11 @@ class Once:
         """Register the function that a worker calls for the parcels of a topic; see `Topics.topic`."""
         return self.topics.topic(name, repeatable=repeatable)
 
-    def resolver(self, operation: str, *, call: str | None = None) -> Callable[[F], F]:
+    def resolver(
+        self, operation: str, *, call: str | None = None, answer: Callable[[Question, Any], Any] | None = None
+    ) -> Callable[[F], F]:
         """Register the function that asks a provider what became of a call; see `Resolvers.resolver`."""
-        return self.resolvers.resolver(operation, call=call)
+        return self.resolvers.resolver(operation, call=call, answer=answer)
 
     @overload
     def protect(self, *, effects: Literal[Effects.LOCAL], **options: Unpack[Options]) -> Callable[[F], F]: ...
@@ -332,11 +293,11 @@ class Once:
         if self._migrate:
             await engine.migrate()
         await engine.check()
-        self._check_effects(engine)
+        check_effects(engine, [handler.__oncekey__ for handler in self.enrolled.values()], self.blocking)  # type: ignore[attr-defined]
         limits.check([self.policy, *(handler.__oncekey__.policy for handler in self.enrolled.values())])  # type: ignore[attr-defined]
         # What is wrapped from outside has no routes that we know of.
         if app is not None and app in self._installed and self._installed[app].respond is not None:
-            self._check_routes(app)
+            check_routes(app, self._installed[app], self.enrolled.values())
 
     def wake(self) -> None:
         """Tell the workers of this process that parcels were committed; without such it does nothing."""
@@ -423,30 +384,3 @@ class Once:
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:
             installation.admit(enrolment)
-
-    def _check_effects(self, engine: AsyncEngine) -> None:
-        sharing = [
-            enrolment
-            for handler in self.enrolled.values()
-            if (enrolment := handler.__oncekey__).effects is not Effects.INLINE  # type: ignore[attr-defined]
-        ]
-        if sharing and not isinstance(engine.driver, AsyncShares):
-            raise ConfigurationError(f"{sharing[0].operation}: {UNSHARED.format(effects=sharing[0].effects.name)}")
-        if any(enrolment.blocking for enrolment in sharing):
-            self.blocking()  # a missing blocking driver is found now, and not at the first request
-        for enrolment in sharing:
-            if enrolment.completes:
-                check_sealing(enrolment.policy.secret)
-
-    def _check_routes(self, app: Any) -> None:  # noqa: ANN401
-        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
-        if hasattr(app, "openapi"):
-            from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
-
-            served = list(fastapi.served(app))
-            fastapi.warn_of_late_commits(app)
-        else:
-            served = list(starlette.routed(app.routes))
-        starlette.check(app, served, self.enrolled.values())
-        starlette.check_patterns(served, self._installed[app])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from oncekey.core import memo
@@ -67,6 +67,8 @@ class Resolver:
     blocking: bool
     call: str | None = None
     """The name that an INLINE handler asks its downstream key for."""
+    answer: Callable[[Question, Any], Any] | None = None
+    """Makes the operation's own answer of what a webhook brings."""
 
 
 class Resolvers:
@@ -75,12 +77,16 @@ class Resolvers:
     def __init__(self) -> None:
         self._resolvers: dict[str, Resolver] = {}
 
-    def resolver(self, operation: str, *, call: str | None = None) -> Callable[[F], F]:
+    def resolver(
+        self, operation: str, *, call: str | None = None, answer: Callable[[Question, Any], Any] | None = None
+    ) -> Callable[[F], F]:
         """Register the decorated function for an operation; `def` functions are called in a thread.
 
         It is given a `Question` and answers `Executed`, `Declined`, `Unexecuted` or `Undecided`; if it raises, it is
         asked again later. `call` is for INLINE handlers: the name in `op.downstream_key(name)`, so that webhooks and
-        the ledger find their records, which announce no calls.
+        the ledger find their records, which announce no calls. `answer` is for webhooks, which know the provider's
+        object and not our operation: it is given the question and what `parse` gave, and returns what this operation
+        gives, a `Reply` or, for PHASED, the result of the call. It does no I/O.
         """
         if not operation:
             raise ConfigurationError('a resolver is for an operation: @once.resolver("create_payment")')
@@ -89,7 +95,7 @@ class Resolvers:
             if operation in self._resolvers:
                 raise ConfigurationError(f"two resolvers are registered for {operation!r}: one of them has to go")
             blocking = not inspect.iscoroutinefunction(function)
-            self._resolvers[operation] = Resolver(operation, function, blocking, call)
+            self._resolvers[operation] = Resolver(operation, function, blocking, call, answer)
             return function
 
         return register
@@ -118,6 +124,36 @@ class Sighting:
     provider_id: str | None = None
     event_id: str | None = None
     """What the provider numbers its events by; without it a repetition is recognised by its content."""
+
+
+def question_of(record: Record, resolver: Resolver, payload: Any, now: Instant) -> Question:  # noqa: ANN401
+    """What is asked about a record."""
+    return Question(
+        operation=record.operation,
+        scope=record.id.scope,
+        key=record.id.key,
+        downstream_key=called_by(record, resolver.call),
+        phase=record.intent.phase if record.intent is not None else resolver.call,
+        payload=payload,
+        intent=record.intent,
+        attempts=record.attempts,
+        tries=record.reconcile_tries,
+        asked_at=now,
+        effects=record.effects,
+        _seed=record.seed,
+    )
+
+
+def answered(resolution: Resolution, resolver: Resolver, question: Question) -> Resolution:
+    """What a webhook brought, as the operation itself would have answered."""
+    if resolver.answer is None or not isinstance(resolution, Executed | Declined):
+        return resolution
+    try:
+        return replace(resolution, given=resolver.answer(question, resolution.given))
+    except Exception as error:
+        raise ResultNotStorableError(
+            f"the answer of {question.operation} cannot be made of what a webhook brought: {type(error).__name__}"
+        ) from error
 
 
 def called_by(record: Record, call: str | None) -> str | None:

@@ -49,7 +49,8 @@ def _end(demo: Demo, route: str, key: str) -> httpx.Response:
 
 
 def _demo(folder: Path, provider: Provider, store: str) -> Demo:
-    options = ("--provider", provider.url, "--lease", str(LEASE), "--call-timeout", "2")
+    # Nobody settles what is unknown while these tests look at it.
+    options = ("--provider", provider.url, "--lease", str(LEASE), "--call-timeout", "2", "--interval", "3600")
     return Demo(folder, *options, store=store)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 from urllib.parse import urlsplit
@@ -16,6 +17,13 @@ from oncekey.core.policy import Policy
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 MONEY = '{"customer_id": "cus_1001", "amount_cents": 1999, "currency": "EUR"}'
 ORDER = '{"customer_id": "cus_1001", "items": [{"product_id": "sku_teapot", "quantity": 2}]}'
+
+
+class Switch(StrEnum):
+    """On or off."""
+
+    ON = "on"
+    OFF = "off"
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +44,12 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     workers: Annotated[
         bool, typer.Option(help="Run the workers in this process; else `oncekey worker` has to.")
     ] = True,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks of those who settle what nobody knows.")
+    ] = 30.0,
+    webhooks: Annotated[
+        Switch, typer.Option(help="Whether the demo's own provider tells of its charges by itself.")
+    ] = Switch.ON,
     provider: Annotated[
         str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
     ] = None,
@@ -51,11 +65,12 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     try:
         serve(
             store,
-            policy_for(lease, call_timeout),
+            policy_for(lease, call_timeout, interval),
             host=host,
             port=port,
             provider=provider,
             workers=workers,
+            webhooks=webhooks is Switch.ON,
             ledger=provider_ledger,
             announce=lambda url: announce(url, store),
         )
@@ -65,7 +80,7 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         print()
 
 
-def policy_for(lease: float, call_timeout: float = 10.0) -> Policy:
+def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0) -> Policy:
     """The defaults with another lease; a handler may run for an hour, or for one lease if that is longer.
 
     A short lease makes everything quick enough to watch, so workers and calls wait no longer than it lasts.
@@ -78,6 +93,9 @@ def policy_for(lease: float, call_timeout: float = 10.0) -> Policy:
         outbox_lease=min(lease, usual.outbox_lease.total_seconds()),
         send_window=min(lease, usual.send_window.total_seconds()),
         complete_interval=min(lease, usual.complete_interval.total_seconds()),
+        sweep_interval=interval,
+        reconcile_interval=interval,
+        provider_lag=min(lease, usual.provider_lag.total_seconds()),
     )
 
 

@@ -12,7 +12,7 @@ from oncekey.core.errors import OncekeyError
 
 DEFAULT_LEDGER = "oncekey-demo-provider.db"
 DEFAULT_PORT = 8001
-DEFAULT_SECRET = "whsec_demo"  # noqa: S105  (a demo's)
+DEFAULT_SECRET = "whsec_demo_of_oncekey"  # noqa: S105  (a demo's)
 
 
 def register(app: typer.Typer) -> None:

@@ -19,6 +19,7 @@ from oncekey.demo.orders import Orders
 from oncekey.demo.pages import page_routes
 from oncekey.demo.payment_routes import payment_routes, payment_topics
 from oncekey.demo.problems import add_problems
+from oncekey.demo.reconciling import resolvers, webhooks
 from oncekey.demo.tables import Tables
 from oncekey.demo.tenants import authenticate, tenant_of
 from oncekey.demo.transfer_routes import transfer_routes, transfer_topics
@@ -42,6 +43,7 @@ def create_app(
 
     payment_topics(once, movements)
     transfer_topics(once, charging)
+    resolvers(once, charging)
 
     @asynccontextmanager
     async def prepared(_: FastAPI) -> AsyncIterator[None]:
@@ -66,5 +68,6 @@ def create_app(
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)
     app.state.once = once
+    webhooks(once, app)
     once.install(app, tenant=tenant_of, status_dependencies=[Depends(authenticate)])
     return app

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from oncekey.core.errors import NotExecuted, Rejected
 from oncekey.demo.outbound import AnswerLostError, NothingSentError, ask, http_url
@@ -46,6 +47,16 @@ class Charging:
             raise ProviderFailedError(f"the provider answered {reply.status}")
         charge: dict[str, Any] = reply.json()
         return charge
+
+    async def find(self, key: str | None) -> dict[str, Any] | None:
+        """The charge under a downstream key; it raises `ProviderFailedError` when the provider does not say."""
+        query = urlencode({"downstream_key": key or ""})
+        try:
+            reply = await ask("GET", f"{self._url}/charges?{query}", patience=self._patience)
+            found: list[dict[str, Any]] = reply.json()["charges"]
+        except (NothingSentError, AnswerLostError, json.JSONDecodeError, KeyError) as error:
+            raise ProviderFailedError("the provider does not say what it has charged") from error
+        return found[0] if found else None
 
     async def ledger(self) -> dict[str, Any]:
         """Everything that the provider has charged; it raises `ProviderFailedError` when it does not say."""

@@ -18,8 +18,8 @@ _GRACE_SECONDS = 5.0
 class HouseProvider:
     """Use it as a context manager: entering starts it and waits until it serves."""
 
-    def __init__(self, ledger: Path) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Path, webhooks: str | None = None) -> None:
+        self._options = ("--ledger", str(ledger), *(() if webhooks is None else ("--webhooks", webhooks)))
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -27,7 +27,7 @@ class HouseProvider:
         # It holds the read end of a pipe that only we can write to: even `kill -9` of the demo closes it.
         # A session of its own keeps Ctrl-C from it, because requests that are under way still need it.
         self._process = subprocess.Popen(  # noqa: S603  (our own command)
-            [*_COMMAND, "--ledger", str(self._ledger)],
+            [*_COMMAND, *self._options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

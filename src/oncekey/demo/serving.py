@@ -12,6 +12,7 @@ import uvicorn
 from oncekey.demo.app import DEFAULT_PROVIDER, create_app
 from oncekey.demo.house_provider import HouseProvider
 from oncekey.demo.listening import CannotServeError, address_of, listen
+from oncekey.demo.reconciling import WEBHOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,13 +34,16 @@ def serve(
     provider: str | None,
     ledger: Path | None,
     workers: bool,
+    webhooks: bool,
     announce: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it; `announce` is told the address when everything is in order."""
     with listen(host, port) as listener:
         asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
-        with _provided(provider, ledger or beside(store)) as provider_url:
-            announce(address_of(host, listener))
+        address = address_of(host, listener)
+        hook = f"{address}{WEBHOOKS}" if webhooks else None
+        with _provided(provider, ledger or beside(store), hook) as provider_url:
+            announce(address)
             config = uvicorn.Config(
                 create_app(store, policy, provider_url, workers=workers),
                 log_level="warning",
@@ -62,12 +66,12 @@ def beside(store: str) -> Path:
 
 
 @contextmanager
-def _provided(running: str | None, ledger: Path) -> Iterator[str]:
+def _provided(running: str | None, ledger: Path, webhooks: str | None) -> Iterator[str]:
     """The address of the provider that is there, or of one that is there as long as we are."""
     if running is not None:
         yield running
         return
-    with HouseProvider(ledger) as ours:
+    with HouseProvider(ledger, webhooks) as ours:
         yield ours.url
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oncekey.demo.charging import Charging
     from oncekey.demo.movements import Movements
     from oncekey.once import Once
+    from oncekey.resolvers import Question
 
 REPEATABLE, UNREPEATABLE = "transfer", "transfer_once"
 
@@ -77,5 +78,14 @@ async def _transferred(charging: Charging, message: Message) -> Reply:
     except Rejected:
         no = declined().answer
         return Reply(no.status_code, json.loads(bytes(no.body)), (("content-type", MEDIA_TYPE),))
+    return _done(wanted, charge)
+
+
+def transferred(question: Question, charge: dict[str, Any]) -> Reply:
+    """The answer of a transfer whose charge was found later."""
+    return _done(Transfer.model_validate(question.payload["transfer"]), charge)
+
+
+def _done(wanted: Transfer, charge: dict[str, Any]) -> Reply:
     done = wanted.model_copy(update={"status": "done", "charge_id": charge["id"]})
     return Reply(HTTPStatus.CREATED, done.model_dump(mode="json"), provider_id=charge["id"])

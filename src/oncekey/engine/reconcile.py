@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from oncekey.core.audit import Note
 from oncekey.core.errors import ConfigurationError
@@ -14,18 +15,19 @@ from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
 from oncekey.core.resolution import Declined, Executed, Undecided, Unexecuted, Verdict, is_about, standing
 from oncekey.core.seed import downstream_key
 from oncekey.engine.operate import NOT_HERE, desk_of
-from oncekey.resolvers import from_text, wish_of
+from oncekey.resolvers import answered, from_text, question_of, wish_of
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import Mover
-    from oncekey.core.model import RecordId, Snapshot
+    from oncekey.core.model import Record, RecordId, Snapshot
     from oncekey.core.operate import Move, Whereabouts, Wish
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence, Heard, Resolution
     from oncekey.flow import Flow
     from oncekey.ports import Reconcile, Store
+    from oncekey.resolvers import Resolvers
 
 MOST_INLINE = 1000
 """How many unknown INLINE records a webhook is compared with: they announce no calls that could be looked up."""
@@ -111,27 +113,25 @@ def receive(
     heard: Heard,
     mover: Mover,
     policy_of: PolicyOf,
-    *,
-    inline: Mapping[str, str] | None = None,
+    resolvers: Resolvers,
 ) -> Flow[Received]:
-    """Keep what was heard, then apply it if its record is unknown; on a live record it waits as evidence (U3).
-
-    `inline` names, by operation, the call of handlers that announce none.
-    """
+    """Keep what was heard, then apply it if its record is unknown; on a live record it waits as evidence (U3)."""
     evidence, new = yield from reconcile_of(store).add(heard)
-    target = yield from _target(store, heard, inline or {})
+    target = yield from _target(store, heard, resolvers.inline_calls)
     if target is None:
         became = Became.KEPT if evidence.verdict is None else _became(evidence.verdict)
         return Received(became, repeated=not new)
     if evidence.verdict is not None:
         return Received(_became(evidence.verdict), target, repeated=not new)
-    became = yield from apply(store, evidence, target, mover, policy_of)
+    became = yield from apply(store, evidence, target, mover, policy_of, resolvers)
     return Received(became, target, repeated=not new)
 
 
-def apply(store: Store, evidence: Evidence, target: Target, mover: Mover, policy_of: PolicyOf) -> Flow[Became]:
+def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
+    store: Store, evidence: Evidence, target: Target, mover: Mover, policy_of: PolicyOf, resolvers: Resolvers
+) -> Flow[Became]:
     """Settle a record by evidence, or compare them; a record that has an answer never gets another one."""
-    resolution = from_text(evidence.heard.said)
+    resolution = yield from _shaped(store, from_text(evidence.heard.said), target, resolvers)
     if isinstance(resolution, Undecided):
         return Became.KEPT
     why = f"{evidence.heard.source} {evidence.heard.event_id}"
@@ -144,6 +144,30 @@ def apply(store: Store, evidence: Evidence, target: Target, mover: Mover, policy
         return Became.KEPT
     yield from reconcile_of(store).judge(evidence, verdict)
     return _became(verdict)
+
+
+def payload_of(store: Store, record: Record) -> Flow[Any]:
+    """What a deferred call was asked for; its parcel lies with the dead letters."""
+    if record.effects is not Effects.OUTBOX or store.outbox is None:
+        return None
+    for parcel in (yield from desk_of(store).parcels(record.incarnation)):
+        letter = (yield from store.outbox.find_dead_letter(parcel.id)) if parcel.dead else None
+        if letter is not None:
+            return json.loads(letter.parcel.payload)
+    return None
+
+
+def _shaped(store: Store, resolution: Resolution, target: Target, resolvers: Resolvers) -> Flow[Resolution]:
+    """A webhook knows the provider's object; what the operation makes of it is the resolver's to say."""
+    seen = yield from store.find(target.id)
+    record = seen.record
+    if record is None or record.state is not State.UNKNOWN:
+        return resolution
+    resolver = resolvers.get(record.operation)
+    if resolver is None or resolver.answer is None:
+        return resolution
+    question = question_of(record, resolver, (yield from payload_of(store, record)), seen.now)
+    return answered(resolution, resolver, question)
 
 
 def compared(store: Store, target: Target, resolution: Resolution) -> Flow[Verdict | None]:

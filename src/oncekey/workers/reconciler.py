@@ -6,7 +6,6 @@ It moves nothing by itself: what a resolver answers is settled by the same move 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections import Counter, OrderedDict
@@ -17,7 +16,7 @@ from oncekey.core.audit import Mover, Note
 from oncekey.core.backoff import Backoff
 from oncekey.core.errors import ResultNotStorableError, StoreError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import SECOND, Effects, State
+from oncekey.core.model import SECOND, State
 from oncekey.core.operate import Moved
 from oncekey.core.policy import micros
 from oncekey.core.resolution import (
@@ -33,10 +32,9 @@ from oncekey.core.resolution import (
 )
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.engine import reconcile
-from oncekey.engine.operate import desk_of
 from oncekey.engine.reconcile import Became, Target
 from oncekey.flow import adrive
-from oncekey.resolvers import Question, called_by
+from oncekey.resolvers import called_by, question_of
 from oncekey.topics import Topic
 from oncekey.workers.calling import call
 from oncekey.workers.clocks import boot, this_process
@@ -178,7 +176,7 @@ class Reconciler:
         name = called_by(record, None if resolver is None else resolver.call)
         if await self._by_evidence(record, name) or resolver is None:
             return
-        answer = await self._ask(record, resolver, name)
+        answer = await self._ask(record, resolver)
         if isinstance(answer.resolution, Undecided):
             await self._later(record, answer.resolution.why)
         elif isinstance(answer.resolution, Unexecuted) and not (
@@ -245,7 +243,8 @@ class Reconciler:
 
     async def _applied(self, evidence: Evidence, target: Target, mover: Mover) -> Became:
         try:
-            became = await self._go(reconcile.apply(self._store, evidence, target, mover, self._policy_of))
+            applying = reconcile.apply(self._store, evidence, target, mover, self._policy_of, self._resolvers)
+            became = await self._go(applying)
         except ResultNotStorableError as error:
             log.error("reconciler: evidence %d cannot be applied: %s", evidence.id, error)
             return Became.KEPT
@@ -254,24 +253,11 @@ class Reconciler:
             alarm(evidence.heard.source, evidence.heard.event_id, target)
         return became
 
-    async def _ask(self, record: Record, resolver: Resolver, name: str | None) -> Answer:
-        payload = await self._payload(record)
+    async def _ask(self, record: Record, resolver: Resolver) -> Answer:
+        payload = await self._go(reconcile.payload_of(self._store, record))
         now = (await self._go(self._store.find(record.id))).now
         asked = Sight(now, self._clock())
-        question = Question(
-            operation=record.operation,
-            scope=record.id.scope,
-            key=record.id.key,
-            downstream_key=name,
-            phase=record.intent.phase if record.intent is not None else resolver.call,
-            payload=payload,
-            intent=record.intent,
-            attempts=record.attempts,
-            tries=record.reconcile_tries,
-            asked_at=now,
-            effects=record.effects,
-            _seed=record.seed,
-        )
+        question = question_of(record, resolver, payload, now)
         function = Topic(record.operation, cast("Callable[[Message], Any]", resolver.function), None, resolver.blocking)
         limit = record.call_timeout / SECOND
         try:
@@ -287,15 +273,6 @@ class Reconciler:
             log.error("reconciler: the resolver of %s answered a %s", record.operation, type(said).__name__)
             said = Undecided("no_resolution")
         return Answer(said, asked)
-
-    async def _payload(self, record: Record) -> Any:  # noqa: ANN401  (whatever was deferred)
-        if record.effects is not Effects.OUTBOX or self._store.outbox is None:
-            return None
-        for parcel in await self._go(desk_of(self._store).parcels(record.incarnation)):
-            letter = await self._go(self._store.outbox.find_dead_letter(parcel.id)) if parcel.dead else None
-            if letter is not None:
-                return json.loads(letter.parcel.payload)
-        return None
 
     async def _later(self, record: Record, why: str) -> None:
         """Ask again, ever more slowly, and at last no more: from then on it is an operator's (R138, row 23)."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict
 
 from oncekey.core import signatures
@@ -105,7 +105,7 @@ class Webhook:
             return 401, "The signature is missing, wrong or too old."
         try:
             sighting = self._parse(json.loads(body))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             log.error("oncekey: %s cannot read a signed message: %s", self._mover.who, type(error).__name__)
             return 400, "The message cannot be understood."
         if sighting is None:
@@ -131,8 +131,8 @@ class Webhook:
         )
         if heard.downstream_key is None and heard.provider_id is None:
             raise ResultNotStorableError("a sighting names a downstream_key or a provider_id")
-        inline: Mapping[str, str] = self._host.resolvers.inline_calls
-        receiving = reconcile.receive(engine.store, heard, self._mover, self._host.policy_of, inline=inline)
+        host = self._host
+        receiving = reconcile.receive(engine.store, heard, self._mover, host.policy_of, host.resolvers)
         return await adrive(receiving, engine.driver.run)
 
     def _told(self, received: Received) -> tuple[int, str]:

@@ -1,0 +1,5 @@
+"""The provider's books against ours: charges that one side lacks, and amounts that differ (R140)."""
+
+from oncekey.reconcile.ledger import Difference, Expected, Kind, LedgerEntry, Report, compare
+
+__all__ = ["Difference", "Expected", "Kind", "LedgerEntry", "Report", "compare"]

@@ -1,0 +1,152 @@
+"""Our side of the comparison: every call that was announced, with what its record says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.core import memo
+from oncekey.core.keys import key_digest
+from oncekey.core.model import Effects, Outcome, State
+from oncekey.core.operate import Search
+from oncekey.core.resolution import standing
+from oncekey.core.seed import downstream_key
+from oncekey.engine.operate import desk_of
+from oncekey.engine.reconcile import reconcile_of
+from oncekey.reconcile.ledger import Belief, Expected
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant, Record
+    from oncekey.core.resolution import Call
+    from oncekey.flow import Flow
+    from oncekey.ports import Store
+
+PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """Where amounts are, as JSON pointers into a call's result, or else into the answer; None: not compared."""
+
+    amount: str | None = None
+    currency: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """How our side is read."""
+
+    since: Instant = 0
+    pointers: Pointers = field(default_factory=Pointers)
+    inline: Mapping[str, str] = field(default_factory=dict)
+    """By operation, the call of INLINE handlers, which announce none: the name in `op.downstream_key(name)`."""
+
+
+def read(store: Store, books: Books) -> Flow[list[Expected]]:
+    """Everything that was announced since then, and the calls of the INLINE operations that are named."""
+    found: list[Expected] = []
+    after: Call | None = None
+    while True:
+        page = yield from reconcile_of(store).calls(books.since, PAGE, after)
+        found += [_expected(call, record, books.pointers) for call, record in page]
+        if len(page) < PAGE:
+            break
+        after = page[-1][0]
+    for operation, phase in books.inline.items():
+        found += yield from _inline(store, operation, phase, books)
+    return found
+
+
+def _inline(store: Store, operation: str, phase: str, books: Books) -> Flow[list[Expected]]:
+    found: list[Expected] = []
+    before: tuple[Instant, str, str] | None = None
+    wanted = Search(operation=operation, effects=Effects.INLINE)
+    while True:
+        page = yield from desk_of(store).search(wanted, PAGE, before)
+        for record in page.records:
+            if record.created_at < books.since:
+                return found
+            found.append(_of_inline(record, phase))
+        if len(page.records) < PAGE:
+            return found
+        last = page.records[-1]
+        before = (last.created_at, last.id.scope, last.id.key)
+
+
+def _of_inline(record: Record, phase: str) -> Expected:
+    return Expected(
+        downstream_key=downstream_key(record.seed, phase),
+        belief=_belief(record, phase),
+        operation=record.operation,
+        scope=record.id.scope,
+        key_digest=key_digest(record.id.key),
+    )
+
+
+def _expected(call: Call, record: Record | None, pointers: Pointers) -> Expected:
+    belief = Belief.GONE if record is None else _belief(record, call.phase)
+    documents = [] if record is None or belief is not Belief.MADE else _documents(record, call.phase)
+    currency = _at(documents, pointers.currency)
+    return Expected(
+        downstream_key=call.downstream_key,
+        belief=belief,
+        operation=call.operation,
+        scope=call.id.scope,
+        key_digest=key_digest(call.id.key),
+        provider_id=call.provider_id,
+        amount=_number(_at(documents, pointers.amount)),
+        currency=currency if isinstance(currency, str) else None,
+    )
+
+
+def _belief(record: Record, phase: str) -> Belief:
+    match standing(record, phase):
+        case Outcome.SUCCESS:
+            return Belief.MADE
+        case Outcome.FAILURE:
+            return Belief.REFUSED
+        case None:
+            undecided = record.state in {State.UNKNOWN, State.IN_PROGRESS, State.PENDING} or record.intent is not None
+            return Belief.OPEN if undecided else Belief.REFUSED
+
+
+def _documents(record: Record, phase: str) -> list[Any]:
+    """What may hold the amount: the call's own result first, then the answer."""
+    results = [entry.result for entry in record.memo if entry.name == phase and record.effects is Effects.PHASED]
+    found: list[Any] = [memo.decode(result) for result in results]
+    body = None if record.response is None else record.response.body
+    if body:
+        with suppress(ValueError):
+            found.append(json.loads(body, parse_float=Decimal))
+    return found
+
+
+def _at(documents: list[Any], pointer: str | None) -> Any:  # noqa: ANN401  (whatever is there)
+    if pointer is None:
+        return None
+    for document in documents:
+        place = document
+        for step in pointer.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, Mapping):
+                place = place.get(name)
+            elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+                place = place[int(name)]
+            else:
+                place = None
+        if place is not None:
+            return place
+    return None
+
+
+def _number(value: Any) -> Decimal | None:  # noqa: ANN401  (whatever is there)
+    if isinstance(value, bool) or not isinstance(value, int | str | float | Decimal):
+        return None
+    try:
+        return Decimal(str(value))
+    except InvalidOperation:
+        return None

@@ -1,0 +1,230 @@
+"""Webhooks at the door of an application: who is believed, and what a message does, whenever it comes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from harness.asgi import Caller
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.core.signatures import sign
+from oncekey.resolvers import Declined, Executed, Sighting
+from oncekey.workers.reconciler import Reconciler
+from oncekey.workers.tasks import reconciler_of
+from phased.bank import Call, paying
+
+SECRET, NEXT = b"whsec_0123456789abcdef", b"whsec_fedcba9876543210"
+NOW = 1_800_000_000
+
+
+def parse(event):
+    if event["type"] == "ping":
+        return None
+    charge = event["charge"]
+    said = Executed({"id": charge["id"]}) if event["type"] == "charge.succeeded" else Declined({"why": "card"})
+    return Sighting(said, downstream_key=charge.get("downstream_key"), provider_id=charge["id"], event_id=event["id"])
+
+
+def event_of(bank, kind="charge.succeeded", event_id="evt_1", **charge):
+    (key,) = bank.provider.keys[-1:]
+    return {"id": event_id, "type": kind, "charge": {"id": "ch_1", "downstream_key": key, **charge}}
+
+
+async def post(process, event, *, secret=SECRET, at=NOW, signature=None, headers=None):
+    body = event if isinstance(event, bytes) else json.dumps(event).encode()
+    lines = [("Oncekey-Signature", signature or sign(body, secret, at))] if headers is None else headers
+    return await Caller(process.app, "POST", "/hooks", headers=lines, body=body).run()
+
+
+@asynccontextmanager
+async def serving(bank, **options):
+    async with bank.process(paying(repeatable=False), **options) as process:
+        process.once.webhook(
+            process.app, "/hooks", secret=[SECRET, NEXT], parse=parse, clock=lambda: NOW, max_body=10_000
+        )
+        yield process
+
+
+@asynccontextmanager
+async def doubted(bank):
+    """A payment that was charged, and whose answer was lost."""
+    async with serving(bank) as process:
+        bank.provider.faults.append(TimeoutError())
+        assert (await process.send()).status == 409
+        assert bank.state == "unknown"
+        assert (await process.send()).status == 409  # R139: nobody runs it again
+        yield process
+
+
+def evidence(bank):
+    table = "oncekey_evidence" if "sqlite" in bank.database.url else "oncekey.evidence"
+    return bank.database.execute(f"SELECT event_id, verdict FROM {table} ORDER BY id")
+
+
+async def test_a_webhook_gives_the_result_and_the_handler_goes_on(bank):  # R136, F22, F36, H5
+    async with doubted(bank) as process:
+        reply = await post(process, event_of(bank))
+        assert (reply.status, reply.json()["detail"]) == (200, "Settled.")
+        assert bank.state == "failed_retryable"
+        retried = await process.send()
+        assert (retried.status, retried.json()["paid"]) == (201, {"by": "ch_1"})
+        assert (await process.send()).body == retried.body
+    assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)  # the payment's row is settled, too
+
+
+async def test_a_decline_by_webhook_is_raised_in_the_handler(bank):  # R107
+    async with doubted(bank) as process:
+        assert (await post(process, event_of(bank, "charge.failed"))).status == 200
+        record = await bank.record()
+        assert record.memo[-1].result.startswith('{"$":"rejected"')
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"secret": b"another secret 0000"},
+        {"signature": "t=1,v1=00"},
+        {"signature": f"t={NOW}"},
+        {"headers": []},
+        {"headers": [("Oncekey-Signature", "x"), ("Oncekey-Signature", "y")]},
+        {"at": NOW - 301},
+        {"at": NOW + 301},
+    ],
+    ids=["forged", "nonsense", "unsigned", "none", "two", "stale", "from the future"],
+)
+async def test_what_is_not_signed_now_by_one_of_ours_changes_nothing(bank, how):  # R136
+    async with doubted(bank) as process:
+        assert (await post(process, event_of(bank), **how)).status == 401
+        body = json.dumps(event_of(bank)).encode()
+        other = body.replace(b"ch_1", b"ch_2")
+        assert (await post(process, other, signature=sign(body, SECRET, NOW))).status == 401
+        assert (bank.state, evidence(bank)) == ("unknown", [])
+
+
+async def test_what_cannot_be_read_or_is_not_about_a_call_changes_nothing(bank):
+    async with doubted(bank) as process:
+        for body in (b"{", b"[]", b'"charge"', b'{"type": "charge.succeeded", "id": "e"}', b'{"type": 1, "charge": 2}'):
+            assert (await post(process, body)).status == 400
+        assert (await post(process, {"type": "ping"})).status == 200
+        assert (await post(process, b" " * 10_001)).status == 413
+        nameless = {"id": "e", "type": "charge.succeeded", "charge": {"id": ""}}
+        assert (await post(process, nameless)).status == 422
+        assert (await post(process, event_of(bank, event_id="e" * 600))).status == 422
+        assert (bank.state, evidence(bank)) == ("unknown", [])
+
+
+async def test_both_secrets_are_believed_while_one_replaces_the_other(bank):
+    async with doubted(bank) as process:
+        assert (await post(process, event_of(bank), secret=NEXT)).status == 200
+        assert bank.state == "failed_retryable"
+
+
+async def test_the_same_message_again_is_answered_and_changes_nothing(bank):  # R136
+    async with doubted(bank) as process:
+        for _ in range(3):
+            assert (await post(process, event_of(bank))).status == 200
+        assert evidence(bank) == [("evt_1", "settled")]
+        version = (await bank.record()).version
+        assert (await post(process, event_of(bank), at=NOW + 60)).status == 200
+        assert (await bank.record()).version == version
+
+
+async def test_what_comes_later_and_says_otherwise_never_overwrites(bank, caplog):  # U2
+    async with doubted(bank) as process:
+        await post(process, event_of(bank))
+        assert (await process.send()).status == 201
+        before = await bank.record()
+        reply = await post(process, event_of(bank, "charge.failed", "evt_2"))
+        assert (reply.status, reply.json()["detail"]) == (200, "Kept; the record says otherwise.")
+        assert await bank.record() == before
+    assert evidence(bank) == [("evt_1", "settled"), ("evt_2", "contradicts")]
+    assert "contradicts" in caplog.text
+
+
+async def test_what_comes_before_our_own_answer_waits_and_is_compared(bank, caplog):  # U3, F36
+    async with serving(bank) as process:
+        await process.send_and_freeze("after charge")
+        reply = await post(process, event_of(bank))
+        assert (reply.json()["detail"], bank.state) == ("Kept.", "in_progress")
+        assert (await post(process, event_of(bank, "charge.failed", "evt_2"))).json()["detail"] == "Kept."
+        assert (await process.wake()).status == 201
+        reconciler = reconciler_of(process.once)
+        assert await reconciler.run_once() == 0
+    assert evidence(bank) == [("evt_1", "agrees"), ("evt_2", "contradicts")]
+    assert (reconciler.counts["contradictions"], "contradicts" in caplog.text) == (1, True)
+
+
+async def test_what_came_early_is_applied_when_the_record_turns_unknown(bank):  # U3, F36
+    async with serving(bank) as dead, serving(bank) as process:
+        await dead.send_and_freeze("after charge")
+        assert (await post(process, event_of(bank))).json()["detail"] == "Kept."
+        bank.lease_over()
+        assert (await process.send()).status == 409  # row 15, by whoever comes
+        assert bank.state == "unknown"
+        assert await reconciler_of(process.once).run_once() == 1
+        assert (await process.send()).status == 201
+    assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
+
+
+async def test_the_providers_own_id_is_enough_once_it_was_told(bank):  # F36
+    async with serving(bank) as dead, serving(bank) as process:
+        await dead.send_and_freeze("after charge")
+        await post(process, {**event_of(bank, "charge.failed", "evt_0")})  # tells both names, and waits
+        bank.database.execute(
+            "DELETE FROM "
+            + ("oncekey_evidence" if "sqlite" in bank.database.url else "oncekey.evidence")
+            + ("" if "sqlite" in bank.database.url else " RETURNING 1")
+        )
+        bank.lease_over()
+        await process.send()
+        reply = await post(process, event_of(bank, event_id="evt_1", downstream_key=None))
+        assert reply.json()["detail"] == "Settled."
+        assert (await process.send()).status == 201
+
+
+async def test_the_word_on_one_call_settles_no_other(bank):
+    def twice(op):
+        yield Call(name="first", repeatable=False)
+        yield Call(name="second", repeatable=False)
+        return {}
+
+    async with bank.process(twice) as process:
+        process.once.webhook(process.app, "/hooks", secret=SECRET, parse=parse, clock=lambda: NOW)
+        bank.provider.faults.extend([None, TimeoutError()])
+        assert (await process.send()).status == 409
+        first, second = bank.provider.keys
+        assert (await post(process, event_of(bank, downstream_key=first))).json()["detail"] == "Known."
+        assert bank.state == "unknown"
+        told = await post(process, event_of(bank, event_id="evt_2", downstream_key=second))
+        assert told.json()["detail"] == "Settled."
+
+
+async def test_a_store_that_is_away_is_told_to_come_again(bank, monkeypatch):
+    async with doubted(bank) as process:
+        driver = process.once.asynchronous().driver
+
+        async def away(_):
+            raise StoreUnavailableError("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(driver), "run", lambda _, transaction: away(transaction))
+            assert (await post(process, event_of(bank))).status == 503
+        assert (await post(process, event_of(bank))).status == 200
+        assert bank.state == "failed_retryable"
+
+
+async def test_a_secret_is_long_enough_to_be_one(bank):
+    async with bank.process() as process:
+        for secret in ("", "short", [], [SECRET, b"short"]):
+            with pytest.raises(ConfigurationError):
+                process.once.webhook(process.app, "/hooks", secret=secret, parse=parse)
+
+
+async def test_a_webhook_makes_a_reconciler(bank):
+    async with bank.process() as process:
+        assert not process.once.reconciles
+        process.once.webhook(process.app, "/hooks", secret=SECRET, parse=parse)
+        assert process.once.reconciles
+        assert isinstance(reconciler_of(process.once), Reconciler)
