@@ -1,0 +1,44 @@
+"""What is checked before the first request: a mistake found now is not found by a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.engine.shell import UNSHARED
+from oncekey.frameworks.asgi.kept_request import check_sealing
+from oncekey.ports import AsyncShares
+
+if TYPE_CHECKING:
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.installation import Installation
+
+
+def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]) -> None:
+    """Refuse handlers whose effects need what the store, its driver or this installation does not have."""
+    sharing = [enrolment for enrolment in enrolments if enrolment.effects is not Effects.INLINE]
+    if sharing and not isinstance(engine.driver, AsyncShares):
+        raise ConfigurationError(f"{sharing[0].operation}: {UNSHARED.format(effects=sharing[0].effects.name)}")
+    if any(enrolment.blocking for enrolment in sharing):
+        blocking()  # a missing blocking driver is found now, and not at the first request
+    for enrolment in sharing:
+        if enrolment.completes:
+            check_sealing(enrolment.policy.secret)
+
+
+def check_routes(app: Any, installation: Installation, enrolled: Iterable[Callable[..., Any]]) -> None:  # noqa: ANN401
+    """Refuse an application whose routes and enrolments do not fit together."""
+    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+    if hasattr(app, "openapi"):
+        from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
+
+        served = list(fastapi.served(app))
+        fastapi.warn_of_late_commits(app)
+    else:
+        served = list(starlette.routed(app.routes))
+    starlette.check(app, served, enrolled)
+    starlette.check_patterns(served, installation)
