@@ -24,7 +24,7 @@ _UPKEEP = (
     (Actor.REAPER, Trigger.PURGE),
     (Actor.REAPER, Trigger.ABANDON),
 )
-_OPERATOR = (Trigger.NOT_EXECUTED, Trigger.DLQ_RETRY)
+_OPERATOR = (Trigger.SWEEP, Trigger.NOT_EXECUTED, Trigger.DLQ_RETRY)
 _GOING_ON = 17
 _REASON = Said(("reason",))
 
