@@ -29,8 +29,9 @@ from __future__ import annotations
 from oncekey.testing.contract.claiming import Claiming
 from oncekey.testing.contract.expiring import Expiring
 from oncekey.testing.contract.keeping import Keeping
-from oncekey.testing.contract.phases import Announcing, HandingBack, Remembering, Resulting, Stepping
+from oncekey.testing.contract.phases import Announcing, Stepping
 from oncekey.testing.contract.racing import Racing
+from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
 from oncekey.testing.contract.settling import Renewing, Settling
 from oncekey.testing.contract.taking_over import TakingOver
 from oncekey.testing.contract.world import World, blocking, under_asyncio
