@@ -104,7 +104,7 @@ def test_a_call_that_may_not_be_repeated_says_what_is_possible(shop, url):
     assert {one["row"] for one in said["possible"]} == {19, 22}
     text = oncekey("dlq", "retry", str(parcel.id), "--store", url, "--reason", "impatient")
     assert text.exit_code == 1
-    assert "oncekey dlq discard --reason ..." in text.stderr
+    assert "oncekey dlq discard ID --reason ..." in text.stderr
     assert shop.find(ID).record.state is State.UNKNOWN
 
 

@@ -72,7 +72,12 @@ def test_show_says_everything(shop, url):
     assert said["response"]["body"] == '{"id":7}'
     assert said["retry"] == "A retry gets the stored answer (201). Nothing is executed."
     assert said["possible"] == [
-        {"command": "oncekey keys bust --runs-again --reason ...", "row": 32, "to": "failed_retryable"}
+        {
+            "command": "oncekey keys bust KEY --runs-again --reason ...",
+            "row": 32,
+            "to": "failed_retryable",
+            "note": "",
+        }
     ]
     assert set(said) == {
         "key", "state", "outcome", "operation", "method", "path", "recovery_point", "attempts", "last_error",
@@ -205,6 +210,8 @@ def test_not_executed_waits_or_is_closed(shop, url):
     early = refused(*whole)
     assert "may still be under way" in early["why"]
     assert [one["row"] for one in early["possible"]] == [20, 20, 21]
+    assert early["possible"][-1]["note"].startswith("or without --closed, asked after ")
+    assert "says nothing" in refused("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")["why"]
     # The operator asked before the waiting time was over, and types it after.
     late = refused(*whole, "--asked-at", "2020-01-01T00:00:00Z", "--provider-lag", "0s")
     assert late["changed"] is False
@@ -241,7 +248,7 @@ def test_bust_of_a_success_needs_a_second_word(shop, url):
     shop.settle(own(shop), answered())
     said = refused("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price")
     assert "--runs-again" in said["why"]
-    assert said["possible"][0]["command"].startswith("oncekey keys bust --runs-again")
+    assert said["possible"][0]["command"].startswith("oncekey keys bust KEY --runs-again")
     result = oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price", "--runs-again")
     assert "completed -> failed_retryable (row 32" in result.stdout
     again = shop.begin(a_claim(id=ID), Policy())

@@ -240,7 +240,7 @@ def refuse(forbidden: Forbidden, *, json_wanted: bool, snapshot: Snapshot | None
         if forbidden.instead:
             typer.echo("Possible now:", err=True)
             for one in forbidden.instead:
-                typer.echo(f"  {one.command}    (row {one.row}, to {one.to})", err=True)
+                typer.echo(f"  {one.command}    (row {one.row}, to {one.to}{one.note and '; '}{one.note})", err=True)
         elif record is not None:
             typer.echo("Nothing is possible by hand now.", err=True)
     raise typer.Exit(REFUSED)
@@ -248,4 +248,4 @@ def refuse(forbidden: Forbidden, *, json_wanted: bool, snapshot: Snapshot | None
 
 def possibility(one: Possibility) -> dict[str, Any]:
     """An order that the table allows, as programs read it."""
-    return {"command": one.command, "row": one.row, "to": one.to.value}
+    return {"command": one.command, "row": one.row, "to": one.to.value, "note": one.note}

@@ -146,11 +146,14 @@ class Possibility:
     to: State
     options: str = ""
     """What has to be said besides the reason."""
+    note: str = ""
 
     @property
     def command(self) -> str:
-        """As it is typed."""
-        return f"oncekey {self.order}{' ' if self.options else ''}{self.options} --reason ..."
+        """As it is typed; KEY or ID, JSON and FILE stand for what only the operator knows."""
+        group, verb, *flags = self.order.split()
+        name = "ID" if group == "dlq" else "KEY"
+        return " ".join(("oncekey", group, verb, name, *flags, *self.options.split(), "--reason ..."))
 
 
 _NO_RECORD: Final = "there is no record of this key"
@@ -168,6 +171,10 @@ _PHASED_ANSWER: Final = (
 )
 _ONLY_PHASED: Final = "--result is for PHASED: this record takes an answer, by --status and --body"
 _NO_ANSWER: Final = "the client needs an answer to hear from now on: say --status, and --body if it has one"
+_SAYS_NOTHING: Final = (
+    "a call may be under way or done, and a release says nothing about it: look at the provider, and say what became "
+    "of it with `oncekey keys resolve`"
+)
 _NOT_DEAD: Final = "its parcel does not lie with the dead letters"
 
 WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
@@ -216,7 +223,8 @@ def possible(
         if wish.order not in found and _objection(wish, record, now, parcels) is None:
             decided = _judged(wish, record, now, parcels)
             if isinstance(decided, Move) and decided.row.to is not None:
-                found[wish.order] = Possibility(wish.order, decided.row.number, decided.row.to, options)
+                note = f"or without --closed, asked after {moment(believed_from(record, lag))}" if wish.closed else ""
+                found[wish.order] = Possibility(wish.order, decided.row.number, decided.row.to, options, note)
     return tuple(found.values())
 
 
@@ -287,7 +295,8 @@ def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts
     trigger, facts = trigger_of(wish.order, record), facts_for(wish, record, now)
     row = judge(trigger, wish.actor, facts)
     if isinstance(row, Illegal):
-        return Forbidden(_in_words(row, trigger, facts, wish.lag))
+        silent = wish.order is Order.RELEASE and trigger is Trigger.NOT_EXECUTED
+        return Forbidden(_SAYS_NOTHING if silent else _in_words(row, trigger, facts, wish.lag))
     deferred = [one for one in parcels if one.kind is ParcelKind.DEFER]
     letter = next((one.id for one in deferred if one.dead), None)
     match row.number:
@@ -333,7 +342,7 @@ def _in_words(illegal: Illegal, trigger: Trigger, facts: Facts, lag: Duration) -
     missing = [guard for guard in min(rows, key=misfit).when if not guard.holds(facts)]
     lease = "the end of its parcel's lease" if record.lease_until is None else moment(record.lease_until)
     said = {"believed": moment(believed_from(record, lag)), "lease": lease}
-    return f"{illegal.why}: " + "; ".join(WORDS[guard].format_map(said) for guard in missing)
+    return "; ".join(WORDS[guard].format_map(said) for guard in missing) + f" ({illegal.why})"
 
 
 _KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.DEFERRED, Guard.NOT_DEFERRED})
@@ -354,10 +363,7 @@ def _best_wishes(record: Record, lag: Duration) -> Iterator[tuple[Wish, str]]:
         else:
             yield replace(wish, answer=_SOME_ANSWER), "" if order is Order.DISCARD else "--status N --body FILE"
     yield Wish(Order.NOT_EXECUTED, "-", lag=lag), ""
-    yield (
-        Wish(Order.NOT_EXECUTED, "-", closed=True, lag=lag),
-        f"--closed (or after {moment(believed_from(record, lag))})",
-    )
+    yield Wish(Order.NOT_EXECUTED, "-", closed=True, lag=lag), "--closed"
     yield Wish(Order.RELEASE, "-", lag=lag), ""
     succeeded = record.outcome is Outcome.SUCCESS
     yield Wish(Order.BUST, "-", runs_again=True, lag=lag), "--runs-again" if succeeded else ""
