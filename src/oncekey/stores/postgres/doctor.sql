@@ -31,7 +31,8 @@ SELECT count(*) FILTER (WHERE state LIKE 'idle in transaction%')::bigint AS idle
        COALESCE(max(age(backend_xmin)), 0)::bigint AS oldest_xmin,
        count(*) FILTER (WHERE state IS NULL AND backend_type = 'client backend')::bigint AS hidden
 FROM pg_stat_activity
-WHERE pid <> pg_backend_pid();
+-- What stands open in another database keeps no row of this one; a standby's feedback does.
+WHERE pid <> pg_backend_pid() AND (datname = current_database() OR backend_type = 'walsender');
 
 -- name: vital_holders
 SELECT (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database())::bigint AS prepared,
