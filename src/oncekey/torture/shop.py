@@ -34,7 +34,10 @@ class TorturedError(Exception):
 
 
 class Shop:
-    """The application and its `Once`, for servers and for workers."""
+    """The application and its `Once`, for servers and for workers.
+
+    Operations and topics have names that no other application has: its workers leave other people's records alone.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.once = Once(settings.store, policy=POLICY)
@@ -60,7 +63,7 @@ class Shop:
         self.once.install(self.app, tenant=lambda _: settings.tenant)
 
     def _orders(self) -> Any:  # noqa: ANN401  (an endpoint)
-        @self.once.protect(effects=LOCAL, operation="order")
+        @self.once.protect(effects=LOCAL, operation="torture.order")
         async def order(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
             made = await self.books.add_row(op.connection, "/orders", wanted.customer, wanted.label)
@@ -71,7 +74,7 @@ class Shop:
         return order
 
     def _payments(self) -> Any:  # noqa: ANN401
-        @self.once.protect(effects=PHASED, operation="payment")
+        @self.once.protect(effects=PHASED, operation="torture.payment")
         async def payment(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
 
@@ -97,7 +100,7 @@ class Shop:
         return payment
 
     def _transfers(self) -> Any:  # noqa: ANN401
-        @self.once.protect(effects=OUTBOX, operation="transfer")
+        @self.once.protect(effects=OUTBOX, operation="torture.transfer")
         async def transfer(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
             await self.books.add_row(op.connection, "/transfers", wanted.customer, wanted.label)
@@ -108,7 +111,7 @@ class Shop:
         return transfer
 
     def _notifications(self) -> Any:  # noqa: ANN401
-        @self.once.protect(effects=INLINE, operation="notification")
+        @self.once.protect(effects=INLINE, operation="torture.notification")
         async def notify(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
             try:
