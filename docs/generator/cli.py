@@ -39,10 +39,8 @@ ALSO: Final[Mapping[str, str]] = {
     ),
     "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
     "oncekey torture": "[Torture it](../howto/torture.md) says what it does and what it checks.",
-    "oncekey unknown": (
-        "[When the outcome is unknown](../howto/inline-timeouts.md#when-the-outcome-is-unknown) says what to do about "
-        "them."
-    ),
+    "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",
+    "oncekey unknown": ("[Find out what became of it](../howto/unknown.md) says what to do about them."),
     "oncekey migrate": (
         "Applications do not start on a store that lacks a `pre` migration; see "
         "[PostgreSQL in production](../howto/postgresql.md)."

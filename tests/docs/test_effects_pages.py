@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from harness.pages import ROOT, Page
+from harness.provider import Provider
 from oncekey.workers.service import Service
 from oncekey.workers.tasks import tasks_for
 
@@ -75,6 +76,22 @@ async def test_a_worker_finishes_in_the_name_of_a_client_that_never_came_back(pr
         answer = await client.post("/refunds", headers=sent)
     assert (answer.status_code, answer.json()) == (201, {"id": 1, "region": "eu"})
     assert answer.headers["Idempotent-Replayed"] == "true"
+
+
+async def test_a_resolver_finds_out_what_no_webhook_told(program: Program, tmp_path: Path) -> None:
+    # R135, H5: without workers, so that the question comes when the test says so
+    with Provider(tmp_path) as provider:
+        text = _text("unknown.md", "found.py").replace("http://127.0.0.1:2525", provider.url)
+        module = program("found.py", text.replace(", workers=True", ""))
+        async with module.once.lifespan(module.app), _client(module) as client:
+            provider.fault("drop-after", 1)
+            lost = await client.post("/charges", headers=KEY)
+            assert (lost.status_code, lost.json()["code"]) == (409, "idempotency_outcome_unknown")
+            _say("found.db", "UPDATE oncekey_record SET reconcile_after = 1")  # the pause before a question is over
+            await Service(tasks_for(module.once)).once()
+            answer = await client.post("/charges", headers=KEY)
+        (charge,) = provider.charges()
+        assert (answer.status_code, answer.json()) == (201, {"charge": charge["id"]})
 
 
 async def test_a_small_application_needs_no_other_process(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
