@@ -68,6 +68,13 @@ def test_spans(text, span):
     assert desk.span(text) == span
 
 
+@pytest.mark.parametrize("text", ["", "soon", "-1h", "inf", "nan", "1w"])
+def test_no_spans(text):
+    # A negative one would let "not executed" be believed too early.
+    with pytest.raises(ConfigurationError):
+        desk.span(text)
+
+
 @pytest.mark.parametrize("text", ["2026-11-16T01:50:00", "yesterday"])
 def test_instants_have_an_offset(text):
     with pytest.raises(ConfigurationError):

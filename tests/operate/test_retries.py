@@ -137,6 +137,7 @@ def test_not_executed_is_believed_after_the_waiting_time(world, effects, intent,
     row = write(world, a_row(State.UNKNOWN, effects, intent=intent))
     world.advance(wait - 1)
     assert isinstance(act(world, row, Order.NOT_EXECUTED), Forbidden)
+    assert isinstance(act(world, row, Order.NOT_EXECUTED, asked_at=world.clock() + HOUR), Forbidden)
     world.advance(1)
     # The question must have started after the waiting time, not only the answer been written.
     assert isinstance(act(world, row, Order.NOT_EXECUTED, asked_at=world.clock() - 1), Forbidden)

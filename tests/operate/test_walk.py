@@ -49,7 +49,7 @@ CHANGES = {
     22: {"state", "intent", "reconcile_after"},
     32: {
         "state", "outcome", "response_status", "response_headers", "response_body", "response_schema", "finished_at",
-        "recovery_point", "last_error", "fence",
+        "recovery_point", "last_error", "fence", "expires_at",
     },
 }  # fmt: skip
 

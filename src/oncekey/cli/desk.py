@@ -145,9 +145,12 @@ def span(text: str) -> Duration:
     units = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": 24 * HOUR}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, SECOND)
     try:
-        return round(float(number) * unit)
-    except ValueError:
-        raise ConfigurationError(f"{text!r} is no span of time: say 90s, 15m, 2h or 3d") from None
+        found = round(float(number) * unit)
+    except (ValueError, OverflowError):
+        found = -1
+    if found < 0:
+        raise ConfigurationError(f"{text!r} is no span of time: say 90s, 15m, 2h or 3d")
+    return found
 
 
 def instant(text: str) -> Instant:

@@ -260,8 +260,9 @@ def trigger_of(order: Order, record: Record) -> Trigger:
 
 def facts_for(wish: Wish, record: Record, now: Instant) -> Facts:
     """What the guards may look at. Only who says "not executed" is asked when and where that was seen (U1)."""
-    believed = believed_from(record, wish.lag)
-    waited = wish.closed or ((wish.asked_at or now) >= believed if wish.waited is None else wish.waited)
+    # Nobody has asked in the future, whatever clock they read it from.
+    asked = now if wish.asked_at is None else min(wish.asked_at, now)
+    waited = wish.closed or (asked >= believed_from(record, wish.lag) if wish.waited is None else wish.waited)
     intent = record.intent
     window = intent is not None and intent.repeatable_until is not None and now < intent.repeatable_until
     return Facts(

@@ -120,7 +120,9 @@ WITH clock AS MATERIALIZED (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', outcome = NULL, fence = fence + 1, version = version + 1,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
-    finished_at = NULL, recovery_point = :recovery_point::text, last_error = :last_error::text
+    finished_at = NULL, recovery_point = :recovery_point::text, last_error = :last_error::text,
+    expires_at = CASE WHEN record.memo IS NULL THEN record.expires_at
+                      ELSE GREATEST(record.expires_at, clock.now + record.ttl) END
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint

@@ -89,7 +89,9 @@ RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 UPDATE oncekey_record
 SET state = 'failed_retryable', outcome = NULL, fence = fence + 1, version = version + 1,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
-    finished_at = NULL, recovery_point = :recovery_point, last_error = :last_error
+    finished_at = NULL, recovery_point = :recovery_point, last_error = :last_error,
+    expires_at = CASE WHEN memo IS NULL THEN expires_at
+                      ELSE MAX(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl) END
 WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
   AND state = 'completed' AND effects <> 'outbox'
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
