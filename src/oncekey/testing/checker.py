@@ -188,13 +188,15 @@ def _outbox(story: Story) -> Iterator[str]:
 
 
 def _conserved(story: Story) -> Iterator[str]:
-    """Whatever the provider did, somebody was told of, or somebody is due to look at."""
+    """Whatever the provider did, somebody was told of, a stored answer says, or somebody is due to look at."""
     if not story.healed or not story.records:
         return
     told = any(_success(op) for op in _ok(story))
     open_ended = any(record.state == State.UNKNOWN for record in story.records)
+    # A client may give up before its answer is there; that it could have asked is enough.
+    answered = {write.incarnation for write in story.writes if write.state == State.COMPLETED}
     for effect in story.ledger:
-        if not effect.undone and not told and not open_ended:
+        if not effect.undone and not told and not open_ended and story.life_of(effect) not in answered:
             yield f"{effect.id} was done, nobody was told of it, and nobody is due to look"
 
 
