@@ -7,7 +7,8 @@ passes by setting the leases of the dead to be over, so nothing here waits for o
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -27,23 +28,34 @@ def on(stores: dict[str, tuple[str, ...]]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def town(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    folder = tmp_path_factory.mktemp("town")
-    if request.param == SQLITE:
-        with Town(folder, f"sqlite:///{folder / 'shop.db'}") as made:
-            yield made
-        return
-    server: DatabaseServer = request.getfixturevalue("postgres_server")
-    name = f"town_{uuid.uuid4().hex}"
-    with Town(folder, server.create_database(name).replace("postgresql", request.param, 1)) as made:
-        yield made
-    server.drop_database(name)
+def towns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Town]]:
+    """One town for each store, made when it is first asked for."""
+    made: dict[str, Town] = {}
+    with ExitStack() as stack:
+
+        def town_on(store: str) -> Town:
+            if store not in made:
+                folder = tmp_path_factory.mktemp("town")
+                url = f"sqlite:///{folder / 'shop.db'}"
+                if store == POSTGRES:
+                    server: DatabaseServer = request.getfixturevalue("postgres_server")
+                    name = f"town_{uuid.uuid4().hex}"
+                    url = server.create_database(name).replace("postgresql", POSTGRES, 1)
+                    stack.callback(server.drop_database, name)
+                made[store] = stack.enter_context(Town(folder, url))
+            return made[store]
+
+        yield town_on
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def town(request: pytest.FixtureRequest, towns: Callable[[str], Town]) -> Town:
+    return towns(request.param)
+
+
+@pytest.fixture
 def survivor(town: Town) -> Victim:
-    """A server that lives through all of it."""
-    return town.server()
+    return town.survivor
 
 
 def new_key() -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -60,9 +61,18 @@ class Town:
         self._client = httpx.Client(timeout=PATIENCE, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
     def __enter__(self) -> Self:
-        self.place.prepare()
-        self.provider.start()
+        try:
+            self.provider.start()
+            self.place.prepare()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    @cached_property
+    def survivor(self) -> Victim:
+        """A server that lives through all of it."""
+        return self.server()
 
     def __exit__(self, *_: object) -> None:
         for victim in self._victims:
