@@ -144,9 +144,9 @@ def question_of(record: Record, resolver: Resolver, payload: Any, now: Instant) 
     )
 
 
-def answered(resolution: Resolution, resolver: Resolver, question: Question) -> Resolution:
+def answered(resolution: Executed | Declined, resolver: Resolver, question: Question) -> Executed | Declined:
     """What a webhook brought, as the operation itself would have answered."""
-    if resolver.answer is None or not isinstance(resolution, Executed | Declined):
+    if resolver.answer is None:
         return resolution
     try:
         return replace(resolution, given=resolver.answer(question, resolution.given))

@@ -47,8 +47,8 @@ def phased(world, **changes):
     return claim
 
 
-def outbox(world, **changes):
-    """A deferred call whose outcome a worker does not know: its parcel is a dead letter."""
+def taken_up(world, **changes):
+    """A deferred call that a worker is making."""
     claim = a_claim(
         effects=Effects.OUTBOX, recovery=Recovery.RETRY, operation="pay", seed=uuid.uuid4().bytes * 2, **changes
     )
@@ -57,7 +57,18 @@ def outbox(world, **changes):
     (held,) = world.go(world.store.outbox.due("worker", (CALL,), 10, LEASE))
     call = Announcement(CALL, key_of(claim), "d1", 1, None, 5 * SECOND, 30 * SECOND)
     taken = world.go(world.store.outbox.take_up(held, "worker-1", call, LEASE))
+    return claim, taken
+
+
+def parked(world, taken):
+    """The worker does not know how it ended: its parcel is a dead letter."""
     assert world.go(world.store.outbox.park(taken.lease, taken.held, Trigger.DOUBT, "call_uncertain", "time_out"))
+
+
+def outbox(world, **changes):
+    """A deferred call whose outcome nobody knows."""
+    claim, taken = taken_up(world, **changes)
+    parked(world, taken)
     return claim
 
 

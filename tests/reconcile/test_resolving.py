@@ -27,9 +27,11 @@ from reconcile.doubts import (
     inline,
     key_of,
     outbox,
+    parked,
     phased,
     receive,
     resolving,
+    taken_up,
 )
 
 WAIT = {"inline": 6 * MINUTE, "phased": (5 + 30 + 60) * SECOND, "outbox": (5 + 30 + 60) * SECOND}
@@ -296,3 +298,16 @@ async def test_old_calls_and_evidence_are_forgotten_and_calls_of_live_records_ar
     assert world.go(desk.forget(90 * 24 * HOUR, 100)) == 1
     assert len(world.go(desk.calls(0, 10))) == 2
     assert [one.heard.event_id for one in world.go(desk.undecided(10))] == ["evt_new"]
+
+
+async def test_a_record_that_turns_unknown_meanwhile_gets_no_answer_that_was_not_made_for_it(world):  # U3
+    claim, taken = taken_up(world)
+    resolvers, _ = resolving(Undecided(), answer=lambda _, charge: Reply(201, {"made_of": charge["id"]}))
+    world.before("operate", lambda: parked(world, taken))
+    assert receive(world, claim, Executed({"id": "ch_1"}), resolvers=resolvers).became is Became.KEPT
+    assert world.record(claim.id).state is State.IN_PROGRESS  # whoever only looks moves nothing
+    world._before.clear()
+    parked(world, taken)
+    assert await a_reconciler(world, resolvers).run_once() == 1
+    response = world.record(claim.id).response
+    assert (response.status, response.body) == (201, b'{"made_of":"ch_1"}')

@@ -131,14 +131,16 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
     store: Store, evidence: Evidence, target: Target, mover: Mover, policy_of: PolicyOf, resolvers: Resolvers
 ) -> Flow[Became]:
     """Settle a record by evidence, or compare them; a record that has an answer never gets another one."""
-    resolution = yield from _shaped(store, from_text(evidence.heard.said), target, resolvers)
+    resolution = from_text(evidence.heard.said)
     if isinstance(resolution, Undecided):
         return Became.KEPT
-    why = f"{evidence.heard.source} {evidence.heard.event_id}"
-    done = yield from settle(store, target, resolution, mover, policy_of, why=why)
-    if isinstance(done, Moved):
-        yield from reconcile_of(store).judge(evidence, Verdict.SETTLED)
-        return Became.SETTLED
+    shaped = yield from _shaped(store, resolution, target, resolvers)
+    if shaped is not None:
+        why = f"{evidence.heard.source} {evidence.heard.event_id}"
+        done = yield from settle(store, target, shaped, mover, policy_of, why=why)
+        if isinstance(done, Moved):
+            yield from reconcile_of(store).judge(evidence, Verdict.SETTLED)
+            return Became.SETTLED
     verdict = yield from compared(store, target, resolution)
     if verdict is None:
         return Became.KEPT
@@ -157,14 +159,19 @@ def payload_of(store: Store, record: Record) -> Flow[Any]:
     return None
 
 
-def _shaped(store: Store, resolution: Resolution, target: Target, resolvers: Resolvers) -> Flow[Resolution]:
-    """A webhook knows the provider's object; what the operation makes of it is the resolver's to say."""
+def _shaped(
+    store: Store, resolution: Executed | Declined | Unexecuted, target: Target, resolvers: Resolvers
+) -> Flow[Executed | Declined | Unexecuted | None]:
+    """What the operation makes of the provider's object; None: the record is not unknown, so nothing is settled now.
+
+    A record that turns unknown a moment later is the next look's: it must not get an answer that was not made for it.
+    """
     seen = yield from store.find(target.id)
     record = seen.record
     if record is None or record.state is not State.UNKNOWN:
-        return resolution
+        return None
     resolver = resolvers.get(record.operation)
-    if resolver is None or resolver.answer is None:
+    if resolver is None or resolver.answer is None or isinstance(resolution, Unexecuted):
         return resolution
     question = question_of(record, resolver, (yield from payload_of(store, record)), seen.now)
     return answered(resolution, resolver, question)
