@@ -299,6 +299,10 @@ class Once:
         if app is not None and app in self._installed and self._installed[app].respond is not None:
             check_routes(app, self._installed[app], self.enrolled.values())
 
+    def healthy(self) -> bool:
+        """Whether requests reach the store: a process whose own leases run out must not take others for dead."""
+        return all(installation.breaker.closed for installation in self._installed.values())
+
     def wake(self) -> None:
         """Tell the workers of this process that parcels were committed; without such it does nothing."""
         if self._service is not None:

@@ -7,19 +7,23 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import uuid
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 
-from oncekey.cli.worker import load
+from oncekey.cli.worker import NOTHING_TO_DO, load
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Deferred, Effects, Parcel, ParcelKind, Proceed, State
 from oncekey.core.policy import Policy
 from oncekey.testing.claims import a_claim
 from oncekey.wire import connect
+from oncekey.workers.tasks import NAMES
 
+NO_POSTMAN = f"there is no task 'postman'; there are {', '.join(NAMES)}"
 ONCEKEY = Path(sys.executable).with_name("oncekey")
 SHOP = """
 import pathlib, sys
@@ -135,10 +139,12 @@ def test_what_cannot_be_loaded_is_said(shop, monkeypatch, app, line):
     ("arguments", "line"),
     [
         (["--app", "shop:twice"], "--app shop:twice: shop has no twice"),
+        (["--app", "empty:once", "--only", "relay"], NOTHING_TO_DO),
         (
-            ["--app", "empty:once"],
-            'there is nothing to do: the application registers no function by @once.topic("...")',
+            ["--app", "shop:once", "--only", "relay,postman"],
+            NO_POSTMAN,
         ),
+        (["--app", "shop:once", "--without", "reapers"], f"there is no task 'reapers'; there are {', '.join(NAMES)}"),
         (["--app", "forgetful:once"], "topics need a store with an outbox: SQLite or PostgreSQL"),
         (["--app", "shop:once", "--topics", "charge,refund"], "there is no topic 'refund'; there is charge"),
     ],
@@ -163,3 +169,43 @@ def test_a_store_without_tables_is_said(tmp_path):
     assert "oncekey migrate up" in result.stderr
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+
+
+def test_a_worker_without_topics_still_sweeps_and_reaps(shop):
+    folder, _ = shop
+    (folder / "empty.py").write_text('from oncekey import Once\nonce = Once("sqlite:///shop.db")\n')
+
+    result = oncekey("worker", "--app", "empty:once", "--once", cwd=folder)
+
+    assert (result.returncode, result.stdout) == (0, "0 done\n"), result.stderr
+
+
+# R146, R169: each task of the worker can be left out, and says how it is
+def test_a_worker_tells_how_its_tasks_are(shop):
+    folder, _ = shop
+    command = [str(ONCEKEY), "worker", "--app", "shop:once", "--without", "reaper"]
+    with subprocess.Popen(
+        [*command, "--health", "127.0.0.1:0"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as worker:
+        port = int(worker.stdout.readline().rpartition(" ")[2])
+        alive = httpx.get(f"http://127.0.0.1:{port}/healthz")
+        ready = _until_ready(port)
+        nowhere = httpx.get(f"http://127.0.0.1:{port}/metrics")
+        worker.send_signal(signal.SIGTERM)
+        _, told = worker.communicate(timeout=60)
+
+    assert (alive.status_code, alive.json()) == (200, {"alive": True})
+    assert sorted(ready["tasks"]) == ["relay", "sweeper"]
+    assert all(task["wrong"] is None for task in ready["tasks"].values())
+    assert nowhere.status_code == 404
+    assert worker.returncode == 0, told
+
+
+def _until_ready(port: int) -> dict:
+    for _ in range(600):
+        answer = httpx.get(f"http://127.0.0.1:{port}/readyz")
+        if answer.status_code == 200:
+            return answer.json()
+        assert answer.status_code == 503
+        time.sleep(0.05)
+    raise AssertionError("the worker was never ready")

@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.workers.health import health as serve_health
 from oncekey.workers.relay import CONCURRENCY
 from oncekey.workers.service import GRACE, Service
-from oncekey.workers.tasks import tasks_for
+from oncekey.workers.tasks import chosen, tasks_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncekey.once import Once
+    from oncekey.workers.service import Task
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NOTHING_TO_DO = "there is nothing to do: the application has no topics, phases or resolvers for the wanted tasks"
 
 
 def register(app: typer.Typer) -> None:
@@ -37,13 +42,28 @@ def worker(
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Parcels at a time.")] = CONCURRENCY,
     grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds for open calls at a stop.")] = GRACE,
+    only: Annotated[str | None, typer.Option("--only", metavar="A,B", help="Run these tasks only.")] = None,
+    without: Annotated[str | None, typer.Option("--without", metavar="A,B", help="Leave these tasks out.")] = None,
+    health: Annotated[
+        str | None, typer.Option("--health", metavar="HOST:PORT", help="Serve /healthz and /readyz there.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Do what is due now, and exit.")] = False,
 ) -> None:
-    """Call what requests deferred, and deliver what they emitted, until SIGTERM or SIGINT."""
+    """Do what nobody waits for, until SIGTERM or SIGINT: five tasks, each on its own schedule.
+
+    relay calls what requests deferred and delivers what they emitted; completer goes on with phased requests whose
+    client never came back; sweeper moves keys whose owner died; reconciler asks resolvers about unknown outcomes;
+    reaper removes what has expired. Run as many workers as you like.
+    """
     found = load(app)
+    wanted = chosen(only, without)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     names = None if topics is None else tuple(name.strip() for name in topics.split(",") if name.strip())
-    asyncio.run(_serve(found, names, concurrency, grace, only_once=once))
+
+    def tasks() -> list[Task]:
+        return tasks_for(found, topics=names, concurrency=concurrency, wanted=wanted)
+
+    asyncio.run(_serve(found, tasks, grace, health, only_once=once))
 
 
 def load(place: str) -> Once:
@@ -81,21 +101,22 @@ def _module(name: str) -> Any:
 
 
 async def _serve(
-    once: Once, topics: tuple[str, ...] | None, concurrency: int, grace: float, *, only_once: bool
+    once: Once, tasks: Callable[[], list[Task]], grace: float, address: str | None, *, only_once: bool
 ) -> None:
     await once.start()
     try:
-        service = Service(tasks_for(once, topics=topics, concurrency=concurrency), grace=grace)
+        service = Service(tasks(), grace=grace)
         if not service.tasks:
-            raise ConfigurationError(
-                'there is nothing to do: the application registers no function by @once.topic("...")'
-            )
+            raise ConfigurationError(NOTHING_TO_DO)
         if only_once:
             typer.echo(f"{await service.once()} done")
             return
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, service.stop)
-        await service.run()
+        async with serve_health(service, address) as port:
+            if port is not None:
+                typer.echo(f"health on port {port}")
+            await service.run()
     finally:
         await once.stop()

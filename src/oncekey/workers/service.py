@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from oncekey.boottime import boottime
 from oncekey.core.errors import StoreError
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ class Task(Protocol):
         """Begin nothing more, hand back what has not begun, wait for the rest up to `grace` seconds."""
 
 
+@dataclass(slots=True)
+class Look:
+    """How a task's looks went: when the last good one ended, and what is wrong since."""
+
+    good_at: float | None = None
+    wrong: str | None = None
+
+
 class Service:
     """Runs tasks until it is told to stop. Time, chance and sleep are parameters, so that tests own them."""
 
@@ -71,6 +80,7 @@ class Service:
         self._chance = chance
         self._stopping = asyncio.Event()
         self._wakes: list[asyncio.Event] = []
+        self.looks: dict[str, Look] = {task.name: Look() for task in self.tasks}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
@@ -123,14 +133,26 @@ class Service:
             idle = 0 if wake.is_set() else idle + 1
 
     async def _look(self, task: Task) -> int:
+        look = self.looks[task.name]
         try:
-            return await task.run_once()
+            did = await task.run_once()
         except StoreError as error:
+            look.wrong = type(error).__name__
             log.warning("%s: the store did not answer (%s); looking again", task.name, type(error).__name__)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
+            look.wrong = type(error).__name__
             # The class alone: an error's text may quote what a client sent.
             log.error("%s: failed with %s; looking again", task.name, type(error).__name__)
+        else:
+            look.good_at, look.wrong = boottime(), None
+            return did
         return 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether every task has looked, and none is in trouble; not while stopping."""
+        good = all(look.good_at is not None and look.wrong is None for look in self.looks.values())
+        return good and not self._stopping.is_set()
 
     async def _pause(self, wake: asyncio.Event, seconds: float) -> None:
         if self._stopping.is_set():

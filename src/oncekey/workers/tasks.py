@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
@@ -10,6 +10,7 @@ from oncekey.workers.completer import Completer, Served
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import Pace
+from oncekey.workers.upkeep import upkeep_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +38,20 @@ class Application(Served, Protocol):
     def policy_of(self, operation: str) -> Policy:
         """The policy of an operation."""
 
+    def healthy(self) -> bool:
+        """Whether this process can still renew its own leases: who cannot must not take others for dead."""
+
+
+NAMES: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
+"""The tasks by their names, as `oncekey worker --only` and `--without` take them."""
+
 
 def tasks_for(
-    once: Application, *, topics: tuple[str, ...] | None = None, concurrency: int = CONCURRENCY
+    once: Application,
+    *,
+    topics: tuple[str, ...] | None = None,
+    concurrency: int = CONCURRENCY,
+    wanted: frozenset[str] = frozenset(NAMES),
 ) -> list[Task]:
     """The tasks of an application; `topics` are those that its relay works on, if not all."""
     tasks: list[Task] = []
@@ -49,7 +61,21 @@ def tasks_for(
         tasks.append(Completer(once, pace=Pace(longest=once.policy.complete_interval.total_seconds())))
     if once.reconciles:
         tasks.append(reconciler_of(once))
-    return tasks
+    tasks += upkeep_tasks(once.asynchronous(), once.policy, healthy=once.healthy)
+    return [task for task in tasks if task.name in wanted]
+
+
+def chosen(only: str | None, without: str | None) -> frozenset[str]:
+    """Reads `--only a,b` and `--without a,b`."""
+    named, left_out = _words(only), _words(without)
+    for name in (*named, *left_out):
+        if name not in NAMES:
+            raise ConfigurationError(f"there is no task {name!r}; there are {', '.join(NAMES)}")
+    return frozenset(named or NAMES) - frozenset(left_out)
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def reconciler_of(once: Application) -> Reconciler:

@@ -22,9 +22,14 @@ class Breaker:
         self._failures = 0
         self._tries_at = 0.0
 
+    @property
+    def closed(self) -> bool:
+        """Whether the store was reached when it was last asked."""
+        return self._failures < FAILURES
+
     def allows(self) -> bool:
         """Whether the store may be asked; an open breaker lets one through per pause."""
-        if self._failures < FAILURES:
+        if self.closed:
             return True
         if self._clock() < self._tries_at:
             return False
