@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from oncekey.cli import desk
-from oncekey.cli.keys import Body, ContentType, Header, Status, answer_of
+from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
 from oncekey.core.model import Code, Completed, Outcome, ParcelKind, StoredResponse
 from oncekey.core.operate import Forbidden, Order, Wish
 from oncekey.core.policy import Policy

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from oncekey.cli import desk
+from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, result_of
 from oncekey.cli.keys_show import line_of, shown, shown_entry
-from oncekey.core.errors import ConfigurationError, ResultNotStorableError
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
-from oncekey.core.memo import encode, rejected
-from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome, State, StoredResponse
+from oncekey.core.model import Effects, State
 from oncekey.core.operate import Forbidden, Order, Search, Wish
-from oncekey.core.policy import Policy
 from oncekey.core.showing import moment
 from oncekey.engine import operate
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import Headers, Record, RecordId
+    from oncekey.core.model import Record, RecordId
     from oncekey.core.operate import Moved
     from oncekey.core.upkeep import Page
     from oncekey.engine.operate import Sight
     from oncekey.engine.shell import AsyncEngine
 
-_ERRORS: Final = 400
 _PAGE: Final = 500
 _SCHEMA: Final = "oncekey"
-_DEFAULTS: Final = Policy()
-
-Body = Annotated[str | None, typer.Option("--body", help="The answer's body: a file, or - for standard input.")]
-ContentType = Annotated[str, typer.Option("--content-type", help="Of the body.")]
-Status = Annotated[int | None, typer.Option("--status", min=200, max=599, help="The answer's status code.")]
-Header = Annotated[
-    list[str] | None,
-    typer.Option("--header", help="'Name: value' of the answer; may be given again.", metavar="FIELD"),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -258,7 +245,7 @@ def resolve(
         order,
         desk.given(reason),
         answer=answer_of(status, body, content_type, header, final_no=declined),
-        result=None if result is None else _result(result, final_no=declined),
+        result=None if result is None else result_of(result, final_no=declined),
         closed=closed,
         asked_at=None if asked_at is None else desk.instant(asked_at),
         version=version,
@@ -324,26 +311,6 @@ def bust(
     _act(store, desk.record_id(key, tenant, namespace, principal, scope), wish, by, json_wanted=as_json)
 
 
-def answer_of(
-    status: int | None, body: str | None, content_type: str, header: list[str] | None, *, final_no: bool
-) -> Completed | None:
-    """The answer that a client hears from now on; None if none is given."""
-    if status is None:
-        if body is not None:
-            raise ConfigurationError("an answer has a status: say --status too")
-        return None
-    if final_no and status < _ERRORS:
-        raise ConfigurationError(f"--declined is a failure, and {status} is none: say --status 402 or the like")
-    if not final_no and status >= _ERRORS:
-        raise ConfigurationError(f"--executed is a success, and {status} is none: say --declined for a final no")
-    content = b"" if body is None else _read(body)
-    if len(content) > _DEFAULTS.max_response_bytes:
-        raise ConfigurationError(f"the body has {len(content)} bytes, and {_DEFAULTS.max_response_bytes} are kept")
-    kind: Headers = ((b"content-type", _field(content_type)),) if content else ()
-    headers = (*kind, *(_header(line) for line in header or ()))
-    return Completed(StoredResponse(status, headers, content), Outcome.FAILURE if final_no else Outcome.SUCCESS)
-
-
 def _act(store: str, record_id: RecordId, wish: Wish, by: str | None, *, json_wanted: bool) -> None:
     mover = desk.operator(by)
 
@@ -384,40 +351,6 @@ def _place(token: str | None) -> tuple[int, str, str] | None:
         return int(at), str(scope), str(key)
     except ValueError:
         raise ConfigurationError("--before takes what the last list gave as `next`") from None
-
-
-def _result(text: str, *, final_no: bool) -> str:
-    try:
-        stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
-    except (ValueError, ResultNotStorableError) as error:
-        raise ConfigurationError(f"--result is no JSON that can be stored: {error}") from None
-    entry = MemoEntry("-", EntryKind.CALL, stored)
-    return rejected(entry).result if final_no else stored
-
-
-def _read(body: str) -> bytes:
-    if body == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(body).read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"--body {body} cannot be read: {error.strerror}") from None
-
-
-def _header(line: str) -> tuple[bytes, bytes]:
-    name, colon, value = line.partition(":")
-    if not colon or not name.strip().isascii() or not name.strip():
-        raise ConfigurationError("--header takes 'Name: value'")
-    return _field(name.strip().lower()), _field(value.strip())
-
-
-def _field(text: str) -> bytes:
-    if not text.isprintable():
-        raise ConfigurationError("a header field has no control characters")
-    try:
-        return text.encode("latin-1")
-    except UnicodeEncodeError:
-        raise ConfigurationError("a header field is Latin-1 text") from None
 
 
 def _readable(shape: dict[str, Any]) -> list[tuple[str, Any]]:
