@@ -48,7 +48,7 @@ ONE_RUNNER: Final = "L1 one runner"
 NOW: Final = Statement("clock", "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now")
 
 
-TAKE_OVERS: Final = (Point(When.AFTER, "take_over"), Point(When.AFTER, "commit-take_up"))
+TAKE_OVERS: Final = (Point(When.AFTER, "commit-take_over"), Point(When.AFTER, "commit-take_up"))
 """Where somebody has just become the next owner."""
 
 
@@ -120,6 +120,7 @@ class Verdict:
     points: list[Point] = field(default_factory=list)
     pauses: list[Point] = field(default_factory=list)
     struck: bool = False
+    overtaken: bool = False
     ended: str = ""
 
     def __str__(self) -> str:
@@ -229,6 +230,7 @@ class _Run:
         self._crashers: list[Crasher] = []
         self._broken: list[str] = []
         self._open: Any = None
+        self._overtook = False
         self._others = stage.survivor(case, self._world)
         self._others.crasher.said.clear()
         self._others.shop.entered.clear()
@@ -276,7 +278,8 @@ class _Run:
             await self._ask(taker)
             await taker.relay()
 
-        if not await taker.crasher.until_death(take()):
+        self._overtook = await taker.crasher.until_death(take())
+        if not self._overtook:
             await taker.end()
 
     async def _rescued(self) -> Heard:
@@ -337,6 +340,7 @@ class _Run:
         verdict = Verdict(self._case, self._fault, points=crasher.points, pauses=crasher.pauses, struck=crasher.struck)
         verdict.broken = [*self._broken, *(f"{one.rule}: {one.sentence}" for one in violations)]
         verdict.broken += [f"expected: {one}" for one in self._unexpected(last, left["records"], died=died)]
+        verdict.overtaken = self._overtook
         verdict.story = next((one.story for one in violations), ())
         verdict.ended = f"{last.status} {last.code or ''}".strip()
         return verdict
