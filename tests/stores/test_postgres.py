@@ -301,7 +301,8 @@ MANY_ROWS = """
         scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed, state, entered, fence,
         version, owner, lease_until, deadline, call_timeout, ttl, attempts, recovery_point, reconcile_tries,
         created_at, last_run_at, expires_at)
-    SELECT 'shop|tenant-' || n % 10, 'key-' || n, gen_random_uuid(), 'o', 'local', 'retry', 'POST', '/', 'f', '',
+    SELECT 'shop|tenant-' || n % 10, 'key-' || n, gen_random_uuid(), 'o',
+        (ARRAY['local', 'phased', 'outbox', 'inline'])[1 + n % 4], 'retry', 'POST', '/', 'f', '',
         'in_progress', true, 1, 1, 'somebody', n, 1, 1, 1, 1, 'started', 0, 1, 1, 1
     FROM generate_series(1, 20000) AS n
 """
@@ -331,6 +332,7 @@ class TestTables:
             "record_running": ["created_at", "scope", "key"],
             "record_expiring": ["expires_at", "scope", "key"],
             "record_expired": ["expires_at", "scope", "key"],
+            "record_unknown": ["reconcile_after", "scope", "key"],
         }
         claim = a_claim()
         owned(engine, claim)
@@ -357,7 +359,7 @@ class TestTables:
             connection.execute("ANALYZE oncekey.record")
 
     @pytest.mark.usefixtures("many_rows")
-    @pytest.mark.parametrize("name", [*STATEMENTS, *PHASES])
+    @pytest.mark.parametrize("name", [*STATEMENTS, *(name for name in PHASES if name != "resumable")])
     def test_every_statement_finds_its_row_by_the_primary_key(self, engine, raw, name):  # R245
         claim = a_claim()
         verdict = engine.begin(claim, Policy())
