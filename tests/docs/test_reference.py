@@ -30,6 +30,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.core.problems import PROBLEMS
+from oncekey.stores.migrations import known
 from oncekey.stores.rows import COLUMNS
 
 SOURCES = ROOT / "src" / "oncekey"
@@ -190,6 +191,17 @@ def test_every_column_says_why_it_is_there(package: str) -> None:
 def test_no_reason_is_left_over_and_every_constraint_has_one() -> None:
     assert set(GENERATOR.schema.WHY) <= set(COLUMNS)
     assert set(GENERATOR.schema.constraints()) == set(GENERATOR.schema.CHECKS)
+
+
+@pytest.mark.parametrize("package", [GENERATOR.schema.POSTGRES, GENERATOR.schema.SQLITE])
+def test_the_outbox_begins_with_the_columns_that_its_guide_names(package: str) -> None:
+    # They are the defaults of Debezium's outbox event router, which reads a table by them.
+    text = "\n".join(migration.text for migration in known(package))
+    body = re.findall(r"CREATE TABLE oncekey[._]outbox \((.*?)\n\)", text, re.DOTALL)[-1]
+    columns = re.findall(r"^    ([a-z_]+) +[a-zA-Z]+", body, re.MULTILINE)[:5]
+    guide = Page(ROOT / "docs" / "howto" / "outbox.md").text.partition("## Debezium")[2]
+    assert re.findall(r"^\| `([a-z]+)` \|", guide, re.MULTILINE) == columns
+    assert columns == ["id", "aggregatetype", "aggregateid", "type", "payload"]
 
 
 # The command line
