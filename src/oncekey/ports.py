@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from oncekey.upkeep_ports import Audit, Operate, Reconcile, Upkeep
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from oncekey.core.audit import AuditEntry, Note
-    from oncekey.core.census import Census
+    from oncekey.core.audit import Note
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
@@ -29,14 +29,33 @@ if TYPE_CHECKING:
         Settled,
         Settlement,
         Snapshot,
-        State,
     )
     from oncekey.core.onecommit import Ground, Locked, Sealed
-    from oncekey.core.operate import Forbidden, Move, Moved, Search, Whereabouts
-    from oncekey.core.resolution import Call, Evidence, Heard, Verdict
     from oncekey.core.transitions import Trigger
-    from oncekey.core.upkeep import Page, Run
     from oncekey.flow import Flow, Steps, Transaction
+
+__all__ = [
+    "AsyncDriver",
+    "AsyncFlushes",
+    "AsyncOpenTransaction",
+    "AsyncSessions",
+    "AsyncShares",
+    "Audit",
+    "Driver",
+    "Inspect",
+    "Locks",
+    "OpenTransaction",
+    "Operate",
+    "Outbox",
+    "Phases",
+    "Reconcile",
+    "Records",
+    "Schema",
+    "SessionTransaction",
+    "Shares",
+    "Store",
+    "Upkeep",
+]
 
 T = TypeVar("T")
 
@@ -155,7 +174,7 @@ class Outbox(Protocol):
 class Locks(Protocol):
     """LOCAL in one commit, in stores with a lock that ends with its transaction (L1)."""
 
-    def locking(self, number: int, record_id: RecordId, lease: Duration) -> Steps[Locked]:
+    def locking(self, number: int, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4)."""
 
     def completing(
@@ -165,137 +184,6 @@ class Locks(Protocol):
 
     def held(self, number: int) -> Flow[bool]:
         """Whether somebody holds the lock; asking takes none (L8)."""
-
-
-class Upkeep(Protocol):
-    """What sweepers and reapers ask and write; what is due is the core's decision, and each write proves V.
-
-    `noting` makes the line of the audit about a record that was moved; it is written in the same transaction.
-    """
-
-    def stale(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Records in progress whose lease is over, from the oldest, after the one that was looked at last."""
-
-    def sweep(
-        self, seen: Record, to: State, last_error: str, noting: Callable[[Record], Note] | None = None
-    ) -> Flow[bool]:
-        """Move `seen` to FAILED_RETRYABLE or UNKNOWN (rows 14, 15, 18). False: somebody else moved it."""
-
-    def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
-        """How long the operations took that were finished last."""
-
-    def expiring(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that expired at least `age` ago and are not marked, longest ago first; without their answers."""
-
-    def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that are marked as expired since at least `age`, longest ago first; without their answers."""
-
-    def purge(
-        self, seen: Sequence[Record], grace: Duration, noting: Callable[[Record], Note] | None = None
-    ) -> Flow[int]:
-        """Delete what is still as it was read, finished and expired for `grace` (row 30); how many that were."""
-
-    def mark(
-        self, seen: Sequence[Record], grace: Duration, noting: Callable[[Record], Note] | None = None
-    ) -> Flow[int]:
-        """Mark the same as EXPIRED (row 29); how many that were."""
-
-    def abandon(
-        self, seen: Record, answer: Completed, kept: Duration, noting: Callable[[Record], Note] | None = None
-    ) -> Flow[bool]:
-        """End a pending record whose parcel nobody ever took, and delete that parcel (row 28). False: it was taken."""
-
-    def live_keys(self, scope: str, limit: int) -> Flow[int]:
-        """How many keys of a scope are remembered now, counted up to `limit`."""
-
-
-class Audit(Protocol):
-    """The lines about moves: only added to, and forgotten after a time of their own."""
-
-    def noting(self, notes: Sequence[Note]) -> Steps[None]:
-        """Write lines as part of the transaction that makes the moves."""
-
-    def history(self, record_id: RecordId, limit: int = ...) -> Flow[tuple[AuditEntry, ...]]:
-        """What is known of a key over all its lives, oldest first."""
-
-    def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many that were."""
-
-
-class Operate(Protocol):
-    """What a person does by hand: looks, and moves that the core decides and the audit keeps."""
-
-    def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
-        """Records, the newest first, from before a place on; without their answers."""
-
-    def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
-        """Where the parcels of a record are."""
-
-    def move(
-        self,
-        record_id: RecordId,
-        deciding: Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden],
-        noting: Callable[[Move], Note],
-    ) -> Flow[Moved | Forbidden]:
-        """Do what `deciding` says of the record as it is now (V), with its parcel and its line of the audit."""
-
-    def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Let a dead message be tried again. False: it is gone."""
-
-    def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Forget a dead letter that moves no record. False: it is gone."""
-
-    def census(self) -> Flow[Census]:
-        """How many of everything there are, and what waits for somebody."""
-
-    def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
-        """What the database says about its own health, by name; every store has its own names."""
-
-
-class Reconcile(Protocol):
-    """What settles the unknown: what is to be asked about, which calls were announced, and what was heard of them.
-
-    The move itself is `Operate.move`, the same for resolvers, webhooks and operators: the first one wins.
-    """
-
-    def due(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Unknown records that are to be asked about, longest due first, after the one that was looked at last."""
-
-    def later(
-        self,
-        seen: Record,
-        after: Duration | None,
-        *,
-        counted: bool = True,
-        noting: Callable[[Record], Note] | None = None,
-    ) -> Flow[bool]:
-        """Ask again after so long, or never (None), with the look counted or not (row 23). False: it has moved."""
-
-    def add(self, heard: Heard) -> Flow[tuple[Evidence, bool]]:
-        """Keep what was heard; True if it was not kept before."""
-
-    def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
-        """What was heard about a record's call and has no verdict yet, in the order in which it was heard."""
-
-    def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        """All evidence without a verdict, in order, after a place."""
-
-    def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
-        """Write what became of evidence, once. False: it has a verdict."""
-
-    def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
-        """Announced calls by the names that a provider knows, the newest first."""
-
-    def name(self, call: Call, provider_id: str) -> Flow[bool]:
-        """Remember the provider's own name of a call, unless it has one."""
-
-    def calls(
-        self, since: Instant, limit: int, after: Call | None = None
-    ) -> Flow[tuple[tuple[Call, Record | None], ...]]:
-        """Calls since an instant, the oldest first, each with its record as far as that is still there."""
-
-    def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete evidence, and calls whose record is gone, that are older than `age`; how many that were."""
 
 
 class Inspect(Protocol):
