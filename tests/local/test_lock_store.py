@@ -36,7 +36,7 @@ class Desk:
     async def enter(self, claim: Claim, policy: Policy | None = None) -> tuple[Entry, AsyncOpenTransaction]:
         """Open a transaction and try the lock of a key."""
         tx = await self.engine.open()
-        look = await tx.step(self.locks.locking(number_of(claim), claim.id, claim.lease))
+        look = await tx.step(self.locks.locking(number_of(claim), claim))
         return local.enter(look, claim, policy or Policy()), tx
 
     async def finish(self, claim: Claim, go: Entry, tx: AsyncOpenTransaction, body: bytes = b"done") -> Sealed | None:

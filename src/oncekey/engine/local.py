@@ -99,7 +99,7 @@ def lost_commit(locks: Locks, number: int, claim: Claim, policy: Policy) -> Flow
 
     No record proves a roll-back only to who holds the lock: until then the commit may be under way.
     """
-    look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(number, claim.id, claim.lease))
+    look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(number, claim))
     said = _said(look.snapshot, claim, policy)
     if said is not None:
         return said
@@ -112,7 +112,7 @@ def alone(
     """The record by itself, after the business was rolled back (L6); what somebody else stored meanwhile wins."""
 
     def body() -> Steps[Sealed | Replay | Refuse]:
-        entry = enter((yield from locks.locking(number, claim.id, claim.lease)), claim, policy)
+        entry = enter((yield from locks.locking(number, claim)), claim, policy)
         match entry:
             case Go(_, ground, begun):
                 return (yield from locks.completing(claim, ground, settlement, begun)) or BUSY

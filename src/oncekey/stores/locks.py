@@ -18,7 +18,7 @@ from oncekey.stores.saying import said
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import Claim, Duration, Instant, RecordId
+    from oncekey.core.model import Claim, Duration, Instant
     from oncekey.flow import Flow, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
@@ -44,13 +44,14 @@ class LockStore:
         self._statements = statements
         self._outbox = outbox
 
-    def locking(self, number: int, record_id: RecordId, lease: Duration) -> Steps[Locked]:
+    def locking(self, number: int, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
         params: dict[str, Value] = {
             "lock": number,
-            "scope": record_id.scope,
-            "key": record_id.key,
-            "lease_ms": max(1, lease // 1000),
+            "scope": claim.id.scope,
+            "key": claim.id.key,
+            "lease_ms": _millis(claim.lease),
+            "deadline_ms": _millis(claim.deadline),
         }
         row = (yield self._statements.say("lock", params))[0]
         return Locked(got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]))
@@ -88,3 +89,8 @@ class LockStore:
             return bool(rows[0]["held"])
 
         return (yield from said(Transaction("held", Mode.READ, body)))
+
+
+def _millis(span: Duration) -> int:
+    """A span as the server takes it: at least one, because none would be for ever, and no more than it can count."""
+    return min(max(1, span // 1000), 2**31 - 1)

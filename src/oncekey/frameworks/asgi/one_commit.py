@@ -83,7 +83,7 @@ class OneCommit:
 
     async def enter(self, tx: AsyncOpenTransaction) -> Entry:
         """Try the lock on the business transaction, as its first statement of ours."""
-        look = await tx.step(self._locks.locking(self._number, self.claim.id, self.claim.lease))
+        look = await tx.step(self._locks.locking(self._number, self.claim))
         entry = local.enter(look, self.claim, self._policy)
         if isinstance(entry, local.Go):
             self._go = entry

@@ -4,7 +4,7 @@
 -- name: lock
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
        look.locked, look.begun, (look.seen).*
-FROM oncekey.lock_key(:lock::bigint, :scope, :key, :lease_ms::integer) AS look;
+FROM oncekey.lock_key(:lock::bigint, :scope, :key, :lease_ms::integer, :deadline_ms::integer) AS look;
 
 -- name: held
 SELECT EXISTS (

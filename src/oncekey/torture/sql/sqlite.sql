@@ -108,13 +108,11 @@ ORDER BY place;
 SELECT key, kind, aggregatetype AS topic, last_error FROM oncekey_dead_letter WHERE scope = :scope ORDER BY died_at;
 
 -- name: unfinished
--- What relay and completer have to end without any client: phased requests that have begun, deferred calls, messages.
--- An open call that may not be repeated is not theirs: it waits for a sweeper, or for its client.
+-- What the workers have to end without any client: phased requests that have begun, deferred calls, messages.
 SELECT record.key, record.effects || ' ' || record.state AS what
 FROM oncekey_record AS record
 WHERE record.scope = :scope AND record.effects = 'phased'
   AND record.state IN ('in_progress', 'failed_retryable') AND record.recovery_point <> 'started'
-  AND (record.intent IS NULL OR json_extract(record.intent, '$.repeatable_until') IS NOT NULL)
 UNION ALL
 SELECT parcel.key, 'a parcel of ' || parcel.aggregatetype
 FROM oncekey_outbox AS parcel

@@ -74,13 +74,17 @@ CREATE INDEX dead_letter_incarnation ON oncekey.dead_letter (incarnation);
 -- statement has a snapshot of its own, so nothing that was committed before the lock was free stays unseen.
 -- The transaction's own time-outs are its lease; the server keeps them if the process or its host is gone.
 CREATE FUNCTION oncekey.lock_key(
-    lock bigint, in_scope text, in_key text, lease_ms integer,
+    lock bigint, in_scope text, in_key text, lease_ms integer, deadline_ms integer,
     OUT locked boolean, OUT begun bigint, OUT seen oncekey.record)
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'on', true),
             set_config('idle_in_transaction_session_timeout', lease_ms::text, true),
             set_config('statement_timeout', lease_ms::text, true);
+    -- A client that falls silent in the middle of a message is neither idle nor executing: only this ends it.
+    IF current_setting('server_version_num')::integer >= 170000 THEN
+        PERFORM set_config('transaction_timeout', deadline_ms::text, true);
+    END IF;
     locked := pg_try_advisory_xact_lock(lock);
     begun := (extract(epoch FROM now()) * 1000000)::bigint;
     SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
