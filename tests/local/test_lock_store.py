@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.postgres import PostgresServer
+from harness.postgres_binaries import installations
 from harness.tables import make_tables
 from local.databases import EFFECTS, PACKAGES, connected, locks_held, number_of, rows, write
 from oncekey.core.model import HOUR, SECOND, Claim, Code, Effects, Recovery, Refuse, Replay, Retryable
@@ -289,3 +291,16 @@ async def test_a_record_by_itself(package: str, dsn: str) -> None:
         assert isinstance(await store(), Sealed)
         assert (await store()).record.response.body == b"no"
         assert at.record()[:4] == ("completed", 1, 1, 1)
+
+
+async def test_from_17_on_the_deadline_ends_a_transaction_that_hangs_inside_a_message() -> None:
+    # F15: such a client is neither idle nor executing, so no other time-out of the server sees it
+    newest = max(installations(), key=lambda one: one.major)
+    assert newest.major >= 17
+    with PostgresServer(newest) as server:
+        dsn = make_tables(server.create_database("silent"))
+        rows(dsn, EFFECTS)
+        async with desk("asyncpg", dsn) as at:
+            _, tx = await at.enter(a_claim(lease=7 * SECOND, deadline=9 * SECOND))
+            assert await told(tx, "SELECT current_setting('transaction_timeout')") == "9s"
+            await tx.rollback()
