@@ -1,4 +1,4 @@
-"""Stores in which something is unknown: SQLite, and PostgreSQL behind both of its client libraries."""
+"""Stores in which something is unknown: SQLite under a blocking driver, PostgreSQL under asyncio."""
 
 from __future__ import annotations
 
@@ -40,15 +40,13 @@ def empty_dsn(reconcile_dsn):
     return reconcile_dsn
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])
+@pytest.fixture(params=["sqlite", "asyncpg"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
         driver = SqliteDriver(tmp_path / "reconcile.db")
         drive(migrate.up(SqliteStore().schema), driver.run)
         made = blocking(SqliteStore, driver)
-    elif request.param == "psycopg":
-        made = blocking(PostgresStore, PsycopgDriver(request.getfixturevalue("empty_dsn")))
     else:
         made = under_asyncio(PostgresStore, AsyncpgDriver(request.getfixturevalue("empty_dsn")))
     with made as world:

@@ -15,6 +15,7 @@ from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
+from reconcile.conftest import TABLES
 
 ROWS = 100_000
 NO_ONE = "00000000-0000-0000-0000-000000000000"
@@ -40,15 +41,16 @@ INSERT INTO {evidence} (at, source, event_id, downstream_key, provider_id, said,
 """
 
 
-@pytest.fixture
-def postgres(empty_dsn):
+@pytest.fixture(scope="module")
+def postgres(reconcile_dsn):
     names = {
         "call": "oncekey.call",
         "evidence": "oncekey.evidence",
         "uuid": "gen_random_uuid()",
         "series": f"generate_series(1, {ROWS}) AS n",
     }
-    with closing(psycopg.connect(empty_dsn, autocommit=True)) as connection:
+    with closing(psycopg.connect(reconcile_dsn, autocommit=True)) as connection:
+        connection.execute(f"TRUNCATE oncekey.{TABLES}")
         for statement in FILL.format_map(names).split(";"):
             connection.execute(statement)
         connection.execute("ANALYZE oncekey.call, oncekey.evidence, oncekey.record")
@@ -64,8 +66,8 @@ def nodes(plan):
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_postgresql(postgres, name):
     command = PostgresStore()._statements._commands[name]
-    if name == "unknown_due":  # an empty table is best read whole, and this one is about the index
-        postgres.execute("SET enable_seqscan = off")
+    # An empty table is best read whole, and that question is about the index.
+    postgres.execute(f"SET enable_seqscan = {'off' if name == 'unknown_due' else 'on'}")
     (found,) = postgres.execute("EXPLAIN (FORMAT JSON) " + pyformat(command), QUESTIONS[name]).fetchone()
     plan = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
     scanned = [
