@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
-from oncekey.core.memo import FINISHED, LONGEST_NAME, STARTED
+from oncekey.core.memo import FINISHED, LONGEST_NAME, REPEATABLE, STARTED
 from oncekey.core.model import StoredResponse
 from oncekey.core.policy import micros
 from oncekey.core.settle import kept_headers
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REPEATABLE: Final = timedelta(hours=20)
-"""What `repeatable=True` stands for: providers that remember a key for a day, less a margin (H3)."""
 _EMPTY: Final = frozenset({204, 205, 304})
 _JSON: Final = b"application/json"
 

@@ -25,6 +25,8 @@ FINISHED: Final = "finished"
 REJECTED: Final = "rejected"
 NOT_SENT: Final = "not_sent"
 LONGEST_NAME: Final = 100
+REPEATABLE: Final = timedelta(hours=20)
+"""What `repeatable=True` stands for: providers that remember a key for a day, less a margin (H3)."""
 
 _TAG: Final = "$"
 

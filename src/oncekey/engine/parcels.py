@@ -9,10 +9,15 @@ from uuid import uuid5
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import LONGEST_NAME
 from oncekey.core.model import Parcel, ParcelKind
+from oncekey.core.policy import micros
 from oncekey.core.seed import downstream_key
+from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Lease
+    from oncekey.core.model import Lease, MemoEntry, Snapshot
+    from oncekey.engine.phases import Course
+    from oncekey.flow import Steps
+    from oncekey.ports import Store
 
 LONGEST_TOPIC: Final = LONGEST_NAME
 """A deferred call is the one step of its record, and called like its topic."""
@@ -76,3 +81,16 @@ def _json(payload: object) -> str:
         return json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"a parcel's payload is plain JSON: {error}") from None
+
+
+def checkpointing(
+    store: Store, course: Course, parcels: Parcels, memo: tuple[MemoEntry, ...]
+) -> Steps[Snapshot | None]:
+    """A finished phase and what was emitted in it, as the last statements of its transaction. None: not ours."""
+    snapshot = yield from store.phases.checkpointing(course.lease, course.stored, memo, micros(course.policy.lease))
+    taken = parcels.take()
+    if snapshot is not None and taken:
+        if store.outbox is None:
+            raise ConfigurationError(NO_OUTBOX)
+        yield from store.outbox.putting(taken)
+    return snapshot

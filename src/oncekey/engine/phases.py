@@ -23,6 +23,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.memo import (
+    REPEATABLE,
     Script,
     decode,
     digest_of,
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
 
 log = logging.getLogger("oncekey")
-
-REPEATABLE: Final = timedelta(hours=20)
-"""What `repeatable=True` means: providers that forget keys after a day forget none of them sooner (H3)."""
 
 UNKNOWN_POINT: Final = "unknown_recovery_point"
 NOT_STORABLE: Final = "result_not_storable"

@@ -12,6 +12,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
+from oncekey.engine.parcels import checkpointing
 from oncekey.engine.phases import recalled
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.lending import flush
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from oncekey.core.model import Announcement, MemoEntry, Snapshot
+    from oncekey.core.model import Announcement, MemoEntry
     from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import Course
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Flow, Steps
+    from oncekey.flow import Flow
     from oncekey.ports import AsyncOpenTransaction
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Stepping:
         await flush(tx)
         entry = course.entry(name, EntryKind.PHASE, value)
         memo = course.with_entry(entry)
-        snapshot = await tx.step(self._checkpoint(memo))
+        snapshot = await tx.step(checkpointing(self._engine.store, course, self._parcels, memo))
         if snapshot is None:
             raise course.lose()
         try:
@@ -109,14 +110,6 @@ class Stepping:
             await self._after_lost_commit(memo)
         course.written(memo, snapshot)
         return entry
-
-    def _checkpoint(self, memo: tuple[MemoEntry, ...]) -> Steps[Snapshot | None]:
-        course, store = self._course, self._engine.store
-        snapshot = yield from store.phases.checkpointing(course.lease, course.stored, memo, micros(course.policy.lease))
-        parcels = self._parcels.take()
-        if snapshot is not None and parcels and store.outbox is not None:
-            yield from store.outbox.putting(parcels)
-        return snapshot
 
     async def _after_lost_commit(self, memo: tuple[MemoEntry, ...]) -> None:
         """A phase whose COMMIT got no reply: the record knows, once its row is free (P7)."""

@@ -14,6 +14,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
+from oncekey.engine.parcels import checkpointing
 from oncekey.engine.phases import recalled
 from oncekey.flow import drive
 from oncekey.frameworks.asgi.stepping import ALARM, FIRST_PAUSE, LONGEST_PAUSE, WRITES
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from oncekey.core.model import Announcement, MemoEntry, Snapshot
+    from oncekey.core.model import Announcement, MemoEntry
     from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import Course
     from oncekey.engine.shell import Engine
-    from oncekey.flow import Flow, Steps
+    from oncekey.flow import Flow
     from oncekey.ports import OpenTransaction
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class SyncStepping:
         course = self._course
         entry = course.entry(name, EntryKind.PHASE, fn(tx.connection))
         memo = course.with_entry(entry)
-        snapshot = tx.step(self._checkpoint(memo))
+        snapshot = tx.step(checkpointing(self._engine.store, course, self._parcels, memo))
         if snapshot is None:
             raise course.lose()
         try:
@@ -101,14 +102,6 @@ class SyncStepping:
             self._after_lost_commit(memo)
         course.written(memo, snapshot)
         return entry
-
-    def _checkpoint(self, memo: tuple[MemoEntry, ...]) -> Steps[Snapshot | None]:
-        course, store = self._course, self._engine.store
-        snapshot = yield from store.phases.checkpointing(course.lease, course.stored, memo, micros(course.policy.lease))
-        parcels = self._parcels.take()
-        if snapshot is not None and parcels and store.outbox is not None:
-            yield from store.outbox.putting(parcels)
-        return snapshot
 
     def _after_lost_commit(self, memo: tuple[MemoEntry, ...]) -> None:
         course = self._course
