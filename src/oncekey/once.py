@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,9 @@ from oncekey.frameworks.asgi.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enro
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
-from oncekey.frameworks.asgi.webhooks import Secret, Webhook, WebhookOptions
+from oncekey.frameworks.asgi.webhooks import Webhook
+from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
+from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.options import NO_LIFESPAN, NO_TENANT, NO_THREADS, SINGLE_TENANT, Options
 from oncekey.resolvers import Resolvers
 from oncekey.starting import check_effects, check_routes
@@ -76,6 +79,7 @@ class Once:
         self._installed: dict[Any, Installation] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
+        self._connecting = Lock()
 
     # Enrolling
 
@@ -242,8 +246,27 @@ class Once:
         """
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-        starlette.add_route(app, path, Webhook(self, path, secret=secret, parse=parse, name=name, **options))
+        hearing = Hearing(self, f"{name} at {path}", secret=secret, parse=parse, name=name, **options)
+        starlette.add_route(app, path, Webhook(self, hearing))
         self._webhooks += 1
+
+    def webhook_wsgi(
+        self,
+        *,
+        secret: Secret | Sequence[Secret],
+        parse: Callable[[Any], Sighting | None],
+        name: str = "webhook",
+        **options: Unpack[WebhookOptions],
+    ) -> WsgiWebhook:
+        """The same as a WSGI application, to be mounted where the provider posts to; it blocks while it works.
+
+        There is no lifespan under WSGI, so `migrate=True` does nothing here: run `oncekey migrate up` before.
+        """
+        if not isinstance(self.store, str):
+            raise ConfigurationError(NO_THREADS)
+        hearing = Hearing(self, name, secret=secret, parse=parse, name=name, **options)
+        self._webhooks += 1
+        return WsgiWebhook(self, hearing)
 
     def asgi(
         self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None
@@ -379,9 +402,10 @@ class Once:
         """The engine for plain `def` handlers."""
         if not isinstance(self.store, str):
             raise ConfigurationError(NO_THREADS)
-        if self._blocking is None:
-            self._blocking = connect(self.store)
-        return self._blocking
+        with self._connecting:  # the threads of a server may all be the first
+            if self._blocking is None:
+                self._blocking = connect(self.store)
+            return self._blocking
 
     def _admit_all(self, installation: Installation) -> None:
         for handler in self.enrolled.values():
