@@ -29,6 +29,8 @@ from oncekey.core.model import (
 )
 from oncekey.core.rulings import answer_from
 from oncekey.core.settle import Business
+from oncekey.engine import testimony
+from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Lease, Parcel, Settled, Settlement, Verdict
@@ -138,9 +140,16 @@ class Settling:
                 case _:
                     pass
         if not settled.ours:
+            await self._testify(settlement)
             return self._record_says(settled)
         self._noted(settled)
         return None
+
+    async def _testify(self, settlement: Settlement) -> None:
+        """What was executed and is refused is kept as evidence, and somebody hears of it (U2)."""
+        engine = self._engine
+        flow = testimony.of_answer(engine.store, self._lease, settlement, self._policy)
+        await adrive(flow, engine.driver.run)
 
     def _is_ours(self, settled: Settled) -> bool:
         record = settled.snapshot.record
@@ -174,7 +183,11 @@ class Settling:
         return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
 
     def _later(self, settlement: Settlement) -> None:
-        self._drain.errand(lambda: self._engine.settle(self._lease, settlement), patience=self._patience)
+        async def settle() -> None:
+            if not (await self._engine.settle(self._lease, settlement)).ours:
+                await self._testify(settlement)
+
+        self._drain.errand(settle, patience=self._patience)
 
     def _in_doubt(self) -> Answer:
         """It may have happened, and the store cannot say so yet: 503 with the outcome-unknown code (P7)."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, Rejected, StoreError, StoreUnavailableError
-from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
+from oncekey.engine import testimony
 from oncekey.engine.parcels import checkpointing
 from oncekey.engine.phases import recalled
 from oncekey.flow import adrive
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from oncekey.ports import AsyncOpenTransaction
 
 T = TypeVar("T")
-log = logging.getLogger("oncekey")
 
 WRITES: Final = 8
 """How often the result of a call is written before the outage is given up to: it cannot be had a second time."""
@@ -149,7 +147,7 @@ class Stepping:
         memo, span = course.with_entry(entry), micros(course.policy.lease)
         snapshot = await self._insist(lambda: store.phases.result(course.lease, course.stored, memo, span))
         if snapshot is None:
-            log.error(ALARM, entry.name, key_digest(course.lease.id.key))
+            await self._run(testimony.of_call(store, course.lease, course.seed, entry, course.policy))
             raise course.lose()
         course.written(memo, snapshot)
 
@@ -166,9 +164,6 @@ class Stepping:
 
     async def _run(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._engine.driver.run)
-
-
-ALARM: Final = "oncekey: %s was executed by an owner that had lost its key; its result was not stored (digest %s)"
 
 
 async def _awaited(result: Any) -> Any:  # noqa: ANN401  (a `def` or an `async def` may be given)

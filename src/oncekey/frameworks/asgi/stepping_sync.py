@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, Rejected, StoreError, StoreUnavailableError
-from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
+from oncekey.engine import testimony
 from oncekey.engine.parcels import checkpointing
 from oncekey.engine.phases import recalled
 from oncekey.flow import drive
-from oncekey.frameworks.asgi.stepping import ALARM, FIRST_PAUSE, LONGEST_PAUSE, WRITES
+from oncekey.frameworks.asgi.stepping import FIRST_PAUSE, LONGEST_PAUSE, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from oncekey.ports import OpenTransaction
 
 T = TypeVar("T")
-log = logging.getLogger("oncekey")
 
 
 class SyncStepping:
@@ -146,7 +144,7 @@ class SyncStepping:
         memo, span = course.with_entry(entry), micros(course.policy.lease)
         snapshot = self._insist(lambda: store.phases.result(course.lease, course.stored, memo, span))
         if snapshot is None:
-            log.error(ALARM, entry.name, key_digest(course.lease.id.key))
+            self._run(testimony.of_call(store, course.lease, course.seed, entry, course.policy))
             raise course.lose()
         course.written(memo, snapshot)
 

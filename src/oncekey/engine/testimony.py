@@ -1,0 +1,79 @@
+"""The testimony of an owner that is refused: what it executed is not the record's answer, and is not forgotten (U2).
+
+It is evidence like a webhook's: it settles the record should that be unknown or become so, and never overwrites.
+Best effort: a store that is down loses it, and the alarm in the log is what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import ResultNotStorableError, StoreError
+from oncekey.core.keys import key_digest
+from oncekey.core.memo import FINISHED, decode, is_rejection
+from oncekey.core.model import Completed, Effects, Outcome
+from oncekey.core.resolution import Declined, Executed, Heard
+from oncekey.core.seed import downstream_key
+from oncekey.engine.reconcile import Target, compared
+from oncekey.resolvers import to_text
+from oncekey.topics import Reply
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Lease, MemoEntry, Settlement
+    from oncekey.core.policy import Policy
+    from oncekey.flow import Flow
+    from oncekey.ports import Store
+
+log = logging.getLogger("oncekey")
+
+SOURCE: Final = "owner"
+ALARM: Final = "oncekey: %s was executed by an owner that had lost its key; its result was not stored (digest %s)"
+
+
+def of_call(store: Store, lease: Lease, seed: bytes, entry: MemoEntry, policy: Policy) -> Flow[None]:
+    """The result of an announced call whose record would not take it."""
+    log.error(ALARM, entry.name, key_digest(lease.id.key))
+    value = decode(entry.result)
+    said = Declined(value) if is_rejection(entry) else Executed(value)
+    target = Target(lease.id, lease.incarnation, entry.name, downstream_key(seed, entry.name))
+    yield from _kept(store, lease, target, said, policy)
+
+
+def of_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy) -> Flow[None]:
+    """The answer of an INLINE handler whose record would not take it; of others there is nothing to tell.
+
+    What LOCAL did was rolled back with its refusal, and what PHASED did was written step by step.
+    """
+    if lease.effects is not Effects.INLINE or not isinstance(settlement, Completed):
+        return
+    if settlement.outcome is not Outcome.SUCCESS:
+        return
+    log.error(ALARM, "the request", key_digest(lease.id.key))
+    # It announced no call, so it is filed under the life of its record, which is no provider's name of anything.
+    target = Target(lease.id, lease.incarnation, FINISHED, str(lease.incarnation))
+    yield from _kept(store, lease, target, Executed(_reply(settlement, policy)), policy)
+
+
+def _reply(settlement: Completed, policy: Policy) -> Reply:
+    """The answer as evidence; a body that is larger than any call's result is left out."""
+    response = settlement.response
+    body = response.body if response.body is not None and len(response.body) <= policy.max_result_bytes else None
+    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
+    return Reply(response.status, body, headers)
+
+
+def _kept(store: Store, lease: Lease, target: Target, said: Executed | Declined, policy: Policy) -> Flow[None]:
+    desk = store.reconcile
+    if desk is None:
+        return
+    try:
+        # The same owner's same step is the same event, however often its result is refused.
+        event = f"{lease.incarnation}/{lease.fence}/{target.phase}"
+        heard = Heard(SOURCE, event, to_text(said, policy), downstream_key=target.downstream_key)
+        evidence, _ = yield from desk.add(heard)
+        if evidence.verdict is None and (verdict := (yield from compared(store, target, said))) is not None:
+            yield from desk.judge(evidence, verdict)
+    except (StoreError, ResultNotStorableError) as error:
+        digest = key_digest(lease.id.key)
+        log.error("oncekey: the evidence of it could not be kept (%s, digest %s)", type(error).__name__, digest)

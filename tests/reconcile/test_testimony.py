@@ -1,0 +1,122 @@
+"""An owner that lost its key and executed all the same: its result is refused, and kept as evidence (U2, F35)."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.core.audit import Mover
+from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.memo import encode
+from oncekey.core.model import Completed, Effects, EntryKind, Lease, MemoEntry, Outcome, StoredResponse
+from oncekey.core.policy import Policy
+from oncekey.core.resolution import Executed, Unexecuted
+from oncekey.core.transitions import Actor
+from oncekey.effects import INLINE
+from oncekey.engine import reconcile, testimony
+from oncekey.flow import adrive, drive
+from oncekey.resolvers import from_text
+from oncekey.workers.tasks import reconciler_of
+from phased.bank import Here, paying
+from reconcile.doubts import announced
+from reconcile.test_webhooks import evidence
+
+POLICY = Policy()
+HOUR = 3_600_000_000
+
+
+def calling(status):
+    def script(op):
+        yield Here("called")
+        return status, {"id": "ch_1"}
+
+    return script
+
+
+async def not_executed(process, bank):
+    """Whoever is asked says that it was never done."""
+    engine, record = process.once.asynchronous(), await bank.record()
+    target = reconcile.Target(record.id, record.incarnation, "", "")
+    mover = Mover(Actor.RESOLVER, "test")
+    closed = Unexecuted(closed=True)
+    flow = reconcile.settle(
+        engine.store, target, closed, mover, process.once.policy_of, why="asked too early", waited=True
+    )
+    assert isinstance(await adrive(flow, engine.driver.run), reconcile.Moved)
+
+
+@pytest.mark.parametrize(("said", "verdict"), [(201, "agrees"), (422, "contradicts")])
+async def test_the_late_answer_of_an_inline_owner_is_kept_and_alarmed(bank, caplog, said, verdict):
+    # U2, F35: it was taken for not executed and run again, and was executed after all
+    async with (
+        bank.process(calling(201), effects=INLINE) as dead,
+        bank.process(calling(said), effects=INLINE) as alive,
+    ):
+        await dead.send_and_freeze("called")
+        bank.lease_over()
+        assert (await alive.send()).code == "idempotency_outcome_unknown"
+        await not_executed(alive, bank)
+        assert (await alive.send()).status == said
+        finished = await bank.record()
+        assert evidence(bank) == []
+        assert (await dead.wake()).status == said  # its client hears what the record says
+        assert await bank.record() == finished
+    assert evidence(bank) == [(f"{finished.incarnation}/1/finished", verdict)]
+    assert "the request was executed by an owner that had lost its key" in caplog.text
+
+
+async def test_a_refused_result_settles_the_record_that_turns_unknown(bank):  # U2, U3, H5
+    async with bank.process(paying()) as dead, bank.process(paying()) as alive:
+        await dead.send_and_freeze("before charge")
+        bank.lease_over()
+        await alive.send_and_freeze("before charge")  # took it over, and is not heard of again
+        await dead.wake()
+        record = await bank.record()
+        assert (record.fence, evidence(bank)) == (2, [(f"{record.incarnation}/1/charge", None)])
+        bank.clock.advance(21 * HOUR)  # nobody may repeat the call any more
+        async with bank.process(paying()) as third:
+            assert ((await third.send()).status, bank.state) == (409, "unknown")
+            assert await reconciler_of(third.once).run_once() == 1
+            assert (await third.send()).status == 201
+    assert evidence(bank) == [(f"{record.incarnation}/1/charge", "settled")]
+    assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
+
+
+def refused(world):
+    """Somebody who announced a call, and its lease."""
+    claim, lease = announced(world)
+    entry = MemoEntry("charge", EntryKind.CALL, encode({"id": "ch_1"}, 1000))
+    return lambda: testimony.of_call(world.store, lease, claim.seed, entry, POLICY)
+
+
+def test_the_same_testimony_twice_is_one_line(world):  # U2
+    testify = refused(world)
+    for _ in range(3):
+        world.go(testify())
+    (kept,) = world.go(world.store.reconcile.undecided(10))
+    assert (kept.heard.source, from_text(kept.heard.said)) == ("owner", Executed({"id": "ch_1"}))
+
+
+def test_a_store_that_is_away_loses_the_evidence_and_nothing_else(world, caplog):
+    def away(_):
+        raise StoreUnavailableError("away")
+
+    drive(refused(world)(), away)
+    assert "could not be kept" in caplog.text
+    assert "charge was executed" in caplog.text
+    assert world.go(world.store.reconcile.undecided(10)) == ()
+
+
+def answered(world, effects, outcome):
+    _, lease = announced(world)
+    lease = Lease(**{name: getattr(lease, name) for name in Lease.__slots__} | {"effects": effects})
+    return testimony.of_answer(world.store, lease, Completed(StoredResponse(201, (), b"{}"), outcome), POLICY)
+
+
+def test_only_what_was_executed_and_is_nowhere_else_is_told(world):
+    # What LOCAL did is rolled back, what PHASED did is in its memo, and a final no did nothing.
+    for effects in (Effects.LOCAL, Effects.PHASED, Effects.OUTBOX):
+        world.go(answered(world, effects, Outcome.SUCCESS))
+    world.go(answered(world, Effects.INLINE, Outcome.FAILURE))
+    assert world.go(world.store.reconcile.undecided(10)) == ()
+    world.go(answered(world, Effects.INLINE, Outcome.SUCCESS))
+    assert len(world.go(world.store.reconcile.undecided(10))) == 1
