@@ -22,9 +22,9 @@ from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
-from oncekey.options import NO_LIFESPAN, NO_TENANT, NO_THREADS, SINGLE_TENANT, Options
+from oncekey.options import NO_LIFESPAN, NO_TENANT, NO_THREADS, NO_WSGI, SINGLE_TENANT, Options
 from oncekey.resolvers import Resolvers
-from oncekey.starting import check_effects, check_routes
+from oncekey.starting import check_effects, check_routes, serving
 from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
 from oncekey.workers.service import Service
@@ -235,7 +235,6 @@ class Once:
         *,
         secret: Secret | Sequence[Secret],
         parse: Callable[[Any], Sighting | None],
-        name: str = "webhook",
         **options: Unpack[WebhookOptions],
     ) -> None:
         """Take a provider's webhooks at `path`, signed as `Oncekey-Signature: t=...,v1=...` (HMAC-SHA256 of "t.body").
@@ -246,8 +245,7 @@ class Once:
         """
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-        hearing = Hearing(self, f"{name} at {path}", secret=secret, parse=parse, name=name, **options)
-        starlette.add_route(app, path, Webhook(self, hearing))
+        starlette.add_route(app, path, Webhook(self, Hearing(self, path, secret=secret, parse=parse, **options)))
         self._webhooks += 1
 
     def webhook_wsgi(
@@ -255,16 +253,12 @@ class Once:
         *,
         secret: Secret | Sequence[Secret],
         parse: Callable[[Any], Sighting | None],
-        name: str = "webhook",
         **options: Unpack[WebhookOptions],
     ) -> WsgiWebhook:
-        """The same as a WSGI application, to be mounted where the provider posts to; it blocks while it works.
-
-        There is no lifespan under WSGI, so `migrate=True` does nothing here: run `oncekey migrate up` before.
-        """
+        """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not isinstance(self.store, str):
-            raise ConfigurationError(NO_THREADS)
-        hearing = Hearing(self, name, secret=secret, parse=parse, name=name, **options)
+            raise ConfigurationError(NO_WSGI)
+        hearing = Hearing(self, None, secret=secret, parse=parse, **options)
         self._webhooks += 1
         return WsgiWebhook(self, hearing)
 
@@ -385,18 +379,8 @@ class Once:
 
     def app_of(self, operation: str) -> App | None:
         """The application that serves an operation: where there are several, the one with its route."""
-        handler = self.enrolled.get(operation)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
-        if handler is None or not routed:
-            return None
-        if len(routed) == 1:
-            return cast("App", routed[0])
-        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
-        for app in routed:
-            if any(route.endpoint is handler for route in starlette.routed(app.routes)):
-                return cast("App", app)
-        return None
+        return cast("App | None", serving(self.enrolled.get(operation), routed))
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""

@@ -17,6 +17,10 @@ NO_THREADS = (
     "effects=LOCAL on a plain `def` handler needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: "
     "make the handler `async def`"
 )
+NO_WSGI = (
+    "once.webhook_wsgi needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: give it a URL, or "
+    "take webhooks by once.webhook in the ASGI application"
+)
 NO_LIFESPAN = (
     "once.lifespan is not running, so nothing was checked at start-up and nothing waits for settlements at a stop: "
     "give the application lifespan=once.lifespan, or once.lifespan_with(its_own)"

@@ -1,8 +1,8 @@
-"""What is checked before the first request: a mistake found now is not found by a client."""
+"""What is checked before the first request: a mistake found now is not found by a client. And which one serves what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
@@ -42,3 +42,17 @@ def check_routes(app: Any, installation: Installation, enrolled: Iterable[Callab
         served = list(starlette.routed(app.routes))
     starlette.check(app, served, enrolled)
     starlette.check_patterns(served, installation)
+
+
+def serving(handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401  (an application)
+    """The application with the route of a handler; the only one there is need not be asked."""
+    if handler is None or not apps:
+        return None
+    if len(apps) == 1:
+        return apps[0]
+    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+    for app in apps:
+        if any(route.endpoint is handler for route in starlette.routed(app.routes)):
+            return app
+    return None

@@ -15,6 +15,7 @@ from oncekey.effects import INLINE
 from oncekey.engine import reconcile, testimony
 from oncekey.flow import adrive, drive
 from oncekey.resolvers import from_text
+from oncekey.stores.memory import MemoryStore
 from oncekey.workers.tasks import reconciler_of
 from phased.bank import Here, paying
 from reconcile.doubts import announced
@@ -120,3 +121,16 @@ def test_only_what_was_executed_and_is_nowhere_else_is_told(world):
     assert world.go(world.store.reconcile.undecided(10)) == ()
     world.go(answered(world, Effects.INLINE, Outcome.SUCCESS))
     assert len(world.go(world.store.reconcile.undecided(10))) == 1
+
+
+def test_a_store_without_evidence_has_the_alarm_only(world, caplog):
+    memory = MemoryStore()
+    assert memory.reconcile is None
+    claim, lease = announced(world)
+    entry = MemoEntry("charge", EntryKind.CALL, encode({"id": "ch_1"}, 1000))
+
+    def nothing(transaction):
+        raise AssertionError(f"{transaction.name} was said to it")
+
+    drive(testimony.of_call(memory, lease, claim.seed, entry, POLICY), nothing)
+    assert "charge was executed" in caplog.text

@@ -10,9 +10,11 @@ from wsgiref.validate import validator
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.signatures import sign
+from oncekey.once import Once
 from phased.bank import paying
 from phased.conftest import make_bank
 from reconcile.test_webhooks import NEXT, NOW, SECRET, event_of, evidence, parse
@@ -144,3 +146,9 @@ async def test_a_secret_is_long_enough_to_be_one(bank):
         with pytest.raises(ConfigurationError):
             process.once.webhook_wsgi(secret="short", parse=parse)
         assert not process.once.reconciles
+
+
+def test_threads_need_a_store_by_its_url():
+    engine = create_async_engine("postgresql+asyncpg://localhost/none")
+    with pytest.raises(ConfigurationError, match="webhook_wsgi"):
+        Once(engine).webhook_wsgi(secret=SECRET, parse=parse)

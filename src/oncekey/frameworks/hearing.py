@@ -51,6 +51,7 @@ class Rules(Protocol):
 class WebhookOptions(TypedDict, total=False):
     """Settings of one webhook."""
 
+    name: str
     header: str
     tolerance: float
     max_body: int
@@ -79,12 +80,12 @@ class Believed:
 
 
 class Hearing:
-    """The rules of one webhook. `where` is how logs and the audit call it."""
+    """The rules of one webhook; `path` is where it is served, if it is we who know that."""
 
     def __init__(
         self,
         rules: Rules,
-        where: str,
+        path: str | None,
         *,
         secret: Secret | Sequence[Secret],
         parse: Callable[[Any], Sighting | None],
@@ -102,7 +103,7 @@ class Hearing:
         self._name = name
         self._tolerance = tolerance
         self._clock = clock
-        self._mover = Mover(Actor.WEBHOOK, where)
+        self._mover = Mover(Actor.WEBHOOK, name if path is None else f"{name} at {path}")
 
     def judge(self, lines: Sequence[str], body: bytes | None) -> Believed | Told:
         """Believe a request or not, before any store is asked; a body of None was too long to be read."""
