@@ -249,6 +249,7 @@ def main(words: list[str] | None = None) -> int:
     if missing and not said.without_peers:
         print(f"bench: {missing[0]} is not installed: pip install --group bench, or --without-peers", file=sys.stderr)
         return 1
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the peers tell of every message
     names = [name for name in KINDS if not (said.without_peers and name in PEERS)]
     try:
@@ -261,6 +262,8 @@ def main(words: list[str] | None = None) -> int:
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
+    finally:
+        logging.disable(before)
     print(table(rates))
     print(f"\n{said.rounds} rounds of {said.messages} messages, {said.loops} workers, {said.batch} in work each.")
     if said.json:

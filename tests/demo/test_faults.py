@@ -225,7 +225,8 @@ def test_a_provider_that_is_not_there_was_not_asked(tmp_path: Path, repeatable: 
         for route, key in keys.items():
             first = demo.post(route, key, repeatable=repeatable)
             assert first.status_code == (202 if route == "/transfers" else 503), first.text
-            assert demo.record(key)["state"] == ("pending" if route == "/transfers" else "failed_retryable")
+            states = {"pending", "in_progress"} if route == "/transfers" else {"failed_retryable"}
+            assert demo.record(key)["state"] in states  # a worker may be asking in vain this very moment
         assert _code(demo.read("/demo/ledger")) == (503, "provider_unavailable")
         assert "Traceback" not in demo.output
         provider.start()

@@ -55,6 +55,6 @@ def test_both_spellings_say_the_same_to_a_server(postgres_dsn):
 
 
 def test_a_statement_is_translated_once():
-    for text in PostgresStore()._commands.values():
+    for text in PostgresStore()._statements._commands.values():
         assert pyformat(text) is pyformat(text)
         assert numbered(text) is numbered(text)

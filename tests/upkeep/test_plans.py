@@ -85,7 +85,8 @@ def test_a_page_of_the_sweeper_reads_no_more_than_what_is_running(full):
     """The index has those in progress only, so its size is what runs now, whatever the table's is."""
     # R152
     [[entries]] = full.execute("SELECT reltuples FROM pg_class WHERE relname = 'record_running'").fetchall()
-    assert 0 < entries <= 200
+    [[rows]] = full.execute("SELECT count(*) FROM oncekey.record").fetchall()
+    assert 0 < entries < rows / 100  # an estimate from a sample, of 200
 
 
 def test_a_heartbeat_touches_no_index(full):

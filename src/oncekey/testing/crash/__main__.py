@@ -20,13 +20,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--case", choices=[str(case) for case in CASES], help="only this one")
     parser.add_argument("--mutants", action="store_true", help="see where each mutant is caught")
     asked = parser.parse_args(arguments)
-    logging.getLogger("oncekey").setLevel(logging.CRITICAL)  # the crashes are meant, and their log lines no news
+    log = logging.getLogger("oncekey")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # the crashes are meant, and their log lines no news
     place = Place(asked.store)
     place.prepare()
     try:
         return asyncio.run(_hunted(place) if asked.mutants else _proven(place, asked.case))
     finally:
         place.close()
+        log.setLevel(level)
 
 
 async def _proven(place: Place, only: str | None) -> int:
