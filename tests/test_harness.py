@@ -219,20 +219,29 @@ def test_a_postponed_commit_happens_after_the_client_looked_again(postgres_dsn: 
 async def _shouting() -> AsyncIterator[Proxy]:
     """A proxy before a server that answers each line in capitals."""
 
+    serving: set[asyncio.Task[None]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
         try:
             while line := await reader.readline():
                 writer.write(line.upper())
                 await writer.drain()
         except ConnectionError:
             pass
-        writer.close()
+        finally:
+            writer.close()
+            serving.discard(task)
 
     port = free_port()
     server = await asyncio.start_server(serve, "127.0.0.1", port)
     with Proxy("127.0.0.1", port) as proxy:
         yield proxy
     server.close()
+    # A connection's own task must end by itself: cancelled with the loop, asyncio's streams complain about it.
+    await asyncio.gather(*serving, return_exceptions=True)
 
 
 @asynccontextmanager

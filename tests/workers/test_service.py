@@ -166,3 +166,41 @@ async def test_once_does_all_there_is_and_ends():
     assert await Service(tasks).once() == 7
 
     assert [(task.looks, len(task.stopped)) for task in tasks] == [(3, 1), (2, 1)]
+
+
+async def test_who_has_a_schedule_is_not_woken_by_a_commit() -> None:
+    """What a request has just committed is no business of a sweeper, and a resolver has its time."""
+    assert Pace(30.0, 30.0).fixed
+    assert not Pace().fixed
+    service = Service([Looking("relay", Pace(60.0, 61.0)), Looking("sweeper", Pace(60.0, 60.0))])
+    relay, sweeper = service.tasks
+    running = asyncio.create_task(service.run())
+    await until(lambda: relay.looks == sweeper.looks == 1)
+
+    service.wake()
+    await until(lambda: relay.looks == 2)
+    assert sweeper.looks == 1
+
+    service.stop()
+    await running
+
+
+class Looking:
+    """A task that finds nothing, and counts its looks."""
+
+    def __init__(self, name: str, pace: Pace) -> None:
+        self.name, self.pace, self.looks = name, pace, 0
+
+    async def run_once(self) -> int:
+        self.looks += 1
+        return 0
+
+    async def drain(self) -> None: ...
+
+    async def stop(self, grace: float) -> None: ...
+
+
+async def until(holds) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110  (what it waits for is a count)
+            await asyncio.sleep(0)

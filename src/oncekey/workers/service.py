@@ -28,6 +28,11 @@ class Pace:
     shortest: float = 0.05
     longest: float = 2.0
 
+    @property
+    def fixed(self) -> bool:
+        """A schedule: who has one is not woken, because what was just committed is not what it looks for."""
+        return self.shortest == self.longest
+
     def pause(self, idle: int, chance: float) -> float:
         """The pause after so many looks in vain; `chance` is a random number from 0 to 1."""
         envelope: float = min(self.longest, self.shortest * 2 ** min(idle, 30))
@@ -79,7 +84,7 @@ class Service:
         self._sleep = sleep
         self._chance = chance
         self._stopping = asyncio.Event()
-        self._wakes: list[asyncio.Event] = []
+        self._wakes: dict[Task, asyncio.Event] = {}
         self.looks: dict[str, Look] = {task.name: Look() for task in self.tasks}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -115,12 +120,12 @@ class Service:
             self._loop.call_soon_threadsafe(self._rouse)
 
     def _rouse(self) -> None:
-        for wake in self._wakes:
-            wake.set()
+        for task, wake in self._wakes.items():
+            if self._stopping.is_set() or not task.pace.fixed:
+                wake.set()
 
     async def _keep_looking(self, task: Task) -> None:
-        wake = asyncio.Event()
-        self._wakes.append(wake)
+        wake = self._wakes[task] = asyncio.Event()
         idle = 0
         while not self._stopping.is_set():
             # Before the look: what is committed while we look is looked for again.
