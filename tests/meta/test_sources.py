@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "src" / "oncekey").rglob("*.py"))
-LONGEST_MODULE = 400
+LONGEST_MODULE = 600
 
 
 def _files() -> list[Path]:

@@ -1,0 +1,8 @@
+-- Which workers are alive: each writes its row again and again, and deletes it when it stops.
+CREATE TABLE oncekey.worker (
+    name        text    NOT NULL PRIMARY KEY,  -- one process
+    tasks       text    NOT NULL,              -- what it runs, as a JSON array of names
+    started_at  bigint  NOT NULL,
+    seen_at     bigint  NOT NULL,              -- by the store's clock
+    every       bigint  NOT NULL               -- after how long it promises to be seen again
+);
