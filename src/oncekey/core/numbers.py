@@ -1,17 +1,11 @@
-"""JSON numbers as RFC 8785 writes them, without ever making two different amounts one (R34, R35, R40).
+"""JSON numbers in the layout of RFC 8785, without ever making two different amounts one.
 
 RFC 8785 reads every number as a double. That is right for spelling (`10`, `10.0` and `1e1` are one value) and
-wrong for a fingerprint where the double rounds: `9007199254740993` would become `9007199254740992`, and a
-retry with another amount would be answered from the first one's record. So a number is read as the exact
-decimal value of its literal, and we leave RFC 8785 in two places only:
-
-* a whole number keeps its exact value, however it is spelled (`9007199254740993.0` too);
-* a fraction keeps its exact value if it has more than 17 significant digits, which is more than any program
-  needs to print a double, or if its double would be a whole number (`9007199254740992.5`, `1e-400`).
-
-Every other fraction is its double, as the official vectors demand: `333333333.33333329` becomes
-`333333333.3333333`. Exact values use the layout of RFC 8785, so a number that its double holds looks the same
-either way. What lies beyond the range of a double (`1e400`, an integer of 400 digits) is refused.
+wrong for a fingerprint where the double rounds: `9007199254740993` would become `9007199254740992`, and
+`0.12345678901234567` would become `0.12345678901234568`, so that a retry with another amount would be answered from
+the first one's record. So a number is read as the exact decimal value of its literal, and written in the layout of
+RFC 8785: a number that equals the shortest text of its double looks the same either way, and any other keeps the
+digits that the client sent. What lies beyond the range of a double (`1e400`, an integer of 400 digits) is refused.
 """
 
 from __future__ import annotations
@@ -25,19 +19,22 @@ from oncekey.core.errors import BodyInvalidError
 
 MAX_LITERAL_LENGTH: Final = 2_000
 MAX_SAFE_INTEGER: Final = 2**53 - 1
-_DOUBLE_DIGITS: Final = 17
 _PLAIN_INTEGER_DIGITS: Final = 21
 _LEADING_ZEROS: Final = 6
 _LITERAL: Final = re.compile(r"-?([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
 
 
 class BigInts(StrEnum):
-    """What happens to a number that a double cannot hold (R40)."""
+    """What happens to a number that a double cannot hold."""
 
     EXACT = "exact"
     """It keeps its exact value in the canonical form."""
     REJECT = "reject"
-    """It is refused, and so is an integer outside of +-(2**53 - 1): the rule of I-JSON (RFC 7493)."""
+    """It is refused, and so is an integer outside of +-(2**53 - 1): the rule of I-JSON (RFC 7493).
+
+    A double holds a fraction if the shortest text of the double has the same value: `0.1` is taken and
+    `0.10000000000000001` is not.
+    """
 
 
 def canonical_number(literal: str, big_ints: BigInts = BigInts.EXACT) -> str:
@@ -53,11 +50,8 @@ def canonical_number(literal: str, big_ints: BigInts = BigInts.EXACT) -> str:
     double = float(literal)
     if math.isinf(double):
         raise BodyInvalidError("The JSON has a number beyond the range of a double; send it as a string.")
-    digits, point = value = _exact(literal)
-    whole = len(digits) <= point
-    if not whole and len(digits) <= _DOUBLE_DIGITS and not double.is_integer():
-        digits, point = _exact(repr(double))
-    elif big_ints is BigInts.REJECT and not (_is_safe(literal) and value == _exact(repr(double))):
+    digits, point = _exact(literal)
+    if big_ints is BigInts.REJECT and not (_is_safe(literal) and (digits, point) == _exact(repr(double))):
         raise BodyInvalidError(
             "The JSON has a number that a double cannot hold exactly, such as an integer outside of "
             f"+-{MAX_SAFE_INTEGER}; send it as a string."
