@@ -57,8 +57,10 @@ class Parcels:
         return taken
 
     def _parcel(self, kind: ParcelKind, topic: str, payload: object, order_by: str | None, phase: str) -> Parcel:
-        if not topic or len(topic) > LONGEST_TOPIC:
-            raise ConfigurationError(f"a topic has 1 to {LONGEST_TOPIC} characters")
+        if not topic or len(topic) > LONGEST_TOPIC or not topic.isprintable():
+            raise ConfigurationError(f"a topic has 1 to {LONGEST_TOPIC} characters, all of them printable")
+        if order_by is not None and not _is_storable(order_by):
+            raise ConfigurationError("order_by is text without NUL and without half a surrogate pair")
         position, self.used = self._made, True
         self._made += 1
         name = f"{kind}/{phase}/{position}/{topic}"
@@ -78,9 +80,21 @@ class Parcels:
 
 def _json(payload: object) -> str:
     try:
-        return json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"a parcel's payload is plain JSON: {error}") from None
+    if not _is_storable(text):
+        raise ConfigurationError("a parcel's payload has a string with half of a surrogate pair, which is not Unicode")
+    return text
+
+
+def _is_storable(text: str) -> bool:
+    """Whether every store can keep it: PostgreSQL's text has no NUL, and UTF-8 has no lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 def checkpointing(

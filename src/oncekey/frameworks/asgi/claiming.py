@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 import socket
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -32,6 +34,8 @@ log = logging.getLogger("oncekey")
 
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 NO_NAMESPACE = "-"
+SMALL_BODY = 32 * 1024
+"""Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ async def make_claim(
         if len(body) > policy.max_request_bytes:
             return Refuse(Code.BODY_TOO_LARGE)
         request = _request(scope, body)
-        mark = _fingerprint(request, enrolment)
+        mark = await _fingerprint(request, enrolment)
     except TooLargeError:
         return Refuse(Code.BODY_TOO_LARGE)
     except BodyInvalidError as error:
@@ -147,24 +151,28 @@ def _request(scope: Scope, body: bytes) -> Request:
     return Request(scope["method"], scope["path"], scope.get("query_string", b""), content_type or None, body)
 
 
-def _fingerprint(request: Request, enrolment: Enrolment) -> str:
-    policy = enrolment.policy
-    if enrolment.extract is not None:
-        return fingerprint_of(
-            enrolment.extract(request),
+async def _fingerprint(request: Request, enrolment: Enrolment) -> str:
+    policy, extract = enrolment.policy, enrolment.extract
+    if extract is None:
+        compute = partial(
+            fingerprint,
+            request,
+            selection=policy.selection,
+            secret=policy.secret,
+            big_ints=policy.big_ints,
+            max_depth=policy.max_json_depth,
+        )
+    else:
+        compute = partial(
+            fingerprint_of,
+            extract(request),  # the route's own function runs in the loop, like its handler
             method=request.method,
             path=request.path,
             secret=policy.secret,
             big_ints=policy.big_ints,
             max_depth=policy.max_json_depth,
         )
-    return fingerprint(
-        request,
-        selection=policy.selection,
-        secret=policy.secret,
-        big_ints=policy.big_ints,
-        max_depth=policy.max_json_depth,
-    )
+    return compute() if len(request.body) <= SMALL_BODY else await asyncio.to_thread(compute)
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 async def status_of(installation: Installation, scope: Scope, key: str) -> Answer:
     """The key's state; a stranger's key, an expired one and one that never was are all the same 404 (R29)."""
     policy = installation.policy
+    if not (key.isascii() and key.isprintable()):
+        # No request could have had such a key, and not every store can be asked for it.
+        return refuse(Refuse(Code.KEY_NOT_FOUND), policy)
     record_id = RecordId(await scope_for(installation, policy, scope), key)
     turned_away = await installation.limits.looks_up(record_id.scope, policy)
     if turned_away is not None:

@@ -1,0 +1,118 @@
+"""Values that a store cannot hold, and bodies that take long to compare: a clear answer, and no other request waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
+from frameworks.shop import new_key
+from harness.asgi import Caller
+from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.asgi import claiming
+from oncekey.frameworks.asgi.operation import Operation
+
+
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "sqlite":
+        return SqliteFile(tmp_path / "shop.db")
+    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), request.param, pool_size=3)
+
+
+@pytest.mark.parametrize("key", ["a%00b-and-some-more-letters", "%C3%A9-and-some-more-letters", "%F0%9F%94%91" * 8])
+async def test_the_status_of_what_can_be_no_key_is_not_found(database: Any, key: str) -> None:  # R29, R84
+    async with RealShop(database).open() as shop:
+        reply = await Caller(shop.app, "GET", f"/idempotency-keys/{key}").run()
+        assert (reply.status, reply.code) == (404, "idempotency_key_not_found")
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "order_by"),
+    [
+        ("receipt", {"name": "\ud800"}, None),
+        ("receipt", {"\udfff": 1}, None),
+        ("receipt", {"ok": 1}, "\udc00"),
+        ("receipt", {"ok": 1}, "a\0b"),
+        ("re\0ceipt", {"ok": 1}, None),
+        ("receipt\ud800", {"ok": 1}, None),
+    ],
+)
+async def test_a_parcel_that_no_store_can_hold_is_the_handlers_mistake(
+    database: Any, topic: str, payload: Any, order_by: str | None
+) -> None:  # R123: 500 at once, and not "store unavailable" for ever
+    shop = RealShop(database)
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=LOCAL)
+    async def create(op: Operation) -> dict[str, str]:
+        op.emit(topic, payload, order_by=order_by)
+        return {}
+
+    async with shop.open():
+        reply = await Caller(shop.app, "POST", "/orders", headers=[("Idempotency-Key", new_key())]).run()
+        assert (reply.status, reply.header("retry-after")) == (500, None)
+
+
+async def test_a_large_body_is_compared_beside_the_event_loop(database: Any, monkeypatch: Any) -> None:  # R34
+    """A megabyte of short numbers takes a second: the loop goes on serving others meanwhile."""
+    shop = RealShop(database)
+    threads: list[int] = []
+    compare = claiming.fingerprint
+
+    def watched(*args: Any, **kwargs: Any) -> str:
+        threads.append(threading.get_ident())
+        return compare(*args, **kwargs)
+
+    monkeypatch.setattr(claiming, "fingerprint", watched)
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=INLINE)
+    async def create(request: Request) -> dict[str, int]:
+        return {"bytes": len(await request.body())}
+
+    async with shop.open():
+        for body in (b"[0e0]", b"[" + b",".join([b"0e0"] * 100_000) + b"]"):
+            headers = [("Idempotency-Key", new_key()), ("Content-Type", "application/json")]
+            replies = [await Caller(shop.app, "POST", "/orders", headers=headers, body=body).run() for _ in range(2)]
+            assert [(reply.status, reply.replayed) for reply in replies] == [(200, False), (200, True)]
+            assert replies[0].json() == {"bytes": len(body)}
+        odd = Caller(shop.app, "POST", "/orders", headers=headers, body=b"[" + b"1e5," * 50_000)
+        assert (await odd.run()).code == "idempotency_body_invalid"
+    small, large = threads[:2], threads[2:]
+    assert set(small) == {threading.get_ident()}
+    assert threading.get_ident() not in large
+
+
+async def test_a_client_that_leaves_while_its_body_is_compared_claims_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    shop = RealShop(SqliteFile(tmp_path / "shop.db"))
+    begun, go_on = threading.Event(), threading.Event()
+    compare = claiming.fingerprint
+
+    def slow(*args: Any, **kwargs: Any) -> str:
+        begun.set()
+        assert go_on.wait(30)
+        return compare(*args, **kwargs)
+
+    monkeypatch.setattr(claiming, "fingerprint", slow)
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=INLINE)
+    async def create() -> dict[str, str]:
+        shop.runs.append("run")
+        return {}
+
+    async with shop.open():
+        headers = [("Idempotency-Key", new_key()), ("Content-Type", "application/json")]
+        body = b"[" + b"1," * 100_000 + b"1]"
+        sending = asyncio.create_task(Caller(shop.app, "POST", "/orders", headers=headers, body=body).run())
+        await asyncio.to_thread(begun.wait, 30)
+        sending.cancel()
+        await asyncio.wait({sending})
+        go_on.set()
+        assert (shop.runs, shop.states) == ([], [])
