@@ -222,6 +222,8 @@ def _result(resolution: Executed | Declined, policy: Policy) -> str:
 def _answer(resolution: Executed | Declined, policy: Policy) -> Completed:
     if isinstance(resolution, Executed):
         reply = reply_of(resolution.given)
+        if not reply.is_final:
+            raise ResultNotStorableError(f"{reply.status} says 'not now', which is no answer for good: use Undecided")
         failed = reply.status >= _ERRORS
         return Completed(reply.stored(policy), Outcome.FAILURE if failed else Outcome.SUCCESS)
     given = resolution.given

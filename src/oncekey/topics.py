@@ -13,7 +13,7 @@ from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.memo import FINISHED, LONGEST_NAME, REPEATABLE, STARTED
 from oncekey.core.model import StoredResponse
 from oncekey.core.policy import micros
-from oncekey.core.settle import kept_headers
+from oncekey.core.settle import NEVER_STORED, kept_headers
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_FAULTS: Final = 500
 _EMPTY: Final = frozenset({204, 205, 304})
 _JSON: Final = b"application/json"
 
@@ -46,7 +47,8 @@ class Reply:
     """What a deferred call answers: the response of the request that deferred it.
 
     `body` is plain data, stored as JSON, or bytes, stored as they are. `provider_id` is the provider's own name for
-    what it did; it is stored with the result before anything else is.
+    what it did; it is stored with the result before anything else is. A status of 429 or 5xx is no answer: the worker
+    takes it for an attempt that failed, as if the function had raised. Raise `Rejected(Reply(...))` for a final no.
     """
 
     status: int = 200
@@ -57,6 +59,19 @@ class Reply:
     def __post_init__(self) -> None:
         if not 200 <= self.status <= 599:  # noqa: PLR2004  (the final statuses of HTTP)
             raise ResultNotStorableError(f"a reply's status is 200 to 599, not {self.status}")
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a client may be given it for good: 429, 5xx and their like say "not now", and are tried again."""
+        return self.status < _FAULTS and self.status not in NEVER_STORED
+
+    @property
+    def retry_after(self) -> float | None:
+        """The seconds that its `Retry-After` asks to wait, if it names a number."""
+        for name, value in self.headers:
+            if name.lower() == "retry-after" and value.strip().isdecimal():
+                return float(value)
+        return None
 
     def stored(self, policy: Policy) -> StoredResponse:
         """The response as it is kept and replayed; over the cap without its body."""

@@ -85,6 +85,54 @@ async def test_a_final_no_is_an_answer_too(shop, value, status, body):  # H2
     assert (record.response.status, record.response.body) == (status, body)
 
 
+@pytest.mark.parametrize("status", [429, 500, 503, 408])
+async def test_a_reply_that_says_not_now_is_no_answer(shop, status):  # R103, R113: tried again where that is safe
+    parcel = shop.deferred()
+    replies = [Reply(status, {"why": "busy"}, (("Retry-After", "30"),)), Reply(201, {"ok": True})]
+
+    @shop.topics.topic(shop.topic, repeatable=True)
+    async def charge(_):
+        return replies.pop(0)
+
+    await shop.work()
+    record = shop.record(parcel)
+    assert (record.state, record.response, record.last_error) == (State.PENDING, None, f"reply_{status}")
+    shop.world.advance(29 * SECOND)
+    await shop.work()
+    assert len(replies) == 1  # not before the provider wants it
+    shop.world.advance(400 * SECOND)
+    await shop.work()
+    record = shop.record(parcel)
+    assert (record.state, record.response.status) == (State.COMPLETED, 201)
+
+
+async def test_a_reply_that_says_not_now_leaves_what_may_not_be_repeated_in_doubt(shop):  # R103
+    parcel = shop.deferred()
+
+    @shop.topics.topic(shop.topic)
+    async def charge(_):
+        return Reply(502)
+
+    await shop.work()
+    assert shop.record(parcel).state is State.UNKNOWN
+
+
+async def test_a_message_whose_receiver_says_not_now_is_delivered_again(shop):  # R125
+    shop.put(shop.parcel())
+    replies = [Reply(503), Reply(204)]
+
+    @shop.topics.topic(shop.topic)
+    async def tell(_):
+        return replies.pop(0)
+
+    await shop.work()
+    shop.world.advance(400 * SECOND)
+    await shop.work()
+    assert replies == []
+    shop.world.advance(400 * SECOND)
+    assert shop.claim() == ()
+
+
 async def test_what_was_not_sent_is_tried_again_and_not_before_it_was_asked_for(shop):  # H2, retry-after
     parcel = shop.deferred()
     calls = []

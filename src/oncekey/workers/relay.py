@@ -51,6 +51,15 @@ DECLINED: Final = 422
 _MICROS: Final = 1_000_000
 
 
+class ReplyNotFinalError(Exception):
+    """A topic's function returned a `Reply` that says "not now": the attempt failed, and its effect is not known."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(f"reply_{reply.status}")
+        self.status = reply.status
+        self.retry_after = reply.retry_after
+
+
 class Relay:
     """A task that works off the outbox, `concurrency` parcels at a time."""
 
@@ -231,13 +240,20 @@ class Relay:
             order_by=parcel.order_by,
         )
         topic, seconds = self._topics[parcel.topic], limit / _MICROS
-        return await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
+        returned = await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
+        if isinstance(returned, Reply) and not returned.is_final:
+            raise ReplyNotFinalError(returned)
+        return returned
 
     def _failure(self, held: HeldParcel, error: Exception) -> Failed:
         seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_asked(error))
-        return Failed(type(error).__name__, int(seconds * _MICROS), never_sent=self._proven(error))
+        # The class alone: an error's text may quote what a client sent.
+        name = str(error) if isinstance(error, ReplyNotFinalError) else type(error).__name__
+        return Failed(name, int(seconds * _MICROS), never_sent=self._proven(error))
 
     def _proven(self, error: Exception) -> bool:
+        if isinstance(error, ReplyNotFinalError):
+            return error.status in self._policy.not_executed_statuses
         try:
             return isinstance(error, NotExecuted) or self._policy.is_definitely_not_executed(error)
         except Exception:  # noqa: BLE001  (a hook that fails proves nothing)
