@@ -31,8 +31,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "only the plain value, `compat` both; both spellings of one value are one key.",
         "key_format": "`uuid` takes only 8-4-4-4-12 hexadecimal digits, of any UUID version or none; `opaque` takes "
         "any text.",
-        "min_key_length": "Shorter keys are refused with 400; spaces around a quoted key do not count. It guards "
-        "against keys that collide by accident and proves no entropy.",
+        "min_key_length": "Shorter keys are refused with 400; None is 16, and 1 in the `stripe` flavour. Spaces around "
+        "a quoted key do not count. It guards against keys that collide by accident and proves no entropy.",
         "max_key_length": "Longer keys are refused with 400.",
         "methods": "On these methods the header counts; on others it has no effect.",
         "require_key": 'A request without the header gets 400. Per route it is `key="required"` or `key="optional"`.',

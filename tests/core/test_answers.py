@@ -109,6 +109,20 @@ class TestEveryRefusal:
         place = b"https://api.example.com/docs#" + PROBLEMS[code].slug.encode()
         assert value(answer, b"link") == b'<%s>; rel="describedby"; type="text/html"' % place
 
+    # R230: Stripe's clients obey this header before they look at the status
+    @pytest.mark.parametrize("code", Code)
+    def test_the_stripe_flavor_says_whether_to_retry(self, code):
+        said = value(refuse(Refuse(code), Policy(flavor="stripe")), b"stripe-should-retry")
+        assert said == (b"true" if PROBLEMS[code].retryable else b"false")
+        assert values(refuse(Refuse(code), Policy()), b"stripe-should-retry") == []
+
+    # R230: a stored 409 or 5xx is what such a client would send again for ever
+    @pytest.mark.parametrize(("status", "said"), [(201, []), (402, []), (409, [b"false"]), (500, [b"false"])])
+    def test_the_stripe_flavor_stops_retries_of_stored_answers(self, status, said):
+        stored = record(response=StoredResponse(status, (), b"{}"))
+        assert values(replay(Replay(stored, NOW), Policy(flavor="stripe")), b"stripe-should-retry") == said
+        assert values(replay(Replay(stored, NOW), Policy()), b"stripe-should-retry") == []
+
     @pytest.mark.parametrize("code", Code)
     def test_is_not_cached(self, code):
         assert value(refuse(Refuse(code), Policy()), b"cache-control") == b"no-store"

@@ -31,7 +31,7 @@ DEFAULTS = {
     "flavor": Flavor.IETF,
     "header_syntax": HeaderSyntax.COMPAT,
     "key_format": KeyFormat.OPAQUE,
-    "min_key_length": 16,
+    "min_key_length": None,
     "max_key_length": 255,
     "methods": frozenset({"POST", "PATCH"}),
     "require_key": True,
@@ -416,3 +416,10 @@ class TestStrictness:
     def test_stricter_is_always_allowed(self, effects, recovery):
         policy = Policy(on_lease_expired=recovery)
         assert policy.recovery_for(effects) is (recovery or BY_EFFECTS[effects])
+
+
+# R9, R230: Stripe's clients choose keys of any length
+def test_the_stripe_flavor_takes_short_keys_unless_it_is_told_otherwise():
+    assert [Policy().shortest_key, Policy(flavor="stripe").shortest_key] == [16, 1]
+    assert Policy(flavor="stripe", min_key_length=8).shortest_key == 8
+    assert Policy().override(flavor="stripe").shortest_key == 1

@@ -73,6 +73,14 @@ def test_where_waiting_helps():
     assert waiting == {Code.IN_PROGRESS, Code.OUTCOME_UNKNOWN, Code.STORE_UNAVAILABLE, Code.RATE_LIMITED}
 
 
+# R99: a client need not know our codes to know whether sending it again makes sense
+def test_what_a_retry_with_the_same_key_may_change():
+    retryable = {code for code, problem in PROBLEMS.items() if problem.retryable}
+    waiting = {code for code, problem in PROBLEMS.items() if problem.waiting_helps}
+    assert retryable == waiting | {Code.EXECUTION_FAILED}
+    assert all(code not in retryable for code in (Code.KEY_REUSED, Code.KEY_EXPIRED, Code.RESPONSE_NOT_STORED))
+
+
 class TestProblem:
     # R232, RFC 9457 section 3.1
     @pytest.mark.parametrize("code", Code)
@@ -85,7 +93,13 @@ class TestProblem:
             "status": STATUSES[code],
             "detail": PROBLEMS[code].detail,
             "code": code.value,
+            "retryable": PROBLEMS[code].retryable,
         }
+
+    # RFC 9457 section 3.1.5: an occurrence has a URI of its own
+    def test_an_occurrence_has_its_instance(self):
+        said = json.loads(render(Code.KEY_REUSED, 422, Policy(), fault_id="a" * 32).body)
+        assert said["instance"] == f"urn:uuid:{'a' * 32}"
 
     # RFC 9457: the member equals the status that is really sent
     @pytest.mark.parametrize("status", [409, 503])
@@ -120,8 +134,12 @@ class TestProblem:
         assert body["error"] == {
             "type": "idempotency_error",
             "code": "idempotency_key_reused_with_different_payload",
-            "message": PROBLEMS[Code.KEY_REUSED].detail,
+            "message": "Keys for idempotent requests can only be used with the same parameters they were first used "
+            "with. Try using another key if you meant to execute a different request.",
         }
+        busy = json.loads(render(Code.IN_PROGRESS, 409, policy).body)["error"]
+        assert busy["code"] == "idempotency_key_in_use"
+        assert busy["message"].startswith("There is currently another in-progress request using this Idempotent Key")
         kinds = {code: json.loads(render(code, STATUSES[code], policy).body)["error"]["type"] for code in Code}
         assert set(kinds.values()) == {"idempotency_error", "invalid_request_error", "api_error"}
         assert {code for code, kind in kinds.items() if kind == "api_error"} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.choices import InProgress
+from oncekey.core.choices import Flavor, InProgress
 from oncekey.core.headers import field_name, first, http_date, is_printable, target
 from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Refuse, Replay
 from oncekey.core.policy import micros
@@ -21,6 +21,8 @@ _ACCEPTED: Final = 202
 # An answer with one of these has no content, not even content of length 0 (RFC 9110, 8.6).
 _WITHOUT_CONTENT: Final = frozenset({204, 304})
 _NO_STORE: Final = (b"cache-control", b"no-store")
+_CONFLICT: Final = 409
+_FAULTS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ def refuse(
     ]
     if PROBLEMS[code].waiting_helps:
         headers.append((b"retry-after", b"%d" % _wait(refusal, policy)))
+    headers += should_retry(policy, retryable=PROBLEMS[code].retryable)
     if status_url is not None and (status == _ACCEPTED or code is Code.OUTCOME_UNKNOWN):
         headers.append((b"location", target(status_url)))
     return Answer(status, (*headers, *marks(policy, echo=echo, expires_at=None)), page.body)
@@ -73,6 +76,8 @@ def replay(verdict: Replay, policy: Policy, *, echo: bytes | None = None, status
         headers.append(_NO_STORE)
     if stored.status not in _WITHOUT_CONTENT:
         headers.append((b"content-length", b"%d" % len(stored.body)))
+    if stored.status == _CONFLICT or stored.status >= _FAULTS:
+        headers += should_retry(policy, retryable=False)  # a retry can only get it again
     return Answer(stored.status, (*headers, *marked), stored.body)
 
 
@@ -84,6 +89,13 @@ def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> 
     if expires_at is not None:
         added.append((field_name(policy.expires_header), http_date(expires_at)))
     return tuple(added)
+
+
+def should_retry(policy: Policy, *, retryable: bool) -> Headers:
+    """What clients of the Stripe flavour obey before they look at the status, which they retry on 409 and 5xx."""
+    if policy.flavor is not Flavor.STRIPE:
+        return ()
+    return ((b"stripe-should-retry", b"true" if retryable else b"false"),)
 
 
 def retry_after(left: Duration, /, *, running_for: Duration = 0) -> int:

@@ -72,7 +72,7 @@ class Policy:
     # The key
     header_syntax: HeaderSyntax = field(default=HeaderSyntax.COMPAT, metadata=checks.choice(HeaderSyntax))
     key_format: KeyFormat = field(default=KeyFormat.OPAQUE, metadata=checks.choice(KeyFormat))
-    min_key_length: int = field(default=16, metadata=checks.whole(1, 255))
+    min_key_length: int | None = field(default=None, metadata=checks.optional(checks.whole(1, 255)))
     max_key_length: int = field(default=255, metadata=checks.whole(1, 255))
     methods: frozenset[str] = field(
         default=frozenset({"POST", "PATCH"}), metadata=checks.words_of("POST", "PATCH", "PUT", "DELETE")
@@ -172,6 +172,13 @@ class Policy:
                 raise ConfigurationError(agreement.sentence.format(policy=self))
 
     @property
+    def shortest_key(self) -> int:
+        """How many characters a key has at least: 16, but Stripe's clients send whatever they like."""
+        if self.min_key_length is not None:
+            return self.min_key_length
+        return 1 if self.flavor is Flavor.STRIPE else 16
+
+    @property
     def heartbeat(self) -> timedelta:
         """How often a live owner renews: it may miss two beats before it is taken for dead."""
         return self.lease / 3
@@ -209,8 +216,8 @@ class _Agreement:
 
 _TOGETHER: Final = (
     _Agreement(
-        lambda policy: policy.min_key_length <= policy.max_key_length,
-        "min_key_length={policy.min_key_length} is more than max_key_length={policy.max_key_length}: "
+        lambda policy: policy.shortest_key <= policy.max_key_length,
+        "min_key_length={policy.shortest_key} is more than max_key_length={policy.max_key_length}: "
         "no key could be right",
     ),
     _Agreement(

@@ -34,8 +34,13 @@ class Problem:
     fault_code: str
     stripe_type: str
     stripe_status: int | None = None
+    stripe_code: str = ""
+    stripe_message: str = ""
     fault_description: str = ""
     waiting_helps: bool = False
+    """Whether the answer says by `Retry-After` when to ask again."""
+    retryable: bool = False
+    """Whether the same request with the same key may get another answer later."""
 
     def status_in(self, flavor: Flavor) -> int:
         """The status in the chosen flavor."""
@@ -102,6 +107,9 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             # The published wording of the fault envelope is part of its contract (R232).
             fault_description="An Idempotency-Key may not be reused with a different request body.",
             stripe_type=_OURS,
+            # What Stripe's clients and their authors know this refusal by, less the key that Stripe repeats in it.
+            stripe_message="Keys for idempotent requests can only be used with the same parameters they were first "
+            "used with. Try using another key if you meant to execute a different request.",
         ),
         Code.IN_PROGRESS: Problem(
             slug="in-progress",
@@ -111,7 +119,11 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             "Retry-After says, then retry with the same key.",
             fault_code="IDEMPOTENCY_KEY_IN_PROGRESS",
             stripe_type=_OURS,
+            stripe_code="idempotency_key_in_use",
+            stripe_message="There is currently another in-progress request using this Idempotent Key (that probably "
+            "means you submitted twice, and the other request is still going through). Please try again later.",
             waiting_helps=True,
+            retryable=True,
         ),
         Code.OUTCOME_UNKNOWN: Problem(
             slug="outcome-unknown",
@@ -122,6 +134,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             fault_code="IDEMPOTENCY_OUTCOME_UNKNOWN",
             stripe_type=_OURS,
             waiting_helps=True,
+            retryable=True,
         ),
         Code.RESPONSE_NOT_STORED: Problem(
             slug="response-not-stored",
@@ -158,6 +171,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             fault_code="IDEMPOTENCY_STORE_UNAVAILABLE",
             stripe_type=_BROKEN,
             waiting_helps=True,
+            retryable=True,
         ),
         Code.EXECUTION_FAILED: Problem(
             slug="execution-failed",
@@ -166,6 +180,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             detail="The server could not finish the operation. A retry must use the same key.",
             fault_code="IDEMPOTENCY_EXECUTION_FAILED",
             stripe_type=_BROKEN,
+            retryable=True,
         ),
         Code.TIMED_OUT: Problem(
             slug="timed-out",
@@ -184,7 +199,9 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             "Retry-After says, then retry with the same key; keys that are known already are still answered.",
             fault_code="IDEMPOTENCY_RATE_LIMITED",
             stripe_type=_THEIRS,
+            stripe_code="rate_limit",
             waiting_helps=True,
+            retryable=True,
         ),
         Code.REQUEST_TOO_OLD: Problem(
             slug="request-too-old",
@@ -220,27 +237,35 @@ def render(
             return _page(JSON, {"code": code.value})
         # Waiting is no error: a 202 is neither a fault nor a problem, whatever errors look like.
         case ErrorFormat.PROBLEM | ErrorFormat.FAULT if status == _ACCEPTED:
-            return _page(JSON, _members(code, status, policy, says))
+            return _page(JSON, _members(code, status, policy, says, fault_id))
         case ErrorFormat.PROBLEM:
-            return _page(PROBLEM_JSON, _members(code, status, policy, says))
+            return _page(PROBLEM_JSON, _members(code, status, policy, says, fault_id))
         case ErrorFormat.FAULT:
             return _page(JSON, _fault(code, says, fault_id, trace_id))
         case _:
             assert_never(policy.error_format)
 
 
-def _members(code: Code, status: int, policy: Policy, says: str) -> dict[str, object]:
+def _members(code: Code, status: int, policy: Policy, says: str, fault_id: str) -> dict[str, object]:
     problem = PROBLEMS[code]
+    # An occurrence and no other: a client quotes it, and the log line of it has the same.
+    occurrence = {"instance": f"urn:uuid:{fault_id}"} if fault_id else {}
     members: dict[str, object] = {
         "type": type_of(code, policy),
         "title": problem.title,
         "status": status,
         "detail": says,
+        **occurrence,
+        "retryable": problem.retryable,
         "code": code.value,
     }
     if policy.flavor is Flavor.STRIPE:
         # An extension member in the place where clients of that flavor look for their error's type.
-        members["error"] = {"type": problem.stripe_type, "code": code.value, "message": says}
+        members["error"] = {
+            "type": problem.stripe_type,
+            "code": problem.stripe_code or code.value,
+            "message": problem.stripe_message or says,
+        }
     return members
 
 

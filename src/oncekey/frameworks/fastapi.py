@@ -155,9 +155,9 @@ def _parameter(policy: Policy) -> dict[str, Any]:
     quoted = policy.header_syntax is HeaderSyntax.STRICT
     schema: dict[str, Any] = {"type": "string"}
     if quoted:
-        schema["minLength"] = policy.min_key_length + 2
+        schema["minLength"] = policy.shortest_key + 2
     else:
-        schema |= {"minLength": policy.min_key_length, "maxLength": policy.max_key_length}
+        schema |= {"minLength": policy.shortest_key, "maxLength": policy.max_key_length}
     if policy.key_format is KeyFormat.UUID and not quoted:
         schema["format"] = "uuid"
     hours = policy.ttl.total_seconds() / 3600

@@ -53,7 +53,7 @@ def read_key(lines: list[bytes], policy: Policy) -> str | Refuse:
             lines,
             syntax=policy.header_syntax,
             key_format=policy.key_format,
-            min_length=policy.min_key_length,
+            min_length=policy.shortest_key,
             max_length=policy.max_key_length,
         )
     except KeyMalformedError as error:

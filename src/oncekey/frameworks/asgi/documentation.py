@@ -59,7 +59,7 @@ def _page(policy: Policy) -> str:
 request is executed once, and each repeat gets the original answer.</p>
 <pre><code>{policy.key_header}: "8e03978e-40d5-43e8-bc93-6894a57f9324"</code></pre>
 <ul>
-<li>The key: {_FORMAT[policy.key_format]} {policy.min_key_length} to {policy.max_key_length} characters,
+<li>The key: {_FORMAT[policy.key_format]} {policy.shortest_key} to {policy.max_key_length} characters,
 {_SYNTAX[policy.header_syntax]}. No personal data.</li>
 <li>Methods: {", ".join(sorted(policy.methods))}. On others the header has no effect.</li>
 <li>A repeat gets the first answer's status and body for {hours} hours, with
