@@ -392,6 +392,7 @@ class Once:
             return self._blocking
 
     def _admit_all(self, installation: Installation) -> None:
+        installation.inline_calls = lambda: self.resolvers.inline_calls
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:

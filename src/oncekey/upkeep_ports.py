@@ -145,6 +145,9 @@ class Reconcile(Protocol):
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
         """Announced calls by the names that a provider knows, the newest first."""
 
+    def add_call(self, call: Call) -> Flow[bool]:
+        """Remember the call of an INLINE handler, which announces none, as of now. False: it was known."""
+
     def name(self, call: Call, provider_id: str) -> Flow[bool]:
         """Remember the provider's own name of a call, unless it has one."""
 

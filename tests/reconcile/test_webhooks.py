@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 
+from frameworks.shop import new_key
 from harness.asgi import Caller
+from oncekey import INLINE, Once, Operation
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.signatures import sign
-from oncekey.resolvers import Declined, Executed, Sighting
+from oncekey.resolvers import Declined, Executed, Sighting, Undecided
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.tasks import reconciler_of
 from phased.bank import Call, paying
@@ -228,3 +234,78 @@ async def test_a_webhook_makes_a_reconciler(bank):
         process.once.webhook(process.app, "/hooks", secret=SECRET, parse=parse)
         assert process.once.reconciles
         assert isinstance(reconciler_of(process.once), Reconciler)
+
+
+@asynccontextmanager
+async def inline_bank(bank):
+    """A process whose INLINE handler asks the provider, and whose resolver names its call."""
+    once = Once(bank.database.url, migrate=True)
+    app = FastAPI(lifespan=once.lifespan)
+    once.install(app, tenant=lambda _: "acme")
+    once.webhook(app, "/hooks", secret=SECRET, parse=parse, clock=lambda: NOW)
+    process = Serving(once, app)
+
+    @once.resolver("charge_card", call="charge")
+    async def ask(_):
+        return Undecided()
+
+    @app.post("/charges")
+    @once.protect(effects=INLINE, operation="charge_card")
+    async def charge(op: Operation, answer: int) -> JSONResponse:
+        process.keys.append(op.downstream_key("charge"))
+        for happen in process.meanwhile:
+            await happen(process.keys[-1])
+        return JSONResponse({"status": answer}, answer)
+
+    async with once.lifespan(app):
+        yield process
+
+
+@dataclass
+class Serving:
+    once: Once
+    app: FastAPI
+    keys: list[str] = field(default_factory=list)
+    meanwhile: list[Any] = field(default_factory=list)
+
+    async def charge(self, answer):
+        headers = [("Idempotency-Key", new_key())]
+        reply = await Caller(self.app, "POST", f"/charges?answer={answer}", headers=headers).run()
+        (installation,) = self.once._installed.values()
+        assert await installation.drain.wait(10)
+        return reply
+
+
+def event_about(key, kind):
+    return {"id": f"evt_{key}", "type": kind, "charge": {"id": f"ch_{key}", "downstream_key": key}}
+
+
+SAID = {"contradicts": "Kept; the record says otherwise.", "agrees": "Known."}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "verdict"),
+    [
+        (402, "charge.succeeded", "contradicts"),
+        (201, "charge.failed", "contradicts"),
+        (201, "charge.succeeded", "agrees"),
+    ],
+)
+async def test_an_inline_answer_is_compared_with_a_webhook(bank, caplog, answer, kind, verdict):  # R136, U3
+    async with inline_bank(bank) as process:
+        assert (await process.charge(answer)).status == answer
+        reply = await post(process, event_about(process.keys[0], kind))
+        assert (reply.status, reply.json()["detail"]) == (200, SAID[verdict])
+        alarms = [line for line in caplog.messages if "contradicts the record" in line]
+        assert len(alarms) == (verdict == "contradicts")
+    assert [found for _, found in evidence(bank)] == [verdict]
+
+
+async def test_a_word_that_comes_while_an_inline_handler_runs_is_compared_later(bank, caplog):  # U3
+    async with inline_bank(bank) as process:
+        process.meanwhile.append(lambda key: post(process, event_about(key, "charge.succeeded")))
+        await process.charge(402)
+        assert [found for _, found in evidence(bank)] == [None]
+        await reconciler_of(process.once).run_once()
+        assert [line for line in caplog.messages if "contradicts what is stored about 'charge'" in line]
+    assert [found for _, found in evidence(bank)] == ["contradicts"]

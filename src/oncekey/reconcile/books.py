@@ -56,8 +56,10 @@ def read(store: Store, books: Books) -> Flow[list[Expected]]:
         if len(page) < PAGE:
             break
         after = page[-1][0]
+    known = {one.downstream_key for one in found}
     for operation, phase in books.inline.items():
-        found += yield from _inline(store, operation, phase, books)
+        calls = yield from _inline(store, operation, phase, books)
+        found += [one for one in calls if one.downstream_key not in known]
     return found
 
 

@@ -32,6 +32,7 @@ STATEMENTS: tuple[str, ...] = (
     "open_evidence",
     "judge_evidence",
     "find_calls",
+    "add_call",
     "name_call",
     "list_calls",
     "forget_calls",
@@ -120,6 +121,18 @@ class ReconcileStore:
         """Announced calls by the names that a provider knows, the newest first."""
         rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
         return tuple(_call(row) for row in rows)
+
+    def add_call(self, call: Call) -> Flow[bool]:
+        """Remember the call of an INLINE handler, which announces none, as of now. False: it was known."""
+        params: dict[str, Value] = {
+            "incarnation": str(call.incarnation),
+            "phase": call.phase,
+            "downstream_key": call.downstream_key,
+            "scope": call.id.scope,
+            "key": call.id.key,
+            "operation": call.operation,
+        }
+        return bool((yield from self._write("add_call", params)))
 
     def name(self, call: Call, provider_id: str) -> Flow[bool]:
         """Remember the provider's own name of a call, unless it has one."""

@@ -19,6 +19,7 @@ from oncekey.core.errors import StoreError
 from oncekey.core.model import (
     Bypass,
     Code,
+    Completed,
     Deferred,
     Discarded,
     Effects,
@@ -26,10 +27,14 @@ from oncekey.core.model import (
     Proceed,
     Refuse,
     Replay,
+    Retryable,
 )
+from oncekey.core.resolution import Call
+from oncekey.core.seed import downstream_key
 from oncekey.core.settle import Business, Decision
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
+from oncekey.flow import adrive
 from oncekey.frameworks.asgi.admission import admit, guarded
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
@@ -273,6 +278,8 @@ class Exchange:
         told, cancelled = await self._carry_out(decision)
         if self.parcels is not None and self.parcels.used:
             self.installation.wake()
+        if told is None:
+            self._remember_call(decision)
         reply = ours if told is None else told
         if cancelled is not None:
             await shielded(self._conclude_soon(reply, error))
@@ -343,6 +350,22 @@ class Exchange:
             return await self._settling.perform(decision), None
         except asyncio.CancelledError as cancelled:
             return await shielded(self._settling.again(decision)), cancelled
+
+    def _remember_call(self, decision: Decision) -> None:
+        """Let webhooks find the call of an INLINE record that has an answer: they may contradict it.
+
+        After the answer and beside it: a record in doubt is found without it, and what is missed here is an alarm.
+        """
+        assert self.asked is not None
+        assert self.lease is not None
+        claim, desk, run = self.asked.claim, self.engine.store.reconcile, self.engine.driver.run
+        phase = self.installation.inline_calls().get(claim.operation)
+        answered = isinstance(decision.settlement, Completed | Retryable)
+        if desk is None or phase is None or not answered or claim.effects is not Effects.INLINE:
+            return
+        name = downstream_key(claim.seed if self.record is None else self.record.seed, phase)
+        call = Call(claim.id, self.lease.incarnation, claim.operation, phase, name, None, 0)
+        self.installation.drain.errand(lambda: adrive(desk.add_call(call), run), patience=SEND_PATIENCE)
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
         """Send our own answer or the captured one; after an exception the application's error page follows."""

@@ -77,6 +77,8 @@ class Installation:
         self.stopping = False
         self.wake: Callable[[], None] = _nobody
         """Tells the workers of this process, if it has such, that parcels were committed."""
+        self.inline_calls: Callable[[], Mapping[str, str]] = dict
+        """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
         self.interruptible: set[Interruptible] = set()
         self.max_request_bytes = policy.max_request_bytes
         self.methods = policy.methods | self.patterns.methods  # who names a method in a pattern opts it in

@@ -74,6 +74,13 @@ WHERE call.downstream_key = :downstream_key::text OR call.provider_id = :provide
 ORDER BY call.at DESC
 LIMIT 10;
 
+-- name: add_call
+INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
+VALUES (:incarnation::uuid, :phase::text, :downstream_key::text, :scope::text, :key::text, :operation::text,
+        COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+ON CONFLICT DO NOTHING
+RETURNING phase;
+
 -- name: name_call
 UPDATE oncekey.call AS call
 SET provider_id = :provider_id::text

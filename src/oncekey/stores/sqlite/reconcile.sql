@@ -54,6 +54,13 @@ WHERE downstream_key = :downstream_key OR provider_id = :provider_id
 ORDER BY at DESC
 LIMIT 10;
 
+-- name: add_call
+INSERT INTO oncekey_call (incarnation, phase, downstream_key, scope, key, operation, at)
+VALUES (:incarnation, :phase, :downstream_key, :scope, :key, :operation,
+        COALESCE(:now, (SELECT now FROM oncekey_clock)))
+ON CONFLICT DO NOTHING
+RETURNING phase;
+
 -- name: name_call
 UPDATE oncekey_call SET provider_id = :provider_id
 WHERE incarnation = :incarnation AND phase = :phase AND provider_id IS NULL
