@@ -52,6 +52,12 @@ WHY: Final[Mapping[str, str]] = {
 }
 """Why a column is there, where the migration's own comment does not say it. A test fails when one has neither."""
 
+FOREIGN_KEY: Final = """```sql
+ALTER TABLE orders ADD FOREIGN KEY (key_scope, idempotency_key) REFERENCES oncekey.record (scope, key)
+    ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED;
+```"""
+"""A test runs it as it stands."""
+
 CHECKS: Final[Mapping[str, str]] = {
     "effects_known": "no kind of effects that the code does not know",
     "recovery_known": "no recovery that the code does not know",
@@ -100,8 +106,12 @@ def page() -> str:
         "served by this one index. Instants and durations are microseconds; instants are by the store's clock.",
         "## Columns of a record",
         table(("Column", "PostgreSQL", "SQLite", "Null", "Why"), rows),
-        "Your own tables may refer to a record by `(scope, key)`. Do it without a foreign key, or with "
-        "`ON DELETE SET NULL`: records are removed when they have expired, and your rows must not go with them.",
+        "Your own tables may refer to a record by `(scope, key)`, which a handler has as `op.scope` and `op.key`. "
+        "Records are removed when they have expired, and your rows must not go with them: do it without a foreign key, or "
+        "on PostgreSQL with this one, whose two columns may be null. It is deferred, because a LOCAL request writes its "
+        "record last, right before the commit.",
+        FOREIGN_KEY,
+        "On SQLite leave it out: oncekey does not switch the enforcement of foreign keys on.",
         "## Constraints",
         table(("Constraint", "What it keeps out or sees to"), [(f"`{name}`", CHECKS[name]) for name in constraints()]),
         "## PostgreSQL",

@@ -12,7 +12,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.fingerprint import Selection
 from oncekey.core.model import Effects, Record, State, StoredResponse
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, lifetime
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.asgi.enrolment import Enrolment
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
@@ -46,5 +46,6 @@ __all__ = [
     "StoredResponse",
     "SyncOperation",
     "__version__",
+    "lifetime",
     "resumed_as",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import multiprocessing
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
@@ -24,7 +26,7 @@ from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.options import NO_LIFESPAN, NO_TENANT, NO_THREADS, NO_WSGI, SINGLE_TENANT, Options
 from oncekey.resolvers import Resolvers
-from oncekey.starting import check_effects, check_routes, serving
+from oncekey.starting import check_effects, check_routes, serving, warn_of_memory
 from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
 from oncekey.workers.service import Service
@@ -310,6 +312,7 @@ class Once:
         if self._migrate:
             await engine.migrate()
         await engine.check()
+        warn_of_memory(engine, os.environ, multiprocessing.parent_process())
         check_effects(engine, [handler.__oncekey__ for handler in self.enrolled.values()], self.blocking)  # type: ignore[attr-defined]
         limits.check([self.policy, *(handler.__oncekey__.policy for handler in self.enrolled.values())])  # type: ignore[attr-defined]
         # What is wrapped from outside has no routes that we know of.

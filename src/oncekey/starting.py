@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
@@ -10,11 +11,14 @@ from oncekey.core.model import Effects
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi.kept_request import check_sealing
 from oncekey.ports import AsyncShares
+from oncekey.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
+
+log = logging.getLogger("oncekey")
 
 
 def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]) -> None:
@@ -27,6 +31,21 @@ def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking
     for enrolment in sharing:
         if enrolment.completes:
             check_sealing(enrolment.policy.secret)
+
+
+def warn_of_memory(engine: AsyncEngine, environ: Mapping[str, str], parent: object) -> None:
+    """Say that a store in memory protects one process only, and louder where there are several.
+
+    Servers with several processes say so by `WEB_CONCURRENCY`, or start them as children of one.
+    """
+    if not isinstance(engine.store, MemoryStore):
+        return
+    log.warning("oncekey: the store is memory: it forgets every key when this process ends; it is meant for tests")
+    if parent is not None or environ.get("WEB_CONCURRENCY", "1") not in {"", "1"}:
+        log.error(
+            "oncekey: this looks like one process of several, and each has a memory: store of its own: a request that "
+            "is sent twice may be executed twice; use sqlite:///shop.db or postgresql://"
+        )
 
 
 def check_routes(app: Any, installation: Installation, enrolled: Iterable[Callable[..., Any]]) -> None:  # noqa: ANN401

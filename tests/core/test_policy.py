@@ -23,7 +23,7 @@ from oncekey.core.fingerprint import Selection
 from oncekey.core.jcs import BigInts
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Effects, Recovery
-from oncekey.core.policy import Policy, micros, never_proven
+from oncekey.core.policy import Policy, lifetime, micros, never_proven
 from oncekey.core.scope import BindTo
 from oncekey.core.strictness import BY_EFFECTS, STANCES
 
@@ -423,3 +423,17 @@ def test_the_stripe_flavor_takes_short_keys_unless_it_is_told_otherwise():
     assert [Policy().shortest_key, Policy(flavor="stripe").shortest_key] == [16, 1]
     assert Policy(flavor="stripe", min_key_length=8).shortest_key == 8
     assert Policy().override(flavor="stripe").shortest_key == 1
+
+
+# R158: every addend has a name of its own
+def test_a_lifetime_is_what_retries_and_recovery_need():
+    hours = timedelta(hours=1)
+    assert lifetime(retries=12 * hours, recovery=72 * hours) == 84 * hours
+    assert lifetime(retries=12 * hours, recovery=72 * hours, audit=24 * hours) == 108 * hours
+    assert lifetime(retries=timedelta(minutes=5), recovery=timedelta()) == 24 * hours
+    assert Policy(ttl=lifetime(retries=48 * hours, recovery=hours)).ttl == 49 * hours
+
+
+def test_a_lifetime_is_made_of_durations():
+    with pytest.raises(ConfigurationError, match=r"recovery=.* is negative"):
+        lifetime(retries=timedelta(hours=1), recovery=timedelta(seconds=-1))

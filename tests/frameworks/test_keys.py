@@ -544,7 +544,7 @@ async def test_authorisation_comes_before_a_replay() -> None:
     assert (await shop.send("/orders")).replayed
 
 
-async def test_a_tenant_that_nobody_set_is_named_in_the_error() -> None:
+async def test_a_tenant_that_nobody_set_is_named_in_the_error() -> None:  # R30
     # wrong use gives the sentence that fixes it
     shop = Shop(tenant=lambda request: request.state.tenant)
 

@@ -60,6 +60,18 @@ def never_proven(error: BaseException) -> bool:  # noqa: ARG001  (the default of
     return False
 
 
+def lifetime(*, retries: timedelta, recovery: timedelta, audit: timedelta = timedelta()) -> timedelta:
+    """The `ttl` that an API needs: `Policy(ttl=lifetime(retries=..., recovery=...))`.
+
+    `retries` is the longest time over which a client sends again, `recovery` the longest outage that clients wait for,
+    and `audit` what you want to look up besides. Less than a day is rounded up to one, the shortest `ttl` by default.
+    """
+    for name, span in (("retries", retries), ("recovery", recovery), ("audit", audit)):
+        if span < timedelta():
+            raise ConfigurationError(f"{name}={span!r} is negative: give the longest time that you expect")
+    return max(retries + recovery + audit, _DAY)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How keys are read, how long they are kept, and what a duplicate, a crash or an outage means.

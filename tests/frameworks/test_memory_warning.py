@@ -1,0 +1,41 @@
+"""A store in memory says what it is: for tests, and for one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey import Once
+from oncekey.starting import warn_of_memory
+
+MEANT = "it is meant for tests"
+SEVERAL = "may be executed twice"
+
+
+async def test_a_memory_store_says_at_start_up_that_it_is_for_tests(caplog, monkeypatch):  # R60
+    monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
+    async with Once("memory:").lifespan():
+        pass
+    assert [MEANT in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("environ", "parent", "several"),
+    [
+        ({}, None, False),
+        ({"WEB_CONCURRENCY": "1"}, None, False),
+        ({"WEB_CONCURRENCY": "4"}, None, True),
+        ({}, object(), True),
+    ],
+)
+async def test_several_processes_with_a_memory_store_are_an_error_in_the_log(caplog, environ, parent, several):  # R60
+    warn_of_memory(Once("memory:").asynchronous(), environ, parent)
+    assert [any(MEANT in line for line in caplog.messages), any(SEVERAL in line for line in caplog.messages)] == [
+        True,
+        several,
+    ]
+
+
+async def test_a_store_on_disk_says_nothing(caplog, tmp_path):
+    async with Once(f"sqlite:///{tmp_path}/shop.db", migrate=True).lifespan():
+        pass
+    assert caplog.messages == []
