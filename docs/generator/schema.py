@@ -53,7 +53,7 @@ WHY: Final[Mapping[str, str]] = {
 """Why a column is there, where the migration's own comment does not say it. A test fails when one has neither."""
 
 FOREIGN_KEY: Final = """```sql
-ALTER TABLE orders ADD FOREIGN KEY (key_scope, idempotency_key) REFERENCES oncekey.record (scope, key)
+ALTER TABLE orders ADD FOREIGN KEY (key_scope, key_text) REFERENCES oncekey.record (scope, key)
     ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED;
 ```"""
 """A test runs it as it stands."""
@@ -107,9 +107,9 @@ def page() -> str:
         "## Columns of a record",
         table(("Column", "PostgreSQL", "SQLite", "Null", "Why"), rows),
         "Your own tables may refer to a record by `(scope, key)`, which a handler has as `op.scope` and `op.key`. "
-        "Records are removed when they have expired, and your rows must not go with them: do it without a foreign key, or "
-        "on PostgreSQL with this one, whose two columns may be null. It is deferred, because a LOCAL request writes its "
-        "record last, right before the commit.",
+        "Records are removed when they have expired, and your rows must not go with them: do it without a foreign "
+        "key, or on PostgreSQL with this one, whose two columns may be null. It is deferred, because a LOCAL request "
+        "writes its record last, right before the commit.",
         FOREIGN_KEY,
         "On SQLite leave it out: oncekey does not switch the enforcement of foreign keys on.",
         "## Constraints",

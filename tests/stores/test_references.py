@@ -13,7 +13,7 @@ from oncekey.effects import LOCAL
 from oncekey.frameworks.asgi.operation import Operation
 from oncekey.workers.reaper import Reaper
 
-ORDERS = "CREATE TABLE bills (item text, key_scope text, idempotency_key text)"
+ORDERS = "CREATE TABLE bills (item text, key_scope text, key_text text)"
 AGO = "(extract(epoch FROM now()) * 1000000)::bigint - 100 * 86400000000::bigint"
 
 
@@ -44,11 +44,11 @@ async def test_a_row_may_refer_to_its_key_and_outlives_it(shop: RealShop) -> Non
     async with shop.open():
         shop.database.execute(offered())
         assert [(await shop.send()).status for _ in range(2)] == [201, 201]
-        ((scope, key),) = shop.database.execute("SELECT key_scope, idempotency_key FROM bills")
+        ((scope, key),) = shop.database.execute("SELECT key_scope, key_text FROM bills")
         assert shop.database.execute("SELECT scope, key FROM oncekey.record") == [(scope, key)]
         # A hundred days later the reaper takes the key.
         shop.database.execute(f"UPDATE oncekey.record SET created_at = {AGO}, finished_at = {AGO}, expires_at = {AGO}")
         engine = shop.once.asynchronous()
         await Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, shop.once.policy).run_once()
         assert shop.states == []
-        assert shop.database.execute("SELECT item, key_scope, idempotency_key FROM bills") == [("tea", None, None)]
+        assert shop.database.execute("SELECT item, key_scope, key_text FROM bills") == [("tea", None, None)]
