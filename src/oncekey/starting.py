@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi.kept_request import check_sealing
+from oncekey.options import NO_LIFESPAN
 from oncekey.ports import AsyncShares
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.routes import Routed
+
+
+class Installed(Protocol):
+    """What is asked of a `Once` here."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started in this event loop."""
+
+    @property
+    def apps(self) -> tuple[Any, ...]:
+        """The applications that it is installed in."""
 
 
 def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]) -> None:
@@ -29,30 +43,63 @@ def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking
             check_sealing(enrolment.policy.secret)
 
 
-def check_routes(app: Any, installation: Installation, enrolled: Iterable[Callable[..., Any]]) -> None:  # noqa: ANN401
-    """Refuse an application whose routes and enrolments do not fit together."""
-    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+def check_routes(
+    owner: Installed,
+    app: Any,  # noqa: ANN401  (an application of any kind)
+    installation: Installation | None,
+    enrolled: Iterable[Callable[..., Any]],
+) -> None:
+    """Refuse an application whose routes, enrolments and installations do not fit together."""
+    if not hasattr(app, "routes") and not hasattr(app, "app"):
+        return  # what it serves cannot be seen
+    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
 
+    served = list(routes.routed(app))
+    routes.check_owners(served, _is_reached)
+    if installation is None:
+        return
+    routes.check_patterns(app, served, installation)
+    if installation.respond is None:
+        return
+    routes.check_placing(app)
+    if len(owner.apps) == 1:
+        routes.check_handlers(served, enrolled)
+    else:
+        routes.check_handlers([route for one in owner.apps for route in routes.routed(one)], enrolled)
     if hasattr(app, "openapi"):
         from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
-        served = list(fastapi.served(app))
         fastapi.warn_of_late_commits(app)
-    else:
-        served = list(starlette.routed(app.routes))
-    starlette.check(app, served, enrolled)
-    starlette.check_patterns(served, installation)
 
 
-def serving(handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401  (an application)
-    """The application with the route of a handler; the only one there is need not be asked."""
+def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401
+    """Refuse to serve before everything that protects a route of an application was started."""
+    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
+
+    protecting = [route.enrolment.owner for route in routes.routed(app) if route.enrolment is not None]
+    if not all(cast("Installed", one).running for one in (owner, *protecting)):
+        raise ConfigurationError(NO_LIFESPAN)
+
+
+def serving(owner: Installed, handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401
+    """The application whose installation claims for a handler; the only one there is need not be asked."""
     if handler is None or not apps:
         return None
     if len(apps) == 1:
         return apps[0]
-    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
 
     for app in apps:
-        if any(route.endpoint is handler for route in starlette.routed(app.routes)):
+        # Where two installations of one Once are in each other, the inner one claims.
+        if any(route.serves(handler) and route.owners.count(owner) == 1 for route in routes.routed(app)):
             return app
     return None
+
+
+def _is_reached(enrolment: Enrolment, route: Routed) -> bool:
+    """Whether its Once is installed in an application around the one that is looked at."""
+    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
+
+    owner = cast("Installed", enrolment.owner)
+    around = (found for app in owner.apps for found in routes.routed(app))
+    return any(found.endpoint is route.endpoint and owner in found.owners for found in around)

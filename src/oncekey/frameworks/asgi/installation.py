@@ -75,11 +75,12 @@ class Installation:
         self.limits = Limits()
         self.drain = Drain()
         self.stopping = False
+        self.ready: Callable[[], None] = _nobody
+        """Raises, when the application says that it has started, if something that it needs has not."""
         self.wake: Callable[[], None] = _nobody
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.interruptible: set[Interruptible] = set()
         self.max_request_bytes = policy.max_request_bytes
-        self.methods = policy.methods | self.patterns.methods  # who names a method in a pattern opts it in
         self._tenant = tenant
         self._principal = principal
         self._handlers: ThreadPoolExecutor | None = None
@@ -89,7 +90,6 @@ class Installation:
     def admit(self, enrolment: Enrolment) -> None:
         """Make room for an enrolment whose own settings are wider than the installation's."""
         self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
-        self.methods |= enrolment.policy.methods
 
     async def tenant_of(self, scope: Scope) -> str:
         """Whose key it is, as the authenticated request says."""
@@ -146,7 +146,7 @@ class Installation:
 
 
 def _nobody() -> None:
-    """No workers run here."""
+    """Neither workers nor a check."""
 
 
 async def _resolved(resolver: Resolver, scope: Scope) -> str:
