@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.routes import Routed
 
 
 class Installed(Protocol):
@@ -55,7 +54,7 @@ def check_routes(
     from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
 
     served = list(routes.routed(app))
-    routes.check_owners(served, _is_reached)
+    routes.check_owners(served, lambda one: cast("Installed", one).apps)
     if installation is None:
         return
     routes.check_patterns(app, served, installation)
@@ -91,15 +90,7 @@ def serving(owner: Installed, handler: Callable[..., Any] | None, apps: Sequence
 
     for app in apps:
         # Where two installations of one Once are in each other, the inner one claims.
-        if any(route.serves(handler) and route.owners.count(owner) == 1 for route in routes.routed(app)):
+        ours = [route for route in routes.routed(app) if route.serves(handler)]
+        if any(sum(one.engines is owner for one in route.passed) == 1 for route in ours):
             return app
     return None
-
-
-def _is_reached(enrolment: Enrolment, route: Routed) -> bool:
-    """Whether its Once is installed in an application around the one that is looked at."""
-    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
-
-    owner = cast("Installed", enrolment.owner)
-    around = (found for app in owner.apps for found in routes.routed(app))
-    return any(found.endpoint is route.endpoint and owner in found.owners for found in around)

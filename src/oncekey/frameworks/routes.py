@@ -51,17 +51,27 @@ _UNWRAPPED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """An endpoint, where it is served, and whose installations a request passes on its way, from the outside in."""
+    """An endpoint, where it is served, and the installations that a request passes on its way, from the outside in."""
 
     path: str
     methods: frozenset[str]
     endpoint: Callable[..., Any]
-    owners: tuple[object, ...]
+    passed: tuple[Installation, ...]
 
     @property
     def enrolment(self) -> Enrolment | None:
         """How it is protected, below whatever decorators."""
         return next((layer.__oncekey__ for layer in layers(self.endpoint) if hasattr(layer, "__oncekey__")), None)
+
+    def claimed_by(self, owner: object) -> Installation | None:
+        """The installation of a `Once` that claims here: its innermost one."""
+        return next((one for one in reversed(self.passed) if one.engines is owner), None)
+
+    @property
+    def protected(self) -> bool:
+        """Whether an enrolled endpoint meets its own `Once`, installed so that it can answer for the handler."""
+        claiming = None if self.enrolment is None else self.claimed_by(self.enrolment.owner)
+        return claiming is not None and claiming.respond is not None
 
     def serves(self, handler: Callable[..., Any]) -> bool:
         """Whether a handler is called here, below whatever decorators."""
@@ -73,18 +83,18 @@ def routed(app: Any) -> Iterator[Routed]:  # noqa: ANN401  (an application of an
     yield from _walk(app, "", ())
 
 
-def owners_of(app: Any) -> tuple[object, ...]:  # noqa: ANN401
-    """Whose installations are in an application's own middleware."""
+def installations_of(app: Any) -> tuple[Installation, ...]:  # noqa: ANN401
+    """The installations in an application's own middleware."""
     placed = [_installation(one) for one in getattr(app, "user_middleware", ()) if _is_ours(one)]
-    return tuple(installation.engines for installation in placed if installation is not None)
+    return tuple(installation for installation in placed if installation is not None)
 
 
 def check_placing(app: Starlette) -> None:
     """Refuse middleware inside of ours: what it changes would be stored."""
     placed = [_is_ours(middleware) for middleware in app.user_middleware]
-    owners = owners_of(app)
+    owners = {id(installation.engines) for installation in installations_of(app)}
     innermost = True in placed and all(placed[placed.index(True) :])
-    if not innermost or len(set(map(id, owners))) != placed.count(True):
+    if not innermost or len(owners) != placed.count(True):
         raise ConfigurationError(NOT_PLACED)
 
 
@@ -105,11 +115,14 @@ def check_handlers(served: Iterable[Routed], protected: Iterable[Callable[..., A
             raise ConfigurationError(ONLY_SAFE.format(operation=operation, path=places[0].path, methods=named))
 
 
-def check_owners(served: Iterable[Routed], reaches: Callable[[Enrolment, Routed], bool]) -> None:
-    """Refuse a handler whose own `Once` no request meets; `reaches` knows of the applications around this one."""
+def check_owners(served: Iterable[Routed], around: Callable[[object], Iterable[Any]]) -> None:
+    """Refuse a handler whose own `Once` no request meets; `around` names the applications that one is installed in."""
     for route in served:
         enrolment = route.enrolment
-        if enrolment is not None and enrolment.owner not in route.owners and not reaches(enrolment, route):
+        if enrolment is None or route.protected:
+            continue
+        others = (other for app in around(enrolment.owner) for other in routed(app))
+        if not any(other.endpoint is route.endpoint and other.protected for other in others):
             raise ConfigurationError(NOT_INSTALLED.format(operation=enrolment.operation, path=route.path))
 
 
@@ -152,23 +165,23 @@ def _leads(app: Any, method: str, path: str) -> bool:  # noqa: ANN401
     return False
 
 
-def _walk(app: Any, prefix: str, owners: tuple[object, ...]) -> Iterator[Routed]:  # noqa: ANN401
-    app, owners = _unwrapped(app, owners)
-    owners = (*owners, *owners_of(app))
+def _walk(app: Any, prefix: str, passed: tuple[Installation, ...]) -> Iterator[Routed]:  # noqa: ANN401
+    app, passed = _unwrapped(app, passed)
+    passed = (*passed, *installations_of(app))
     for context in _contexts(getattr(app, "routes", None) or ()):
         route = getattr(context, "original_route", context)
         if isinstance(route, Mount | Host):
-            yield from _walk(route.app, prefix + (getattr(context, "path", None) or ""), owners)
+            yield from _walk(route.app, prefix + (getattr(context, "path", None) or ""), passed)
             continue
         path = prefix + (getattr(context, "path_format", None) or getattr(context, "path", None) or "")
         endpoint = getattr(context, "endpoint", None) or getattr(route, "endpoint", None)
         if endpoint is None:
             continue
-        yield Routed(path, frozenset(getattr(context, "methods", None) or ()), endpoint, owners)
+        yield Routed(path, frozenset(getattr(context, "methods", None) or ()), endpoint, passed)
         if inspect.isclass(endpoint):
             for method in ("post", "patch", "put", "delete"):
                 if hasattr(endpoint, method):
-                    yield Routed(path, frozenset({method.upper()}), getattr(endpoint, method), owners)
+                    yield Routed(path, frozenset({method.upper()}), getattr(endpoint, method), passed)
 
 
 def _contexts(routes: Iterable[Any]) -> Iterable[Any]:
@@ -178,15 +191,15 @@ def _contexts(routes: Iterable[Any]) -> Iterable[Any]:
     return found
 
 
-def _unwrapped(app: Any, owners: tuple[object, ...]) -> tuple[Any, tuple[object, ...]]:  # noqa: ANN401
-    """What middleware was put around by hand, and whose installations are in it; `app` is its name by convention."""
+def _unwrapped(app: Any, passed: tuple[Installation, ...]) -> tuple[Any, tuple[Installation, ...]]:  # noqa: ANN401
+    """What middleware was put around by hand, and the installations in it; `app` is its name by convention."""
     for _ in range(_UNWRAPPED):
         if isinstance(app, OncekeyMiddleware):
-            owners = (*owners, app.installation.engines)
+            passed = (*passed, app.installation)
         elif hasattr(app, "routes") or not hasattr(app, "app"):
             break
         app = app.app
-    return app, owners
+    return app, passed
 
 
 def _is_ours(middleware: Middleware) -> bool:

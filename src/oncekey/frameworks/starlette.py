@@ -15,7 +15,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.documentation import documentation, is_served
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.status import status_of
-from oncekey.frameworks.routes import owners_of
+from oncekey.frameworks.routes import installations_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -41,9 +41,10 @@ def place(app: Starlette, installation: Installation) -> None:
     """Put the middleware innermost: what is added later stays outside, and is fresh on every replay."""
     if app.middleware_stack is not None:
         raise ConfigurationError("once.install(app) must come before the application's first request")
-    if installation.engines in owners_of(app):
+    others = installations_of(app)
+    if any(other.engines is installation.engines for other in others):
         raise ConfigurationError("once.install(app) was called twice for one application")
-    taken = {getattr(route, "path", None) for route in app.router.routes} if owners_of(app) else set()
+    taken = {getattr(route, "path", None) for route in app.router.routes} if others else set()
     if installation.status_path is not None and _status_route(installation) in taken:
         raise ConfigurationError(STATUS_TAKEN.format(path=installation.status_path))
     if is_served(installation.policy) and installation.policy.docs_url in taken:
