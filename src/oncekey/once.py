@@ -199,6 +199,7 @@ class Once:
             status_path=None if status is None else status.rstrip("/"),
             enrol=options.get("enrol"),
             respond=starlette.respond,
+            raised=starlette.raised(app),
             keep_headers=options.get("keep_headers", ()),
         )
         self._admit_all(installation)

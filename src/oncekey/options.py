@@ -117,7 +117,7 @@ class Installing(TypedDict, total=False):
     keep_headers: Sequence[str]
 
 
-BY_EFFECTS: Final[Mapping[Effects, type]] = MappingProxyType(
+OFFERED: Final[Mapping[Effects, type]] = MappingProxyType(
     {
         Effects.LOCAL: Options,
         Effects.OUTBOX: Options,

@@ -80,7 +80,7 @@ def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401
         raise ConfigurationError(NO_LIFESPAN)
 
 
-def serving(owner: Installed, handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401
+def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401
     """The application whose installation claims for a handler; the only one there is need not be asked."""
     if handler is None or not apps:
         return None

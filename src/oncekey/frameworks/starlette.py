@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.types import Resolver, Scope
+    from oncekey.frameworks.asgi.types import App, Resolver, Scope
 
 STATUS_TAKEN = (
     "another Once serves {path} of this application already: give this one another place, install(app, status=...), or "
@@ -91,6 +92,20 @@ def respond(answer: Answer) -> Response:
     response = Response(answer.body, status_code=answer.status)
     response.raw_headers = list(answer.headers) or response.raw_headers
     return response
+
+
+def raised(app: Starlette) -> Callable[[Exception], App]:
+    """What answers for an exception by the application's own handlers, where it was raised outside of them."""
+
+    def answering(error: Exception) -> App:
+        async def again(*_: object) -> NoReturn:
+            raise error
+
+        # The handler of everything else is the server's error page, which is outside of us as well.
+        handlers = {kind: one for kind, one in app.exception_handlers.items() if kind not in (500, Exception)}
+        return ExceptionMiddleware(again, handlers=handlers)
+
+    return answering
 
 
 def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.enrolment import Enrolment
-    from oncekey.frameworks.asgi.types import Resolver, Scope
+    from oncekey.frameworks.asgi.types import App, Resolver, Scope
 
 HANDLER_THREADS = 40
 OPENING_THREADS = 16
@@ -63,6 +63,7 @@ class Installation:
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         respond: Callable[[Answer], Any] | None = None,
+        raised: Callable[[Exception], App] | None = None,
         keep_headers: Sequence[str] = (),
     ) -> None:
         self.engines = engines
@@ -70,6 +71,8 @@ class Installation:
         self.status_path = status_path
         self.patterns = Patterns(enrol or {})
         self.respond = respond
+        self.raised = raised
+        """Answers as the application does when one of its handlers raises; it raises what it has no answer to."""
         self.kept_headers = frozenset(map(field_name, keep_headers))
         self.breaker = Breaker()
         self.limits = Limits()

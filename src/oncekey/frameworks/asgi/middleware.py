@@ -88,8 +88,8 @@ class OncekeyMiddleware:
             scope["extensions"] = kept
         token = current.set(exchange)
         try:
-            if enrolment is not None:
-                await self._enter(exchange, enrolment)
+            if enrolment is not None and not await self._enter(exchange, enrolment):
+                return
             if exchange.phase is Phase.ANSWERED:
                 await exchange.send({"type": "http.response.body"})
             else:
@@ -111,11 +111,20 @@ class OncekeyMiddleware:
             current.reset(token)
             await exchange.close()
 
-    @staticmethod
-    async def _enter(exchange: Exchange, enrolment: Enrolment) -> None:
-        """Claim before the application runs: where it starts to execute cannot be seen, so it has from here on."""
-        await exchange.claim(enrolment)
+    async def _enter(self, exchange: Exchange, enrolment: Enrolment) -> bool:
+        """Claim before the application runs: where it starts to execute cannot be seen, so it has from here on.
+
+        What a resolver raises here, outside of the application, is answered as the application would; then: False.
+        """
+        try:
+            await exchange.claim(enrolment)
+        except Exception as error:
+            if self.installation.raised is None or exchange.asked is not None:
+                raise
+            await self.installation.raised(error)(exchange.scope, exchange.receive, exchange.send)
+            return False
         exchange.entered = True
+        return True
 
 
 def route_path(scope: Scope) -> str:
