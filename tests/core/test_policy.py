@@ -2,15 +2,12 @@
 
 import copy
 import dataclasses
-import re
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-import oncekey
 from oncekey.core.choices import (
     ErrorFormat,
     ExpiryMode,
@@ -428,11 +425,3 @@ class TestStrictness:
 def test_a_policy_can_be_copied():
     policy = Policy(lease=30)
     assert copy.copy(policy) == copy.deepcopy(policy) == dataclasses.replace(policy) == policy
-
-
-def test_every_setting_is_read_somewhere():
-    # A setting that nothing reads is a promise that nobody keeps.
-    source = Path(oncekey.__file__).parent
-    code = "\n".join(path.read_text() for path in source.rglob("*.py"))
-    own = (source / "core" / "policy.py").read_text().replace("self.", "policy.")
-    assert [one.name for one in fields(Policy) if not re.search(rf"policy\.{one.name}\b", code + own)] == []
