@@ -9,13 +9,23 @@ from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from starlette.testclient import TestClient
 
 from frameworks.shop import KEY, LedgerOnce, Shop, tenant_of
 from harness.asgi import Caller, call
 from harness.ledger import Ledger
 from harness.served import Served
-from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, ConfigurationError, Once, Operation, Policy
+from oncekey import (
+    INLINE,
+    LOCAL,
+    OUTBOX,
+    PHASED,
+    SINGLE_TENANT,
+    ConfigurationError,
+    Once,
+    Operation,
+    Policy,
+    SchemaError,
+)
 
 HEADERS = {"Idempotency-Key": KEY}
 
@@ -127,6 +137,20 @@ def test_a_tenant_that_is_no_function(tenant: Any) -> None:
     assert "takes a function of the request that returns a text, or, in FastAPI, Depends(...)" in sentence(raised)
 
 
+async def lived(app: Any, said: list[Any] | None = None) -> list[Any]:
+    """What an application says to a server that starts and stops it."""
+    asked, said = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}], [] if said is None else said
+
+    async def receive() -> Any:
+        return asked.pop(0)
+
+    async def send(message: Any) -> None:
+        said.append((message["type"].removeprefix("lifespan."), message.get("message", "")))
+
+    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    return said
+
+
 # ----------------------------------------------------------------------------------------------- when it starts
 
 
@@ -141,32 +165,26 @@ def orders(app: FastAPI, once: Once) -> list[int]:
     return runs
 
 
-def test_a_forgotten_lifespan(tmp_path: Any) -> None:
+async def test_a_forgotten_lifespan(tmp_path: Any) -> None:
     once, app = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), FastAPI()
     once.install(app, tenant=SINGLE_TENANT)
     orders(app, once)
-    with pytest.raises(ConfigurationError) as raised, TestClient(app):
-        pass
+    with pytest.raises(ConfigurationError) as raised:
+        await lived(app)
     assert sentence(raised).startswith("once.lifespan is not running")
     assert "lifespan=once.lifespan, or once.lifespan_with(its_own)" in str(raised.value)
 
 
 async def test_a_forgotten_lifespan_is_told_to_the_server() -> None:
-    shop, said = Shop(), []
-
-    async def receive() -> Any:
-        return {"type": "lifespan.startup"}
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
+    said: list[Any] = []
     with pytest.raises(ConfigurationError):
-        await shop.app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
-    assert [message["type"] for message in said] == ["lifespan.startup.failed"]
-    assert "give the application lifespan=once.lifespan" in said[0]["message"]
+        await lived(Shop().app, said)
+    ((kind, message),) = said
+    assert kind == "startup.failed"
+    assert "give the application lifespan=once.lifespan" in message
 
 
-def test_a_forgotten_lifespan_beside_the_applications_own(tmp_path: Any) -> None:
+async def test_a_forgotten_lifespan_beside_the_applications_own(tmp_path: Any) -> None:
     once, ended = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), []
 
     @asynccontextmanager
@@ -176,13 +194,12 @@ def test_a_forgotten_lifespan_beside_the_applications_own(tmp_path: Any) -> None
 
     app = FastAPI(lifespan=mine)
     once.install(app, tenant=SINGLE_TENANT)
-    with pytest.raises(ConfigurationError, match="lifespan_with"), TestClient(app):
-        pass
+    with pytest.raises(ConfigurationError, match="lifespan_with"):
+        await lived(app)
     served = FastAPI(lifespan=once.lifespan_with(mine))
     once.install(served, tenant=SINGLE_TENANT)
-    with TestClient(served):
-        pass
-    assert "mine" in ended
+    assert [said for said, _ in await lived(served)] == ["startup.complete", "shutdown.complete"]
+    assert ended == ["mine"]
 
 
 async def test_a_lifespan_that_was_forgotten_by_a_test_is_said_at_the_request(tmp_path: Any) -> None:
@@ -198,15 +215,15 @@ async def test_a_lifespan_that_was_forgotten_by_a_test_is_said_at_the_request(tm
     assert runs == [1]
 
 
-def test_a_mounted_applications_forgotten_lifespan(tmp_path: Any) -> None:
+async def test_a_mounted_applications_forgotten_lifespan(tmp_path: Any) -> None:
     outer, inner = (Once(f"sqlite:///{tmp_path / name}.db", migrate=True) for name in ("outer", "inner"))
     app, api = FastAPI(lifespan=outer.lifespan), FastAPI(lifespan=inner.lifespan)  # which no server enters
     outer.install(app, tenant=SINGLE_TENANT)
     inner.install(api, tenant=SINGLE_TENANT)
     orders(api, inner)
     app.mount("/v1", api)
-    with pytest.raises(ConfigurationError, match="mounted in another starts in that one's lifespan"), TestClient(app):
-        pass
+    with pytest.raises(ConfigurationError, match="mounted in another starts in that one's lifespan"):
+        await lived(app)
 
 
 async def test_a_stopped_once_is_not_running() -> None:
@@ -226,20 +243,6 @@ def wrapped(inner: Any, ledger: Ledger, **patterns: Any) -> Any:
     once = LedgerOnce(ledger)
     enrolment = once.by_path(effects=INLINE, operation="orders")
     return once.asgi(inner, tenant=lambda _: "acme", enrol={"POST /orders": enrolment})
-
-
-async def lived(app: Any) -> list[Any]:
-    """What an application says to a server that starts and stops it."""
-    asked, said = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}], []
-
-    async def receive() -> Any:
-        return asked.pop(0)
-
-    async def send(message: Any) -> None:
-        said.append((message["type"].removeprefix("lifespan."), message.get("message", "")))
-
-    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
-    return said
 
 
 async def asserts_http(scope: Any, receive: Any, send: Any) -> None:
@@ -297,18 +300,11 @@ async def test_an_application_that_says_that_it_cannot_stop_is_believed() -> Non
 async def test_a_check_of_ours_that_fails_is_told_to_the_server(tmp_path: Any) -> None:
     once = Once(f"sqlite:///{tmp_path / 'a.db'}")  # nobody made the tables
     said: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "lifespan.startup"}
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    app = once.asgi(asserts_http, tenant=lambda _: "acme", enrol={})
-    with pytest.raises(Exception, match="oncekey migrate up"):
-        await app({"type": "lifespan"}, receive, send)
-    assert [message["type"] for message in said] == ["lifespan.startup.failed"]
-    assert "oncekey migrate up" in said[0]["message"]
+    with pytest.raises(SchemaError, match="oncekey migrate up"):
+        await lived(once.asgi(asserts_http, tenant=lambda _: "acme", enrol={}), said)
+    ((kind, message),) = said
+    assert kind == "startup.failed"
+    assert "oncekey migrate up" in message
 
 
 def test_an_application_behind_asgi_over_a_real_socket(tmp_path: Any) -> None:

@@ -154,6 +154,7 @@ class Exchange:
     async def claim(self, enrolment: Enrolment) -> Verdict:
         """Ask for the right to execute, at the moment that the handler would be called."""
         check_alone()
+        self.passage.claimed = True
         self._enrolment = enrolment
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
@@ -257,7 +258,7 @@ class Exchange:
 
     async def turn_away(self, error: BaseException) -> bool:
         """Answer for a dependency that was to be lent a transaction and found the store down: nothing ran (R110)."""
-        early = self.phase is Phase.OPEN and self.asked is None and not self._begun
+        early = self.phase is Phase.OPEN and not self.passage.claimed and not self._begun
         if not early or self.lent is None or not isinstance(error, StoreError):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)

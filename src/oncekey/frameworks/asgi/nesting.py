@@ -50,10 +50,12 @@ current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=Non
 class Passage:
     """One ASGI scope on its way, as long as it lives: middleware may send it through an application again."""
 
-    __slots__ = ("_intakes",)
+    __slots__ = ("_intakes", "claimed")
 
     def __init__(self) -> None:
         self._intakes: list[Intake] = []
+        self.claimed = False
+        """Whether one of the installations was asked for the right to execute: from then on something may have run."""
 
     def intake(self, receive: Receive, limit: int) -> Intake:
         """What an exchange reads from; what an earlier pass has read from the same place is given once more."""
