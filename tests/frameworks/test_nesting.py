@@ -17,11 +17,15 @@ from frameworks.sqlshop import engine_for
 from harness.asgi import Caller, call
 from harness.ledger import Ledger
 from harness.served import Served
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.frameworks.asgi.operation import Operation
 from oncekey.once import SINGLE_TENANT, Once
+from oncekey.testing.clock import ManualClock
+from oncekey.workers.completer import Completer
+from phased.bank import ClockedOnce
 
 
 def keyed(key: str = KEY, **more: str) -> dict[str, str]:
@@ -344,6 +348,38 @@ async def test_a_lifespan_within_a_lifespan_stops_with_the_outermost() -> None:
     assert (once.running, once.ledger.log) == (False, ["close"])
 
 
+@pytest.mark.parametrize("both", ["one Once", "two Once"])
+async def test_a_completer_goes_on_where_the_request_was_claimed(both: str, tmp_path: Any) -> None:
+    # H7: through the application of that installation, under the path and the root that it had there
+    clock = ManualClock()
+    once = ClockedOnce(f"sqlite:///{tmp_path / 'a.db'}", clock, Policy())
+    around = once if both == "one Once" else ClockedOnce(f"sqlite:///{tmp_path / 'b.db'}", clock, Policy())
+    inner, outer = FastAPI(), FastAPI()
+    around.install(outer, tenant=lambda _: "outer")
+    once.install(inner, tenant=lambda _: "inner")
+    runs: list[str] = []
+
+    @inner.post("/pay")
+    @once.protect(effects=PHASED)
+    async def pay(request: Request, op: Operation) -> str:
+        runs.append(f"{request.scope['root_path']} {op.scope}")
+        await op.phase("noted", lambda _: None)
+        if len(runs) == 1:
+            raise ConnectionResetError
+        return "paid"
+
+    outer.mount("/v1", inner)
+    async with around.lifespan(outer), once.lifespan(inner):
+        assert (await call(outer, "POST", "/v1/pay", headers=keyed())).status == 500
+        clock.advance(6 * SECOND)
+        assert await Completer(once).run_once() == 1
+        assert (await call(outer, "POST", "/v1/pay", headers=keyed())).replayed
+    assert len(runs) == 2
+    assert runs[0] == runs[1]
+    assert runs[0].startswith("/v1 ")
+    assert runs[0].endswith("inner")
+
+
 # ------------------------------------------------------------------------------------------ the right database
 
 
@@ -423,6 +459,26 @@ async def test_sessions_are_on_the_database_of_their_own_once(two_databases: lis
         assert (await connection.execute(text("SELECT count(*) FROM seen"))).scalar_one() == 1
     await ours.dispose()
     await theirs.dispose()
+
+
+async def test_a_store_that_fails_after_the_claim_is_not_answered_as_if_nothing_had_run(postgres_dsn: str) -> None:
+    # R110: the outer one lent a session and never claimed; what ran, ran for the inner one
+    engine = engine_for(postgres_dsn, "asyncpg")
+    lending, shop = Once(engine, migrate=True, policy=Policy(docs_url="/lending")), Shop(install=False)
+    lending.install(shop.app, tenant=SINGLE_TENANT, status=None)
+    shop.once.install(shop.app, tenant=tenant_of)
+
+    @shop.post("/pay", effects=INLINE)
+    async def pay(session: Annotated[Any, Depends(lending.session)]) -> None:
+        shop.runs.append(1)
+        raise StoreUnavailableError("the other database is gone")
+
+    async with lending.lifespan(shop.app), shop.once.lifespan(shop.app):
+        with pytest.raises(StoreUnavailableError):
+            await shop.caller("/pay").run(raising=True)
+        assert (await shop.send("/pay")).code == "idempotency_outcome_unknown"
+    assert (shop.runs, shop.state) == ([1], "unknown")
+    await engine.dispose()
 
 
 # ------------------------------------------------------------------------------------------- the same scope again
