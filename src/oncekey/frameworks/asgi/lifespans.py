@@ -66,6 +66,7 @@ class _Inner:
         self._asked: asyncio.Queue[Message] = asyncio.Queue()
         self._said: asyncio.Queue[Message] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._started = False
 
     async def ask(self, step: str) -> None:
         """Let the application start or stop; one that knows no lifespan is left alone, as a server does."""
@@ -75,12 +76,16 @@ class _Inner:
             return
         self._asked.put_nowait({"type": f"lifespan.{step}"})
         said = asyncio.ensure_future(self._said.get())
-        await asyncio.wait({said, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        if not said.done():
-            said.cancel()
+        try:
+            await asyncio.wait({said, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not said.done():
+                said.cancel()
+        if said.cancelled() or not said.done():
             return
         if said.result()["type"] == f"lifespan.{step}.failed":
             raise LifespanFailedError(said.result().get("message", ""))
+        self._started = True
 
     async def end(self) -> None:
         """Leave no task behind."""
@@ -91,5 +96,8 @@ class _Inner:
     async def _serve(self) -> None:
         try:
             await self._app(self._scope, self._asked.get, self._said.put)
-        except Exception as error:  # noqa: BLE001  (the protocol: whatever is raised here means that there is none)
-            log.info("oncekey: the wrapped application has no lifespan (%s)", type(error).__name__)
+        except Exception as error:  # noqa: BLE001  (the protocol: whatever is raised first means that there is none)
+            if self._started:
+                log.error("oncekey: the lifespan of the wrapped application ended: %s", type(error).__name__)
+            else:
+                log.info("oncekey: the wrapped application has no lifespan (%s)", type(error).__name__)
