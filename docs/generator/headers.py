@@ -75,7 +75,8 @@ def page() -> str:
         "them.",
         "## Request",
         f"### {KEY_HEADER}",
-        f"Counts on {code(*sorted(_DEFAULT.methods))} of enrolled routes. Anywhere else it has no effect.",
+        "Counts on enrolled routes, whatever method they are served by. On `GET`, `HEAD` and `OPTIONS`, and on routes "
+        "that are not enrolled, it has no effect.",
         table(("What", "Rule"), _KEY_RULES),
         "The client makes the key, before the first try: a new random UUID (version 4 or 7) for each new request, and "
         "the same one with every retry of it. No personal data. oncekey never makes a key for a client.",

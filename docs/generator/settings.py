@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, get_overloads
+from typing import Any, Final
 
 from oncekey.core.checks import check_of
 from oncekey.core.choices import On5xx, StoreErrorPolicy
@@ -17,13 +15,10 @@ from oncekey.core.headers import NEVER_KEPT
 from oncekey.core.model import Effects, Recovery
 from oncekey.core.policy import Policy, never_proven
 from oncekey.core.strictness import BY_EFFECTS, STANCES, Stance
-from oncekey.once import Once, Options
+from oncekey.options import OFFERED, Options
 
 from .markdown import code, table, title
 from .markdown import page as put_together
-
-LATER: Final = "Later"
-"""The group of settings that are checked and kept, and that nothing reads yet."""
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "The key": {
@@ -34,7 +29,6 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "min_key_length": "Shorter keys are refused with 400; None is 16, and 1 in the `stripe` flavour. Spaces around "
         "a quoted key do not count. It guards against keys that collide by accident and proves no entropy.",
         "max_key_length": "Longer keys are refused with 400.",
-        "methods": "On these methods the header counts; on others it has no effect.",
         "require_key": 'A request without the header gets 400. Per route it is `key="required"` or `key="optional"`.',
         "pii_check": "What is done about a key that looks like an e-mail address, a telephone or a social security "
         "number: nothing, a line in the log (with the key's digest only), or 400.",
@@ -128,12 +122,6 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "max_spool_bytes": "The largest response that is captured at all; past it a LOCAL handler is rolled back and "
         "an INLINE one is unknown.",
     },
-    LATER: {
-        "lock_timeout": "For LOCAL in one commit: how long a duplicate waits for the first one's lock. Today it does "
-        "not wait.",
-        "on_abandoned": "For OUTBOX: what a call becomes that no worker began before it expired. There is one choice.",
-        "redis": "For a cache in front of the store.",
-    },
 }
 """Groups of settings and a sentence for each. A test fails when a setting is missing here."""
 
@@ -160,7 +148,6 @@ ROUTE_NAMES: Final = {"require_key": "key", "on_in_progress": "in_progress"}
 _CHOICES: Final = {Recovery: "on_lease_expired", On5xx: "on_5xx", StoreErrorPolicy: "on_store_error"}
 _STANCES: Final = {Stance.ALLOWED: "yes", Stance.PROMISED: "with `naturally_idempotent`", Stance.REFUSED: "no"}
 _ALL: Final = (Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE)
-_NAMED: Final = re.compile(r"Effects\.([A-Z]+)")
 _MIB: Final = 1024 * 1024
 
 
@@ -174,8 +161,6 @@ def page() -> str:
     ]
     for group, sentences in GROUPS.items():
         parts.append(f"## {group}")
-        if group == LATER:
-            parts.append("These are checked and kept so that policies need not change. Nothing reads them yet.")
         rows = [
             (
                 f"`{name}`",
@@ -222,13 +207,12 @@ def _strictness() -> list[str]:
 
 def _route_options() -> dict[str, tuple[str, ...]]:
     """The options that `@once.protect` offers, and the effects that have them; none named: all have."""
+    offered = {effects: options.__annotations__ for effects, options in OFFERED.items()}
     found: dict[str, tuple[str, ...]] = dict.fromkeys(Options.__annotations__, ())
-    for overload in get_overloads(Once.protect):
-        parameters = inspect.signature(overload).parameters
-        effects = _NAMED.findall(str(parameters["effects"].annotation))
-        for name, parameter in parameters.items():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "effects":
-                found[name] = (*found.get(name, ()), *effects)
+    for effects in _ALL:
+        for name in offered[effects]:
+            if name not in Options.__annotations__:
+                found[name] = (*found.get(name, ()), effects.name)
     return found
 
 

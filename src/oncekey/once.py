@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import multiprocessing
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
@@ -24,11 +23,24 @@ from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
-from oncekey.options import NO_LIFESPAN, NO_TENANT, NO_THREADS, NO_WSGI, SINGLE_TENANT, Options
+from oncekey.options import (
+    NO_LIFESPAN,
+    NO_THREADS,
+    NO_WSGI,
+    SINGLE_TENANT,
+    STRANGE_ENROLMENT,
+    InlineOptions,
+    Installing,
+    Options,
+    PathOptions,
+    PhasedOptions,
+    check_installing,
+    settings_of,
+)
 from oncekey.resolvers import Resolvers
-from oncekey.starting import check_effects, check_routes, serving, warn_of_memory
+from oncekey.starting import check_effects, check_routes, check_running, serving, warn_of_memory
 from oncekey.topics import Topics
-from oncekey.wire import aconnect, aconnect_sqlalchemy, connect
+from oncekey.wire import aconnect, aconnect_sqlalchemy, check_store, connect
 from oncekey.workers.service import Service
 from oncekey.workers.tasks import tasks_for
 
@@ -37,13 +49,11 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
-    from oncekey.core.choices import On5xx
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.types import App, Resolver
     from oncekey.resolvers import Question, Sighting
 
 F = TypeVar("F", bound=Callable[..., Any])
-log = logging.getLogger("oncekey")
 
 __all__ = ["SINGLE_TENANT", "Once", "Options"]
 
@@ -68,7 +78,8 @@ class Once:
         migrate: bool = False,
         workers: bool = False,
     ) -> None:
-        self.store = store or DEFAULT_STORE
+        self.store = DEFAULT_STORE if store is None else store
+        check_store(self.store)
         self.policy = policy or Policy()
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self.topics = Topics()
@@ -77,7 +88,9 @@ class Once:
         self._migrate = migrate
         self._workers = workers
         self._service: Service | None = None
-        self._started = False
+        self._lender = dependencies.Lender(self)
+        self._running: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        self._lifespans: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._installed: dict[Any, Installation] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
@@ -96,46 +109,27 @@ class Once:
         return self.resolvers.resolver(operation, call=call, answer=answer)
 
     @overload
-    def protect(self, *, effects: Literal[Effects.LOCAL], **options: Unpack[Options]) -> Callable[[F], F]: ...
-
-    @overload
     def protect(
-        self,
-        *,
-        effects: Literal[Effects.INLINE],
-        on_5xx: On5xx | Literal["classify", "retry_fresh", "store"] = ...,
-        is_definitely_not_executed: Callable[[BaseException], bool] = ...,
-        naturally_idempotent: bool = ...,
-        on_store_error: Literal["fail_closed", "fail_open"] = ...,
-        **options: Unpack[Options],
+        self, *, effects: Literal[Effects.LOCAL, Effects.OUTBOX], **options: Unpack[Options]
     ) -> Callable[[F], F]: ...
 
     @overload
-    def protect(
-        self,
-        *,
-        effects: Literal[Effects.PHASED],
-        complete: bool = ...,
-        is_definitely_not_executed: Callable[[BaseException], bool] = ...,
-        call_timeout: timedelta | float = ...,
-        send_window: timedelta | float = ...,
-        max_attempts: int = ...,
-        max_result_bytes: int = ...,
-        **options: Unpack[Options],
-    ) -> Callable[[F], F]: ...
+    def protect(self, *, effects: Literal[Effects.INLINE], **options: Unpack[InlineOptions]) -> Callable[[F], F]: ...
 
     @overload
-    def protect(self, *, effects: Literal[Effects.OUTBOX], **options: Unpack[Options]) -> Callable[[F], F]: ...
+    def protect(self, *, effects: Literal[Effects.PHASED], **options: Unpack[PhasedOptions]) -> Callable[[F], F]: ...
 
     def protect(self, *misused: object, effects: Effects | None = None, **options: Any) -> Callable[[F], F]:
-        """Protect a handler: `@once.protect(effects=LOCAL)`, directly above it and below the route decorator."""
+        """Protect a handler: `@once.protect(effects=LOCAL)`, directly above it and below the route decorator.
+
+        It is the opt-in for every method that the handler is served by and that changes something.
+        """
         if misused or effects not in tuple(Effects):
             raise TypeError(f"@once.protect(effects=...): {WHAT_EFFECTS_MEAN}")
+        options = settings_of(Effects(effects), options)
         key = required(cast("str", options.pop("key", "required")))
         name = options.pop("operation", None)
         extract = options.pop("fingerprint", None)
-        if "in_progress" in options:
-            options["on_in_progress"] = options.pop("in_progress")
         policy = self.policy.override(require_key=key, **options)
 
         def decorate(handler: F) -> F:
@@ -147,6 +141,7 @@ class Once:
                 operation=name or handler.__qualname__,
                 effects=Effects(effects),
                 policy=policy,
+                owner=self,
                 extract=extract,
                 blocking=not inspect.iscoroutinefunction(handler),
             )
@@ -162,11 +157,9 @@ class Once:
 
         return decorate
 
-    def by_path(self, *, effects: Effects, operation: str, **options: Any) -> Enrolment:  # noqa: ANN401
+    def by_path(self, *, effects: Effects, operation: str, **options: Unpack[PathOptions]) -> Enrolment:
         """An enrolment for `install(app, enrol={"POST /legacy": once.by_path(...)})`."""
-        if "in_progress" in options:
-            options["on_in_progress"] = options.pop("in_progress")
-        return enrol(operation, effects, self.policy, **options)
+        return enrol(operation, effects, self.policy, self, **settings_of(effects, options))
 
     # Lending
 
@@ -176,55 +169,50 @@ class Once:
 
         On a LOCAL route what it writes commits with the key; anywhere else it is an ordinary session.
         """
-        return dependencies.session
+        return self._lender.session
 
     @property
     def connection(self) -> Callable[[], Awaitable[Any]]:
         """The same for a connection: on a LOCAL route `op.connection`, on a GET one to read through."""
-        return dependencies.connection
+        return self._lender.connection
 
     # Installing
 
-    def install(
-        self,
-        app: Any,  # noqa: ANN401  (a Starlette or FastAPI application, neither of which we may import)
-        *,
-        tenant: Callable[[Any], Any] | None = None,
-        principal: Callable[[Any], Any] | None = None,
-        status: str | None = "/idempotency-keys",
-        status_dependencies: Sequence[Any] = (),
-        enrol: Mapping[str, Enrolment] | None = None,
-        keep_headers: Sequence[str] = (),
-    ) -> None:
+    def install(self, app: Any, **options: Unpack[Installing]) -> None:  # noqa: ANN401  (nothing we may import)
         """Put the middleware into a Starlette or FastAPI application, with the status resource and OpenAPI.
 
-        `keep_headers` are request headers that a completer needs besides those that describe the body: they are
-        stored with the request of a PHASED handler, so never name one that authenticates.
+        `tenant` and `principal` are functions that are handed the request, or, in FastAPI, `Depends(...)`. `status` is
+        the path of the status resource (`/idempotency-keys`), or None; `status_dependencies` are FastAPI's, to
+        authenticate it. `enrol` enrols by path what cannot be decorated. `keep_headers` are request headers that a
+        completer needs besides those that describe the body: they are stored with the request of a PHASED handler, so
+        never name one that authenticates.
         """
-        if tenant is None:
-            raise ConfigurationError(NO_TENANT)
+        check_installing(options)
         if not hasattr(app, "user_middleware"):
             raise ConfigurationError("once.install takes a Starlette or FastAPI application; wrap others in once.asgi")
+        status, principal = options.get("status", "/idempotency-keys"), options.get("principal")
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
         installation = Installation(
             self,
             self.policy,
-            tenant=starlette.by_request(tenant, "tenant"),
-            principal=None if principal is None else starlette.by_request(principal, "principal"),
+            tenant=starlette.resolver(app, options["tenant"], "tenant"),
+            principal=None if principal is None else starlette.resolver(app, principal, "principal"),
             status_path=None if status is None else status.rstrip("/"),
-            enrol=enrol,
+            enrol=options.get("enrol"),
             respond=starlette.respond,
-            keep_headers=keep_headers,
+            raised=starlette.raised(app),
+            keep_headers=options.get("keep_headers", ()),
         )
         self._admit_all(installation)
+        installation.ready = lambda: check_running(self, app)
         starlette.place(app, installation)
         starlette.add_documentation(app, installation)
         if hasattr(app, "openapi"):
             from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
             if status is not None:
-                fastapi.add_status(app, installation, status_dependencies)
+                fastapi.add_status(app, installation, options.get("status_dependencies", ()))
             fastapi.describe(app)
         elif status is not None:
             starlette.add_status(app, installation)
@@ -267,29 +255,39 @@ class Once:
     def asgi(
         self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None
     ) -> OncekeyMiddleware:
-        """Protect any other ASGI application from outside, by path; resolvers are handed the ASGI scope."""
+        """Protect any other ASGI application from outside, by path; resolvers are handed the ASGI scope.
+
+        It runs `lifespan` itself, around the application's own: a server needs to know of nothing else.
+        """
         installation = Installation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
         self._admit_all(installation)
-        self._installed[app] = installation
-        return OncekeyMiddleware(app, installation)
+        wrapped = OncekeyMiddleware(app, installation, self.lifespan)
+        self._installed[wrapped] = installation
+        return wrapped
 
     # Running
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:  # noqa: ANN401
-        """Check everything before the first request, and let settlements end after the last one."""
-        working: asyncio.Task[None] | None = None
+        """Check everything before the first request, and let settlements end after the last one.
+
+        It may be entered again for a mounted application: the outermost one stops.
+        """
+        loop, working = asyncio.get_running_loop(), None
+        self._lifespans[loop] = self._lifespans.get(loop, 0) + 1
         try:
             await self.start(app)
-            if self._workers:
+            if self._workers and self._lifespans[loop] == 1:
                 working = self._work()
             yield
         finally:
+            self._lifespans[loop] -= 1
             if working is not None and self._service is not None:
                 # Before the drain: what they still do is in flight, too.
                 self._service.stop()
                 await working
-            await self.stop()
+            if not self._lifespans[loop]:
+                await self.stop()
 
     def lifespan_with(
         self, inner: Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -305,7 +303,7 @@ class Once:
 
     async def start(self, app: Any = None) -> None:  # noqa: ANN401
         """The checks of `lifespan`."""
-        self._started = True
+        self._running.add(asyncio.get_running_loop())
         for installation in self._installed.values():
             installation.stopping = False
         engine = self.asynchronous()
@@ -313,11 +311,21 @@ class Once:
             await engine.migrate()
         await engine.check()
         warn_of_memory(engine, os.environ, multiprocessing.parent_process())
-        check_effects(engine, [handler.__oncekey__ for handler in self.enrolled.values()], self.blocking)  # type: ignore[attr-defined]
-        limits.check([self.policy, *(handler.__oncekey__.policy for handler in self.enrolled.values())])  # type: ignore[attr-defined]
-        # What is wrapped from outside has no routes that we know of.
-        if app is not None and app in self._installed and self._installed[app].respond is not None:
-            check_routes(app, self._installed[app], self.enrolled.values())
+        enrolments = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
+        check_effects(engine, enrolments, self.blocking)
+        limits.check([self.policy, *(enrolment.policy for enrolment in enrolments)])
+        if app is not None:
+            check_routes(self, app, self._installed.get(app), self.enrolled.values())
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started in the running event loop, and not stopped yet."""
+        return asyncio.get_running_loop() in self._running
+
+    @property
+    def apps(self) -> tuple[Any, ...]:
+        """The applications that it is installed in."""
+        return tuple(self._installed)
 
     def healthy(self) -> bool:
         """Whether requests reach the store: a process whose own leases run out must not take others for dead."""
@@ -345,6 +353,7 @@ class Once:
 
     async def stop(self) -> None:
         """The end of `lifespan`."""
+        self._running.discard(asyncio.get_running_loop())
         for installation in self._installed.values():
             await installation.stop(DRAIN_SECONDS)
         engine = self._engines.pop(asyncio.get_running_loop(), None)
@@ -359,8 +368,8 @@ class Once:
         loop = asyncio.get_running_loop()
         engine = self._engines.get(loop)
         if engine is None:
-            if not self._started:
-                log.warning("oncekey: %s", NO_LIFESPAN)
+            if not self.running:
+                raise ConfigurationError(NO_LIFESPAN)
             connected = aconnect(self.store) if isinstance(self.store, str) else aconnect_sqlalchemy(self.store)
             engine = self._engines[loop] = connected
         return engine
@@ -383,7 +392,7 @@ class Once:
     def app_of(self, operation: str) -> App | None:
         """The application that serves an operation: where there are several, the one with its route."""
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
-        return cast("App | None", serving(self.enrolled.get(operation), routed))
+        return cast("App | None", serving(self, self.enrolled.get(operation), routed))
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
@@ -399,4 +408,6 @@ class Once:
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:
+            if enrolment.owner is not self:
+                raise ConfigurationError(STRANGE_ENROLMENT.format(operation=enrolment.operation))
             installation.admit(enrolment)

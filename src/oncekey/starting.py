@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi.kept_request import check_sealing
+from oncekey.options import NO_LIFESPAN
 from oncekey.ports import AsyncShares
 from oncekey.stores.memory import MemoryStore
 
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
 
 log = logging.getLogger("oncekey")
+
+
+class Installed(Protocol):
+    """What is asked of a `Once` here."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started in this event loop."""
+
+    @property
+    def apps(self) -> tuple[Any, ...]:
+        """The applications that it is installed in."""
 
 
 def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]) -> None:
@@ -48,30 +61,55 @@ def warn_of_memory(engine: AsyncEngine, environ: Mapping[str, str], parent: obje
         )
 
 
-def check_routes(app: Any, installation: Installation, enrolled: Iterable[Callable[..., Any]]) -> None:  # noqa: ANN401
-    """Refuse an application whose routes and enrolments do not fit together."""
-    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+def check_routes(
+    owner: Installed,
+    app: Any,  # noqa: ANN401  (an application of any kind)
+    installation: Installation | None,
+    enrolled: Iterable[Callable[..., Any]],
+) -> None:
+    """Refuse an application whose routes, enrolments and installations do not fit together."""
+    if not hasattr(app, "routes") and not hasattr(app, "app"):
+        return  # what it serves cannot be seen
+    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
 
+    served = list(routes.routed(app))
+    routes.check_owners(served, lambda one: cast("Installed", one).apps)
+    if installation is None:
+        return
+    routes.check_patterns(app, served, installation)
+    if installation.respond is None:
+        return
+    routes.check_placing(app)
+    if len(owner.apps) == 1:
+        routes.check_handlers(served, enrolled)
+    else:
+        routes.check_handlers([route for one in owner.apps for route in routes.routed(one)], enrolled)
     if hasattr(app, "openapi"):
         from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
-        served = list(fastapi.served(app))
         fastapi.warn_of_late_commits(app)
-    else:
-        served = list(starlette.routed(app.routes))
-    starlette.check(app, served, enrolled)
-    starlette.check_patterns(served, installation)
 
 
-def serving(handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401  (an application)
-    """The application with the route of a handler; the only one there is need not be asked."""
+def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401
+    """Refuse to serve before everything that protects a route of an application was started."""
+    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
+
+    protecting = [route.enrolment.owner for route in routes.routed(app) if route.enrolment is not None]
+    if not all(cast("Installed", one).running for one in (owner, *protecting)):
+        raise ConfigurationError(NO_LIFESPAN)
+
+
+def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401
+    """The application whose installation claims for a handler; the only one there is need not be asked."""
     if handler is None or not apps:
         return None
     if len(apps) == 1:
         return apps[0]
-    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
 
     for app in apps:
-        if any(route.endpoint is handler for route in starlette.routed(app.routes)):
+        # Where two installations of one Once are in each other, the inner one claims.
+        ours = [route for route in routes.routed(app) if route.serves(handler)]
+        if any(sum(one.engines is owner for one in route.passed) == 1 for route in ours):
             return app
     return None

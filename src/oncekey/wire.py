@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 FORMS: Final = "memory:, sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
 NO_ENGINE: Final = "a store is a URL or a SQLAlchemy engine made by create_async_engine(...)"
+ENGINES: Final = "sqlite+aiosqlite or postgresql+asyncpg or postgresql+psycopg"
 POOL_SIZE: Final = 10
 
 _SQLITE: Final = {"sqlite": None, "sqlite+pysqlite3": "pysqlite3"}
@@ -58,6 +59,14 @@ class Address:
     place: str = ""
     package: str | None = None
     pool_size: int = POOL_SIZE
+
+
+def check_store(store: str | SqlalchemyEngine) -> None:
+    """Find a mistake in what `Once` was given when it is made."""
+    if isinstance(store, str):
+        understand(store)
+    else:
+        _check_engine(store)
 
 
 def connect(url: str, *, clock: Callable[[], Instant] | None = None) -> Engine:
@@ -96,13 +105,19 @@ def aconnect(url: str, *, clock: Callable[[], Instant] | None = None) -> AsyncEn
 
 def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Callable[[], Instant] | None = None) -> AsyncEngine:
     """An engine for asyncio on the application's own SQLAlchemy engine, which stays the application's."""
+    _check_engine(engine)
+    driver = _driver("sqlalchemy", needs=("sqlalchemy",), extra="sqlalchemy").SqlalchemyDriver(engine)
+    store = SqliteStore(clock=clock) if engine.dialect.name == "sqlite" else PostgresStore(clock=clock)
+    return AsyncEngine(store, driver)
+
+
+def _check_engine(engine: SqlalchemyEngine) -> None:
     # Looked at by its class's name, so that SQLAlchemy is imported only by those who have it.
     ours = any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(engine).__mro__)
     if not ours or not hasattr(engine, "sync_engine"):
         raise ConfigurationError(NO_ENGINE)
-    driver = _driver("sqlalchemy", needs=("sqlalchemy",), extra="sqlalchemy").SqlalchemyDriver(engine)
-    store = SqliteStore(clock=clock) if engine.dialect.name == "sqlite" else PostgresStore(clock=clock)
-    return AsyncEngine(store, driver)
+    if engine.dialect.name not in ("sqlite", "postgresql"):
+        raise ConfigurationError(f"there is no store for {engine.dialect.name}: make the engine for {ENGINES}")
 
 
 def within(connection: Any, *, clock: Callable[[], Instant] | None = None) -> Engine:  # noqa: ANN401  (any of many)

@@ -96,6 +96,29 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
             Send("/invoices", 201, headers=_as("token-of-bob"), has={"for": "bob"}),
         ),
     ),
+    "docs/howto/tenant-scope.md:depending.py": (
+        (),
+        (
+            Send("/invoices", 401),
+            Send("/invoices", 201, headers=_as("token-of-acme"), has={"for": "acme"}),
+            Send("/invoices", 201, headers=_as("token-of-acme"), has={"for": "acme"}, replayed=True),
+            Send("/invoices", 201, headers=_as("token-of-bolt"), has={"for": "bolt"}),
+            Send(f"/idempotency-keys/{KEY['Idempotency-Key']}", 401, method="GET"),
+            Send(f"/idempotency-keys/{KEY['Idempotency-Key']}", 200, headers=_as("token-of-bolt"), method="GET"),
+        ),
+    ),
+    "docs/howto/several-applications.md:mounted.py": (
+        (),
+        (
+            Send("/v1/cards", 401),
+            Send("/v1/cards", 201, headers=_as("token-a"), has={"of": "acme"}),
+            Send("/v1/cards", 201, headers=_as("token-b"), has={"of": "bolt"}),
+            Send("/v1/cards", 201, headers=_as("token-a"), has={"of": "acme"}, replayed=True),
+            Send("/reindex", 201, has={"of": "operators"}),
+            Send(f"/v1/idempotency-keys/{KEY['Idempotency-Key']}", 200, headers=_as("token-a"), method="GET"),
+            Send(f"/idempotency-keys/{KEY['Idempotency-Key']}", 200, method="GET", has={"operation": "reindex"}),
+        ),
+    ),
     "docs/howto/def-handlers.md:blocking.py": (
         ("CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)",),
         (
@@ -198,10 +221,24 @@ def _prepare(module: ModuleType, statements: Sequence[str]) -> None:
 
 
 @asynccontextmanager
+async def _served(app: Any) -> AsyncIterator[None]:
+    """What a server says to an application before the first request and after the last."""
+    asked: asyncio.Queue[Any] = asyncio.Queue()
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    living = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, asked.get, said.put))
+    for step in ("startup", "shutdown"):
+        await asked.put({"type": f"lifespan.{step}"})
+        assert (await said.get())["type"] == f"lifespan.{step}.complete"
+        if step == "startup":
+            yield
+    await living
+
+
+@asynccontextmanager
 async def _running(module: ModuleType) -> AsyncIterator[httpx.AsyncClient]:
     """The program between its start and its stop, with an authentication before it that always says `acme`."""
     app = module.app
-    lifespan = app.router.lifespan_context(app) if hasattr(app, "router") else module.lifespan(app)
+    lifespan = app.router.lifespan_context(app) if hasattr(app, "router") else _served(app)
 
     async def authenticated(scope: Any, receive: Any, send: Any) -> None:
         scope["state"] = {"tenant": "acme"}

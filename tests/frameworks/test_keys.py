@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from frameworks.shop import KEY, Shop, new_key
 from oncekey.core.choices import PiiCheck
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.fingerprint import Selection
 from oncekey.core.policy import Policy
 from oncekey.core.scope import BindTo
@@ -144,12 +145,11 @@ async def test_other_methods_need_no_key_and_a_key_has_no_effect(method: str, ke
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_a_protected_handler_under_another_method_runs_as_if_we_were_not_there(effects: Any, method: str) -> None:
-    # R14, C27: PUT and DELETE are opted in by `methods`, not by a header
+async def test_a_protected_handler_under_a_safe_method_runs_as_if_we_were_not_there(effects: Any) -> None:
+    # R14
     shop = Shop()
 
-    @shop.app.api_route("/orders", methods=[method, "POST"])
+    @shop.app.api_route("/orders", methods=["GET", "POST"])
     @shop.once.protect(effects=effects)
     async def both(op: Operation) -> str:
         shop.runs.append(op.key)
@@ -157,43 +157,46 @@ async def test_a_protected_handler_under_another_method_runs_as_if_we_were_not_t
             op.connection.add("row")
         return "done"
 
-    replies = [await shop.send("/orders", method=method) for _ in range(2)]
+    replies = [await shop.send("/orders", method="GET") for _ in range(2)]
     assert [(reply.status, reply.header("idempotency-key")) for reply in replies] == [(200, None), (200, None)]
-    assert (await shop.send("/orders", method=method, key=None)).status == 200
+    assert (await shop.send("/orders", method="GET", key=None)).status == 200
     assert (shop.runs, shop.ledger.records) == ([None] * 3, [])
     assert len(shop.ledger.rows) == (3 if effects is LOCAL else 0)
     assert (await shop.send("/orders")).status == 200
     assert len(shop.ledger.records) == 1
 
 
-async def test_patch_takes_a_key() -> None:
-    # R15
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+@pytest.mark.parametrize("method", ["PATCH", "PUT", "DELETE"])
+async def test_protecting_a_handler_opts_in_whatever_method_it_is_served_by(effects: Any, method: str) -> None:
+    # R15, C27: the decorator is the opt-in; a header alone is none
     shop = Shop()
 
-    @shop.app.patch("/orders/7")
-    @shop.once.protect(effects=INLINE)
-    async def change() -> int:
-        shop.runs.append(1)
+    @shop.app.api_route("/orders/7", methods=[method])
+    @shop.once.protect(effects=effects)
+    async def change(op: Operation) -> int:
+        shop.runs.append(op.key)
         return len(shop.runs)
 
-    replies = [await shop.send("/orders/7", method="PATCH") for _ in range(2)]
+    await shop.once.start(shop.app)
+    replies = [await shop.send("/orders/7", method=method) for _ in range(2)]
     assert [(reply.body, reply.replayed) for reply in replies] == [(b"1", False), (b"1", True)]
-    assert (await shop.send("/orders/7", method="PATCH", key=None)).status == 400
+    assert (await shop.send("/orders/7", method=method, key=None)).code == "idempotency_key_missing"
+    assert (await shop.send("/orders/7", {"other": 1}, method=method)).status == 422
+    assert shop.runs == [KEY]
 
 
-async def test_put_and_delete_can_be_opted_in() -> None:
-    # C27
-    shop = Shop(policy=Policy(methods=frozenset({"POST", "PATCH", "PUT"})))
+@pytest.mark.parametrize("methods", [["GET"], ["GET", "OPTIONS"]])
+async def test_protecting_what_is_only_read_is_refused_at_start_up(methods: list[str]) -> None:
+    # R14: a protection that can never protect is a mistake
+    shop = Shop()
 
-    @shop.app.put("/orders/7")
-    @shop.once.protect(effects=INLINE)
-    async def replace() -> int:
-        shop.runs.append(1)
-        return len(shop.runs)
+    @shop.app.api_route("/orders", methods=methods)
+    @shop.once.protect(effects=INLINE, operation="list_orders")
+    async def listing() -> None: ...
 
-    replies = [await shop.send("/orders/7", method="PUT") for _ in range(2)]
-    assert [reply.replayed for reply in replies] == [False, True]
-    assert (await shop.send("/orders/7", method="PUT", key=None)).status == 400
+    with pytest.raises(ConfigurationError, match=r"list_orders is served at /orders by GET.* only, where a key has no"):
+        await shop.once.start(shop.app)
 
 
 async def test_a_route_that_is_not_enrolled_passes_untouched() -> None:

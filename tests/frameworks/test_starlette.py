@@ -22,7 +22,6 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.once import Once
 
 
 def starlette_shop(**shopping: Any) -> Shop:
@@ -156,17 +155,20 @@ async def test_an_http_exception_of_starlette() -> None:
     assert (first.status, again.body, again.replayed, shop.ledger.rows) == (402, first.body, True, [])
 
 
-async def test_websockets_and_the_lifespan_pass() -> None:
-    shop = starlette_shop()
-    seen: list[str] = []
+async def test_websockets_pass() -> None:
+    outer, inner = starlette_shop(), starlette_shop()
+    seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["type"])
+        seen.append((scope["type"], scope["path"], receive, send))
 
-    protected = shop.once.asgi(app, tenant=lambda _: "acme", enrol={})
-    for kind in ("websocket", "lifespan"):
-        await protected({"type": kind, "path": "/", "headers": [(b"idempotency-key", b"x")]}, None, None)  # type: ignore[arg-type]
-    assert seen == ["websocket", "lifespan"]
+    inner.app.router.routes.append(Mount("/ws", app=app))
+    outer.app.mount("/v1", inner.app)
+    protected = outer.once.asgi(outer.app, tenant=lambda _: "acme", enrol={})
+    scope = {"type": "websocket", "path": "/v1/ws/x", "headers": [(b"idempotency-key", b"x")], "subprotocols": []}
+    await protected(scope, "receive", "send")  # type: ignore[arg-type]
+    ((kind, path, receive, _),) = seen
+    assert (kind, path, receive) == ("websocket", "/v1/ws/x", "receive")
 
 
 # ------------------------------------------------------------------------------------------ by path, from outside
@@ -349,16 +351,3 @@ def test_settings_of_a_path_are_checked_too() -> None:
         once.by_path(effects=INLINE, operation="x", leese=3)
     with pytest.raises(ConfigurationError, match="set naturally_idempotent=True"):
         once.by_path(effects=INLINE, operation="x", on_5xx="retry_fresh")
-
-
-async def test_a_forgotten_lifespan_is_told_of_at_the_first_use(tmp_path, caplog):
-    once = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True)
-    once.asynchronous()
-    once.asynchronous()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "lifespan=once.lifespan" in caplog.text
-    caplog.clear()
-    await once.stop()
-    async with once.lifespan():
-        once.asynchronous()
-    assert caplog.records == []

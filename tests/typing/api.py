@@ -9,12 +9,23 @@ import sqlite3
 from datetime import timedelta
 from typing import Any, assert_type
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request
 
-from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.once import SINGLE_TENANT, Once
+from oncekey import (
+    INLINE,
+    LOCAL,
+    OUTBOX,
+    PHASED,
+    SINGLE_TENANT,
+    Enrolment,
+    Once,
+    Operation,
+    Policy,
+    Rejected,
+    Reply,
+    Sighting,
+    SyncOperation,
+)
 from oncekey.testing import operation, sync_operation
 
 app = FastAPI()
@@ -174,4 +185,60 @@ async def stored_phased() -> None: ...
 async def hooked_outbox() -> None: ...
 
 
+@once.protect(effects=OUTBOX, complete=False)  # error: call-overload
+async def completed_outbox() -> None: ...
+
+
+# What is installed, and by path.
+
+
+def tenant_of(request: Request) -> str:
+    return request.url.path
+
+
+async def slow_tenant_of(request: Request) -> str:
+    return request.url.path
+
+
+def number_of(request: Request) -> int:
+    return 7
+
+
+by_path = once.by_path(effects=INLINE, operation="old", key="optional", not_executed_statuses={401}, lease=30)
+assert_type(by_path, Enrolment)
+once.by_path(effects=INLINE, operation="old", leese=3)  # error: call-arg
+once.by_path(effects=INLINE, operation="old", lease="long")  # error: arg-type
+once.by_path(effects=INLINE, operation="old", complete=False)  # error: call-arg
+
+once.install(app, tenant=tenant_of, principal=slow_tenant_of, status=None, enrol={"POST /old": by_path})
+once.install(app, tenant=Depends(tenant_of), status_dependencies=[Depends(tenant_of)], keep_headers=["x-region"])
 once.install(app, tennant=SINGLE_TENANT)  # error: call-arg
+once.install(app)  # error: call-arg
+once.install(app, tenant=number_of)  # error: arg-type
+once.install(app, tenant=tenant_of, status=7)  # error: arg-type
+once.install(app, tenant=tenant_of, enrol={"POST /old": "old"})  # error: dict-item
+
+
+# A provider's no carries what it said.
+
+
+def declined(no: Rejected[dict[str, str]]) -> str:
+    assert_type(no.value, dict[str, str])
+    return no.value["code"]
+
+
+assert_type(Rejected({"code": "expired"}), Rejected[dict[str, str]])
+assert_type(Rejected(), Rejected[None])
+declined(Rejected(7))  # error: arg-type
+declined(Rejected({"code": "expired"}))
+
+
+async def told() -> None:
+    try:
+        await charged("key")
+    except Rejected as no:
+        assert_type(no.value, Any)
+
+
+assert_type(Reply(201, {"id": 7}).status, int)
+Sighting("charged")  # error: arg-type

@@ -210,18 +210,6 @@ def _listed(names: frozenset[bytes]) -> str:
     return ", ".join(sorted(name.decode("ascii") for name in names))
 
 
-def words_of(*allowed: str) -> Rule:
-    """A set of upper-case words, at least one of them."""
-
-    def convert(value: object) -> frozenset[str]:
-        words = frozenset(word.upper() for word in _strings(value))
-        if not words or not words <= frozenset(allowed):
-            raise ValueError
-        return words
-
-    return _rule(f"one or more of {', '.join(allowed)}", convert)
-
-
 def statuses(at_least: int, at_most: int) -> Rule:
     """A set of status codes, possibly empty."""
     number = check_of(whole(at_least, at_most))

@@ -49,24 +49,6 @@ class OnExpired(StrEnum):
     GONE = "gone"
 
 
-class OnAbandoned(StrEnum):
-    """What becomes of deferred work that nobody began before it expired.
-
-    There is one way only: the handler of a deferred request never runs again (O2), so it cannot be retryable.
-    """
-
-    FAILED_TIMEOUT = "failed_timeout"
-
-
-class RedisUse(StrEnum):
-    """What Redis may do in front of the store; it is never the authority (C21)."""
-
-    OFF = "off"
-    REPLAY_CACHE = "replay_cache"
-    LOCK_HINT = "lock_hint"
-    BOTH = "both"
-
-
 class ErrorFormat(StrEnum):
     """The shape of the bodies of our own refusals (C9)."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
 
 class OncekeyError(Exception):
     """Everything that oncekey raises."""
@@ -74,9 +78,17 @@ class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler make
         self.retry_after = retry_after
 
 
-class Rejected(OncekeyError):  # noqa: N818  (the provider's statement, not a fault)
+class Rejected(OncekeyError, Generic[T]):  # noqa: N818  (the provider's statement, not a fault)
     """The provider's final no to this call. Its `value` is stored, and a resumed handler hears the same (H2)."""
 
-    def __init__(self, value: object = None) -> None:
+    value: T
+
+    @overload
+    def __init__(self: Rejected[None]) -> None: ...
+
+    @overload
+    def __init__(self, value: T) -> None: ...
+
+    def __init__(self, value: Any = None) -> None:
         super().__init__("the provider's answer is final: no")
         self.value = value

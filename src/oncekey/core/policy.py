@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from oncekey.core import checks
 from oncekey.core.choices import (
@@ -15,10 +15,8 @@ from oncekey.core.choices import (
     Flavor,
     InProgress,
     On5xx,
-    OnAbandoned,
     OnExpired,
     PiiCheck,
-    RedisUse,
     StoreErrorPolicy,
 )
 from oncekey.core.errors import ConfigurationError
@@ -36,11 +34,9 @@ __all__ = [
     "Flavor",
     "InProgress",
     "On5xx",
-    "OnAbandoned",
     "OnExpired",
     "PiiCheck",
     "Policy",
-    "RedisUse",
     "StoreErrorPolicy",
     "micros",
     "never_proven",
@@ -86,9 +82,6 @@ class Policy:
     key_format: KeyFormat = field(default=KeyFormat.OPAQUE, metadata=checks.choice(KeyFormat))
     min_key_length: int | None = field(default=None, metadata=checks.optional(checks.whole(1, 255)))
     max_key_length: int = field(default=255, metadata=checks.whole(1, 255))
-    methods: frozenset[str] = field(
-        default=frozenset({"POST", "PATCH"}), metadata=checks.words_of("POST", "PATCH", "PUT", "DELETE")
-    )
     require_key: bool = field(default=True, metadata=checks.flag())
     pii_check: PiiCheck = field(default=PiiCheck.WARN, metadata=checks.choice(PiiCheck))
     max_request_age: timedelta | None = field(default=None, metadata=checks.optional(checks.span()))
@@ -105,7 +98,6 @@ class Policy:
     # What a duplicate hears
     on_in_progress: InProgress = field(default=InProgress.CONFLICT, metadata=checks.choice(InProgress))
     wait_max: timedelta = field(default=timedelta(seconds=10), metadata=checks.span())
-    lock_timeout: timedelta = field(default=timedelta(seconds=2), metadata=checks.span())
     on_unknown: int = field(default=409, metadata=checks.one_of(409, 202, 503))
 
     # What a crash, an error or an outage means
@@ -133,7 +125,6 @@ class Policy:
     allow_short_ttl: bool = field(default=False, metadata=checks.flag())
     expiry_mode: ExpiryMode = field(default=ExpiryMode.HARD, metadata=checks.choice(ExpiryMode))
     on_expired: OnExpired = field(default=OnExpired.NEW, metadata=checks.choice(OnExpired))
-    on_abandoned: OnAbandoned = field(default=OnAbandoned.FAILED_TIMEOUT, metadata=checks.choice(OnAbandoned))
     abandoned_status: int = field(default=408, metadata=checks.one_of(408, 410))
     tombstone_ttl: timedelta = field(default=_DAY, metadata=checks.span())
 
@@ -147,7 +138,6 @@ class Policy:
     outbox_max_attempts: int = field(default=10, metadata=checks.whole(1))
     outbox_lease: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
     complete_interval: timedelta = field(default=timedelta(seconds=5), metadata=checks.span())
-    redis: RedisUse = field(default=RedisUse.OFF, metadata=checks.choice(RedisUse))
     audit: bool = field(default=True, metadata=checks.flag())
     audit_ttl: timedelta = field(default=timedelta(days=90), metadata=checks.span())
 
@@ -174,6 +164,11 @@ class Policy:
     max_response_bytes: int = field(default=_MIB, metadata=checks.whole(0))
     max_spool_bytes: int = field(default=64 * _MIB, metadata=checks.whole(0))
 
+    def __new__(cls, **given: object) -> Self:
+        """Name a setting that there is none of, before Python would without a word of what was meant."""
+        _check_names(given, cls)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = checks.check_of(setting.metadata)(setting.name, getattr(self, setting.name))
@@ -197,10 +192,7 @@ class Policy:
 
     def override(self, **changes: object) -> Policy:
         """This policy with some settings changed; the result is checked as a whole."""
-        known = [setting.name for setting in fields(self)]
-        for name in changes:
-            if name not in known:
-                raise ConfigurationError(_unknown_setting(name, known))
+        _check_names(changes, type(self))
         return replace(self, **cast("dict[str, Any]", changes))
 
     def recovery_for(self, effects: Effects) -> Recovery:
@@ -263,6 +255,9 @@ _TOGETHER: Final = (
 )
 
 
-def _unknown_setting(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"{name} is not a setting; the closest one is {close[0]}"
+def _check_names(given: Iterable[str], policy: type[Policy]) -> None:
+    known = [setting.name for setting in fields(policy)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ConfigurationError(f"{name} is not a setting; the closest one is {close[0]}")

@@ -13,7 +13,9 @@ from oncekey.core.choices import ErrorFormat, InProgress
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
 from oncekey.core.problems import PROBLEMS
-from oncekey.frameworks.starlette import Routed, routed, status_endpoint
+from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.frameworks.routes import routed
+from oncekey.frameworks.starlette import status_endpoint
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -48,34 +50,19 @@ def add_status(app: FastAPI, installation: Installation, dependencies: Sequence[
     )
 
 
-def served(app: FastAPI) -> Iterator[Routed]:
-    """Every endpoint with its full path: routers are included by reference, so a route alone knows only its own."""
-    contexts = getattr(routing, "iter_route_contexts", None)
-    if contexts is None:
-        yield from routed(app.routes)
-        return
-    for context in contexts(app.routes):
-        path = getattr(context, "path_format", None)
-        endpoint = getattr(context, "endpoint", None)
-        if path is None or endpoint is None:
-            yield from routed([getattr(context, "original_route", context)])
-        else:
-            yield Routed(path, frozenset(getattr(context, "methods", None) or ()), endpoint)
-
-
 def describe(app: FastAPI) -> None:
     """Wrap `app.openapi`, late and repeatable: routes may still be added after the installation."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = original()
-        for route in served(app):
+        for route in routed(app):
             enrolment: Enrolment | None = getattr(route.endpoint, "__oncekey__", None)
             for method in route.methods:
                 about = schema.get("paths", {}).get(route.path, {}).get(method.lower())
                 if enrolment is None or about is None or "x-oncekey" in about:
                     continue
-                if method in enrolment.policy.methods:
+                if method not in SAFE:
                     _describe(about, enrolment)
         return schema
 

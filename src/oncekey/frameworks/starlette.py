@@ -1,56 +1,65 @@
-"""Starlette: where the middleware goes, the status resource, and the checks that find a mistake at start-up."""
+"""Starlette: where the middleware goes, the status resource, and resolvers that are handed its requests."""
 
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.documentation import documentation, is_served
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.status import status_of
+from oncekey.frameworks.routes import installations_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from oncekey.core.answers import Answer
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.types import Resolver, Scope
+    from oncekey.frameworks.asgi.types import App, Resolver, Scope
 
-log = logging.getLogger("oncekey")
+STATUS_TAKEN = (
+    "another Once serves {path} of this application already: give this one another place, install(app, status=...), or "
+    "none, status=None"
+)
+DOCS_TAKEN = "another Once serves {path} of this application already: give this one its own page, Policy(docs_url=...)"
+
+NO_RESOLVER = (
+    "once.install(app, {what}=...) takes a function of the request that returns a text, or, in FastAPI, Depends(...)"
+)
 
 Tenant = Callable[[Request], "str | Awaitable[str]"]
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """An endpoint and where it is served."""
-
-    path: str
-    methods: frozenset[str]
-    endpoint: Callable[..., Any]
 
 
 def place(app: Starlette, installation: Installation) -> None:
     """Put the middleware innermost: what is added later stays outside, and is fresh on every replay."""
     if app.middleware_stack is not None:
         raise ConfigurationError("once.install(app) must come before the application's first request")
-    if any(_is_ours(middleware) for middleware in app.user_middleware):
+    others = installations_of(app)
+    if any(other.engines is installation.engines for other in others):
         raise ConfigurationError("once.install(app) was called twice for one application")
+    taken = {getattr(route, "path", None) for route in app.router.routes} if others else set()
+    if installation.status_path is not None and _status_route(installation) in taken:
+        raise ConfigurationError(STATUS_TAKEN.format(path=installation.status_path))
+    if is_served(installation.policy) and installation.policy.docs_url in taken:
+        raise ConfigurationError(DOCS_TAKEN.format(path=installation.policy.docs_url))
     app.user_middleware.append(Middleware(OncekeyMiddleware, installation=installation))
 
 
 def add_status(app: Starlette, installation: Installation) -> None:
     """Serve the status resource."""
-    app.router.routes.append(Route(f"{installation.status_path}/{{key:path}}", status_endpoint(installation)))
+    app.router.routes.append(Route(_status_route(installation), status_endpoint(installation)))
+
+
+def _status_route(installation: Installation) -> str:
+    return f"{installation.status_path}/{{key:path}}"
 
 
 def add_route(app: Starlette, path: str, endpoint: Callable[..., Any]) -> None:
@@ -85,6 +94,31 @@ def respond(answer: Answer) -> Response:
     return response
 
 
+def raised(app: Starlette) -> Callable[[Exception], App]:
+    """What answers for an exception by the application's own handlers, where it was raised outside of them."""
+
+    def answering(error: Exception) -> App:
+        async def again(*_: object) -> NoReturn:
+            raise error
+
+        # The handler of everything else is the server's error page, which is outside of us as well.
+        handlers = {kind: one for kind, one in app.exception_handlers.items() if kind not in (500, Exception)}
+        return ExceptionMiddleware(again, handlers=handlers)
+
+    return answering
+
+
+def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)
+    """What names the tenant or the principal of a scope: a function of the request, or a dependency of FastAPI."""
+    if callable(given):
+        return by_request(given, what)
+    if hasattr(app, "openapi") and hasattr(given, "dependency"):
+        from oncekey.frameworks.depending import by_dependency  # noqa: PLC0415  (an optional package)
+
+        return by_dependency(app, given, what)
+    raise ConfigurationError(NO_RESOLVER.format(what=what))
+
+
 def by_request(resolver: Tenant, what: str) -> Resolver:
     """A resolver that takes the framework's request; one that finds nothing is named in the error."""
 
@@ -99,64 +133,3 @@ def by_request(resolver: Tenant, what: str) -> Resolver:
             ) from error
 
     return resolve
-
-
-def routed(routes: Iterable[Any], prefix: str = "") -> Iterator[Routed]:
-    """Every endpoint that the application serves, with mounts followed."""
-    for route in routes:
-        if isinstance(route, Mount):
-            yield from routed(route.routes, prefix + route.path)
-        elif getattr(route, "endpoint", None) is not None:
-            endpoint = route.endpoint
-            methods = frozenset(getattr(route, "methods", None) or ())
-            yield Routed(prefix + route.path, methods, endpoint)
-            if inspect.isclass(endpoint):
-                for method in ("post", "patch", "put", "delete"):
-                    if hasattr(endpoint, method):
-                        yield Routed(prefix + route.path, frozenset({method.upper()}), getattr(endpoint, method))
-
-
-def check(app: Starlette, served: Iterable[Routed], protected: Iterable[Callable[..., Any]]) -> None:
-    """Refuse to start with a protection that does not protect."""
-    placed = [_is_ours(middleware) for middleware in app.user_middleware]
-    if placed.count(True) != 1 or not placed[-1]:
-        raise ConfigurationError(
-            "the middleware of oncekey must be there once and innermost: call once.install(app) and use "
-            "app.add_middleware for everything else"
-        )
-    layers = {id(layer) for route in served for layer in _layers(route.endpoint)}
-    for handler in protected:
-        if id(handler) in layers:
-            continue
-        if id(inspect.unwrap(handler)) in layers:
-            raise ConfigurationError(
-                f"{handler.__qualname__} is served without its protection: put @once.protect(...) directly above "
-                "the function and below the route decorator"
-            )
-        log.warning("oncekey: %s is protected, but no route serves it", handler.__qualname__)
-
-
-def check_patterns(served: Iterable[Routed], installation: Installation) -> None:
-    """Refuse a handler that would meet its own claim."""
-    for route in served:
-        enrolment = getattr(route.endpoint, "__oncekey__", None)
-        if enrolment is None:
-            continue
-        for method in route.methods:
-            if installation.patterns.find(method, route.path) is not None:
-                raise ConfigurationError(
-                    f"{method} {route.path} is enrolled twice, by its path and by @once.protect: leave one of them out"
-                )
-
-
-def _layers(endpoint: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """The endpoint and what its decorators wrapped, from the outside in."""
-    layer: Callable[..., Any] | None = endpoint
-    while layer is not None:
-        yield layer
-        layer = getattr(layer, "__wrapped__", None)
-
-
-def _is_ours(middleware: Middleware) -> bool:
-    factory: object = middleware.cls
-    return factory is OncekeyMiddleware

@@ -24,6 +24,11 @@ def operation_parameter(handler: Callable[..., Any], *, blocking: bool) -> str |
     wanted, other = (SyncOperation, Operation) if blocking else (Operation, SyncOperation)
     names = getattr(inspect.unwrap(handler), "__globals__", {})
     for parameter in inspect.signature(handler).parameters.values():
+        if parameter.name == "op" and parameter.annotation is parameter.empty:
+            raise ConfigurationError(
+                f"{handler.__qualname__} has a parameter op without an annotation, which the framework would take for "
+                f"one of the request's: write op: {wanted.__name__}"
+            )
         kinds = list(_kinds(parameter.annotation, names))
         if other in kinds:
             word = "def" if blocking else "async def"

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncekey.frameworks.asgi.exchange import current
 from oncekey.frameworks.asgi.lending import Lending, lend
+from oncekey.frameworks.asgi.nesting import request_of
 
-NO_REQUEST = "once.session and once.connection are for requests of an application with once.install(app)"
-
-
-async def session() -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
-    """The session of this request."""
-    return await _lending().session()
+NO_REQUEST = "once.session and once.connection are for requests of an application with once.install(app) of that Once"
 
 
-async def connection() -> Any:  # noqa: ANN401  (whatever the driver's users know)
-    """The connection of this request."""
-    return await _lending().connection()
+class Lender:
+    """The dependencies of one `Once`: they lend on its own database, whatever other installations are there."""
 
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
 
-def _lending() -> Lending:
-    request = current.get()
-    if request is None:
-        raise RuntimeError(NO_REQUEST)
-    return lend(request)
+    async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
+        """The session of this request."""
+        return await self._lending().session()
+
+    async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
+        """The connection of this request."""
+        return await self._lending().connection()
+
+    def _lending(self) -> Lending:
+        request = request_of(self._owner)
+        if request is None:
+            raise RuntimeError(NO_REQUEST)
+        return lend(request)

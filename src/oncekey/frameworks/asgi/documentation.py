@@ -10,6 +10,7 @@ from oncekey.core.choices import InProgress
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code
 from oncekey.core.problems import PROBLEMS
+from oncekey.frameworks.asgi.enrolment import SAFE
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -61,7 +62,7 @@ request is executed once, and each repeat gets the original answer.</p>
 <ul>
 <li>The key: {_FORMAT[policy.key_format]} {policy.shortest_key} to {policy.max_key_length} characters,
 {_SYNTAX[policy.header_syntax]}. No personal data.</li>
-<li>Methods: {", ".join(sorted(policy.methods))}. On others the header has no effect.</li>
+<li>On {", ".join(sorted(SAFE - {"TRACE"}))} the header has no effect.</li>
 <li>A repeat gets the first answer's status and body for {hours} hours, with
 <code>{escape(policy.replayed_header)}: true</code>; <code>{escape(policy.expires_header)}</code> says until when.</li>
 <li>A repeat while the first request runs gets {_IN_FLIGHT[policy.on_in_progress]}.</li>

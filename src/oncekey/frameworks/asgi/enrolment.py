@@ -22,10 +22,15 @@ WHAT_EFFECTS_MEAN = (
     "outside call later) or effects=INLINE (it talks to the outside directly, so a crash means an unknown outcome)"
 )
 
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""Methods that change nothing: a decorated handler takes no key there, and a key has no effect (R14)."""
+
 NEEDS_KEY = (
     "{operation}: effects={effects} is gone on with by its key, so every request needs one; "
     "say key='required', or use effects=LOCAL"
 )
+
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Enrolment:
     operation: str
     effects: Effects
     policy: Policy
+    owner: object = field(repr=False)
+    """The `Once` that protects it: a request is claimed by the innermost installation of that one."""
     extract: Callable[[Request], Mapping[str, object] | bytes] | None = None
     """Chooses what the fingerprint is made of, where the body as a whole is not it (R39)."""
     blocking: bool = False
@@ -59,14 +66,16 @@ class Enrolment:
         return self.effects is Effects.PHASED and self.policy.complete
 
 
-def enrol(operation: str, effects: Effects, policy: Policy, *, key: str = "required", **options: object) -> Enrolment:
+def enrol(
+    operation: str, effects: Effects, policy: Policy, owner: object, *, key: str = "required", **options: object
+) -> Enrolment:
     """An enrolment for code that cannot be decorated; `options` are settings of the policy."""
     if effects is not Effects.INLINE:
         raise ConfigurationError(
             f"{operation}: a handler that is enrolled by its path is handed no transaction, so its effects can only "
             "be INLINE; decorate it with @once.protect to use another kind"
         )
-    return Enrolment(operation, effects, policy.override(require_key=required(key), **options))
+    return Enrolment(operation, effects, policy.override(require_key=required(key), **options), owner)
 
 
 def required(key: str) -> bool:
@@ -80,6 +89,7 @@ def required(key: str) -> bool:
 class Pattern:
     """A method and a path template, such as `POST /legacy/{id}`."""
 
+    text: str
     method: str
     template: re.Pattern[str]
 
@@ -89,7 +99,12 @@ class Pattern:
         method, _, path = text.partition(" ")
         if not method.isupper() or not path.startswith("/"):
             raise ConfigurationError(f"{text!r} is no enrolment pattern: write it as 'POST /path/{{name}}'")
-        return cls(method, _template(path))
+        return cls(text, method, _template(path))
+
+    @property
+    def sample(self) -> str:
+        """A path that it matches: one that a route with converters is likely to take."""
+        return _PARAMETER.sub("1", self.text.partition(" ")[2])
 
     def matches(self, method: str, path: str) -> bool:
         """Whether a request is meant."""
@@ -101,7 +116,11 @@ class Patterns:
 
     def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
         self._patterns = tuple((Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
-        self.methods = frozenset(pattern.method for pattern, _ in self._patterns)
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """What was enrolled."""
+        return tuple(pattern for pattern, _ in self._patterns)
 
     def __iter__(self) -> Iterator[Enrolment]:
         return iter([enrolment for _, enrolment in self._patterns])
@@ -116,7 +135,7 @@ class Patterns:
 
 @lru_cache(maxsize=256)
 def _template(path: str) -> re.Pattern[str]:
-    parts = re.split(r"\{(\w+)(:path)?\}", path)
+    parts = _PARAMETER.split(path)
     pattern = "".join(
         re.escape(part or "") if index % 3 == 0 else ("" if index % 3 == 2 else _segment(parts[index + 1]))  # noqa: PLR2004
         for index, part in enumerate(parts)

@@ -1,7 +1,6 @@
 """The seam between middleware and route: one exchange per keyed, state-changing request.
 
-It is found through a context variable, because that reaches every kind of endpoint, child tasks and threads; it
-is mutable and shared, so nothing has to travel outwards through the context.
+It is mutable and shared, so nothing has to travel outwards through the context that it is found by.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -42,8 +40,8 @@ from oncekey.frameworks.asgi.deciding import decided
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.entrance import Entrance
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
-from oncekey.frameworks.asgi.intake import Intake
 from oncekey.frameworks.asgi.lending import take_back
+from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, passage_of
 from oncekey.frameworks.asgi.one_commit import OneCommit
 from oncekey.frameworks.asgi.places import Phase, UnsettledError, Visit
 from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
@@ -94,7 +92,9 @@ class Exchange:
         "kept",
         "lease",
         "lent",
+        "outer",
         "parcels",
+        "passage",
         "phase",
         "record",
         "rolled_back",
@@ -106,6 +106,8 @@ class Exchange:
     ) -> None:
         self.installation = installation
         self.scope = scope
+        self.passage = passage_of(scope)
+        self.outer = enclosing(self.passage)
         self.phase = Phase.OPEN
         self.error: BaseException | None = None
         self.entered = False
@@ -122,7 +124,7 @@ class Exchange:
         self._lines = lines
         self._root_path: str = scope.get("root_path", "")  # a mount changes it in place
         self._send = send
-        self._intake = Intake(receive, installation.max_request_bytes)
+        self._intake = self.passage.intake(receive, installation.max_request_bytes)
         self._enrolment: Enrolment | None = None
         self._engine: AsyncEngine | None = None
         self._capture: Capture | None = None
@@ -156,8 +158,8 @@ class Exchange:
 
     async def claim(self, enrolment: Enrolment) -> Verdict:
         """Ask for the right to execute, at the moment that the handler would be called."""
-        if self.phase is not Phase.OPEN:
-            raise RuntimeError("a protected handler was called by another one: one request is one operation")
+        check_alone()
+        self.passage.claimed = True
         self._enrolment = enrolment
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
@@ -261,7 +263,7 @@ class Exchange:
 
     async def turn_away(self, error: BaseException) -> bool:
         """Answer for a dependency that was to be lent a transaction and found the store down: nothing ran (R110)."""
-        early = self.phase is Phase.OPEN and self.asked is None and not self._begun
+        early = self.phase is Phase.OPEN and not self.passage.claimed and not self._begun
         if not early or self.lent is None or not isinstance(error, StoreError):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
@@ -414,9 +416,6 @@ class Exchange:
     @property
     def _status_url(self) -> str | None:
         return None if self.asked is None else self.installation.status_url(self._root_path, self.asked.key)
-
-
-current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=None)
 
 
 def _is_last(message: Message) -> bool:

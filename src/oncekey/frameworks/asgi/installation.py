@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.enrolment import Enrolment
-    from oncekey.frameworks.asgi.types import Resolver, Scope
+    from oncekey.frameworks.asgi.types import App, Resolver, Scope
 
 HANDLER_THREADS = 40
 OPENING_THREADS = 16
@@ -63,6 +63,7 @@ class Installation:
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         respond: Callable[[Answer], Any] | None = None,
+        raised: Callable[[Exception], App] | None = None,
         keep_headers: Sequence[str] = (),
     ) -> None:
         self.engines = engines
@@ -70,18 +71,21 @@ class Installation:
         self.status_path = status_path
         self.patterns = Patterns(enrol or {})
         self.respond = respond
+        self.raised = raised
+        """Answers as the application does when one of its handlers raises; it raises what it has no answer to."""
         self.kept_headers = frozenset(map(field_name, keep_headers))
         self.breaker = Breaker()
         self.limits = Limits()
         self.drain = Drain()
         self.stopping = False
+        self.ready: Callable[[], None] = _nobody
+        """Raises, when the application says that it has started, if something that it needs has not."""
         self.wake: Callable[[], None] = _nobody
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
         self.interruptible: set[Interruptible] = set()
         self.max_request_bytes = policy.max_request_bytes
-        self.methods = policy.methods | self.patterns.methods  # who names a method in a pattern opts it in
         self._tenant = tenant
         self._principal = principal
         self._handlers: ThreadPoolExecutor | None = None
@@ -91,7 +95,6 @@ class Installation:
     def admit(self, enrolment: Enrolment) -> None:
         """Make room for an enrolment whose own settings are wider than the installation's."""
         self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
-        self.methods |= enrolment.policy.methods
 
     async def tenant_of(self, scope: Scope) -> str:
         """Whose key it is, as the authenticated request says."""
@@ -148,7 +151,7 @@ class Installation:
 
 
 def _nobody() -> None:
-    """No workers run here."""
+    """Neither workers nor a check."""
 
 
 async def _resolved(resolver: Resolver, scope: Scope) -> str:

@@ -38,7 +38,7 @@ class Intake:
         "_too_large",
     )
 
-    def __init__(self, receive: Receive, limit: int) -> None:
+    def __init__(self, receive: Receive, limit: int, *, again: Intake | None = None) -> None:
         self._receive = receive
         self._limit = limit
         self._chunks: list[bytes] = []
@@ -49,6 +49,13 @@ class Intake:
         self._hold = False
         self._left: Message | None = None
         self._released: asyncio.Event | None = None
+        if again is not None:
+            self._repeat(again)
+
+    @property
+    def source(self) -> Receive:
+        """Where it reads from."""
+        return self._receive
 
     async def receive(self) -> Message:
         """The next message for the application."""
@@ -86,6 +93,19 @@ class Intake:
         self._hold = False
         if self._released is not None:
             self._released.set()
+
+    def _repeat(self, again: Intake) -> None:
+        """A server gives each part of a body once: what an earlier pass has read comes from there."""
+        self._left = again._left
+        self._too_large = again._too_large
+        if not again._chunks and not again._complete:
+            return
+        chunks = again._chunks or [b""]
+        for number, chunk in enumerate(chunks, 1):
+            more = number < len(chunks) or not again._complete
+            message: Message = {"type": "http.request", "body": chunk, "more_body": more}
+            self._keep(message)
+            self._queued.append(message)
 
     def _keep(self, message: Message) -> None:
         chunk = message.get("body", b"")

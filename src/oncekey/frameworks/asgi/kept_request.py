@@ -89,8 +89,8 @@ def check_sealing(secret: bytes | None) -> None:
 def _cipher(secret: bytes) -> Any:  # noqa: ANN401  (cryptography's, which is optional)
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415  (an optional package)
-    except ImportError as error:
-        raise ConfigurationError(NEEDS_CRYPTOGRAPHY) from error
+    except ImportError:
+        raise ConfigurationError(NEEDS_CRYPTOGRAPHY) from None
     return AESGCM(blake2b(_PURPOSE + secret, digest_size=32).digest())
 
 

@@ -7,11 +7,12 @@ join later. Everywhere else it is an ordinary session, or a transaction to read 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.frameworks.asgi.nesting import endpoint_of
 from oncekey.frameworks.asgi.shield import shielded
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.ports import AsyncFlushes, AsyncSessions
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.types import Scope
     from oncekey.ports import AsyncOpenTransaction, SessionTransaction
 
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 NO_SESSIONS = (
     "once.session needs a SQLAlchemy engine: make it Once(create_async_engine(...)), or depend on once.connection"
 )
@@ -108,8 +108,9 @@ class Lending:
             await self._session.close()
 
     def _is_local(self) -> bool:
-        enrolment = _enrolment(self._scope)
-        if enrolment is None or not enrolment.transactional:
+        enrolment: Enrolment | None = getattr(endpoint_of(self._scope), "__oncekey__", None)
+        # What another Once protects commits on that one's database, and not with what is lent here.
+        if enrolment is None or not enrolment.transactional or enrolment.owner is not self._installation.engines:
             return False
         if enrolment.blocking:
             raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))
@@ -157,11 +158,3 @@ async def take_back(request: Borrower) -> None:
     except asyncio.CancelledError:
         await shielded(request.lent.take_back())
         raise
-
-
-def _enrolment(scope: Scope) -> Enrolment | None:
-    """The enrolment of the endpoint that was routed to; a class answers by its methods."""
-    endpoint = scope.get("endpoint")
-    if inspect.isclass(endpoint):
-        endpoint = getattr(endpoint, scope["method"].lower(), None)
-    return getattr(endpoint, "__oncekey__", None)

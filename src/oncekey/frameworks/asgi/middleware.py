@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from oncekey.core.answers import refuse
 from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
 from oncekey.core.model import Code, Refuse
 from oncekey.frameworks.asgi.delivery import send_answer
-from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit, current
+from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit
 from oncekey.frameworks.asgi.intake import ClientLeftError
 from oncekey.frameworks.asgi.lending import take_back
+from oncekey.frameworks.asgi.lifespans import around, checked
+from oncekey.frameworks.asgi.nesting import current, enclosing, passage_of
 
 if TYPE_CHECKING:
     from oncekey.frameworks.asgi.enrolment import Enrolment
@@ -29,29 +34,46 @@ class IncompleteError(Exception):
 class OncekeyMiddleware:
     """Captures the answers of keyed requests, settles them, and only then sends them."""
 
-    def __init__(self, app: App, installation: Installation) -> None:
+    def __init__(
+        self,
+        app: App,
+        installation: Installation,
+        lifespan: Callable[[object], AbstractAsyncContextManager[None]] | None = None,
+    ) -> None:
         self.app = app
         self.installation = installation
+        self._lifespan = lifespan
+        """Run around the application's own, if it is given: what `once.asgi` wraps need not know of it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or "oncekey" in scope:
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        enrolment = self.installation.patterns.find(scope["method"], scope["path"])
-        # On other methods a key has no effect, whatever it looks like (R14).
-        keyed = scope["method"] in self.installation.methods
+        enrolment = self.installation.patterns.find(scope["method"], route_path(scope))
+        # On safe methods a key has no effect, whatever it looks like, unless a pattern names them (R14).
+        keyed = enrolment is not None or scope["method"] not in SAFE
         lines = [bytes(value) for name, value in scope["headers"] if name == KEY_FIELD] if keyed else []
         if not lines:
             await self._visit(scope, receive, send, enrolment)
             return
         await self._exchange(Exchange(self.installation, scope, receive, send, lines), enrolment)
 
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._lifespan is None:
+            await checked(self.app, scope, receive, send, self.installation.ready)
+        else:
+            await around(self._lifespan(self), self.app, scope, receive, send)
+
     async def _visit(self, scope: Scope, receive: Receive, send: Send, enrolment: Enrolment | None) -> None:
         if enrolment is not None and enrolment.policy.require_key:
             await send_answer(send, refuse(Refuse(Code.KEY_MISSING), enrolment.policy))
             return
-        visit = Visit(self.installation, scope)
+        passage = passage_of(scope)
+        visit = Visit(self.installation, scope, passage, enclosing(passage))
         token = current.set(visit)
         try:
             await self.app(scope, receive, send)
@@ -61,14 +83,13 @@ class OncekeyMiddleware:
 
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
         scope = exchange.scope
-        scope["oncekey"] = exchange  # a sub-application with an installation of its own sees it, and passes
         if scope.get("extensions"):
             kept = {name: about for name, about in scope["extensions"].items() if name not in WITHHELD_EXTENSIONS}
             scope["extensions"] = kept
         token = current.set(exchange)
         try:
-            if enrolment is not None:
-                await self._enter(exchange, enrolment)
+            if enrolment is not None and not await self._enter(exchange, enrolment):
+                return
             if exchange.phase is Phase.ANSWERED:
                 await exchange.send({"type": "http.response.body"})
             else:
@@ -90,8 +111,25 @@ class OncekeyMiddleware:
             current.reset(token)
             await exchange.close()
 
-    @staticmethod
-    async def _enter(exchange: Exchange, enrolment: Enrolment) -> None:
-        """Claim before the application runs: where it starts to execute cannot be seen, so it has from here on."""
-        await exchange.claim(enrolment)
+    async def _enter(self, exchange: Exchange, enrolment: Enrolment) -> bool:
+        """Claim before the application runs: where it starts to execute cannot be seen, so it has from here on.
+
+        What a resolver raises here, outside of the application, is answered as the application would; then: False.
+        """
+        try:
+            await exchange.claim(enrolment)
+        except Exception as error:
+            if self.installation.raised is None or exchange.asked is not None:
+                raise
+            await self.installation.raised(error)(exchange.scope, exchange.receive, exchange.send)
+            return False
         exchange.entered = True
+        return True
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the application's own routes know it: some servers leave what it is mounted at in front (ASGI)."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    if root and (path == root or path.startswith(f"{root}/")):
+        path = path[len(root) :]
+    return path or "/"

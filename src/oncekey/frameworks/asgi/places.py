@@ -6,8 +6,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Lending
+    from oncekey.frameworks.asgi.nesting import Passage
     from oncekey.frameworks.asgi.types import Scope
 
 
@@ -28,9 +30,14 @@ class UnsettledError(Exception):
 class Visit:
     """A request without a key: nothing is captured and nothing stored."""
 
-    __slots__ = ("installation", "lent", "scope")
+    __slots__ = ("installation", "lent", "outer", "passage", "phase", "scope")
 
-    def __init__(self, installation: Installation, scope: Scope) -> None:
+    def __init__(
+        self, installation: Installation, scope: Scope, passage: Passage, outer: Exchange | Visit | None
+    ) -> None:
         self.installation = installation
         self.scope = scope
+        self.passage = passage
+        self.outer = outer
+        self.phase = Phase.OPEN
         self.lent: Lending | None = None

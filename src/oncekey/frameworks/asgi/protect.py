@@ -14,8 +14,10 @@ from oncekey.core.answers import Answer, refuse
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
 from oncekey.frameworks.asgi.annotations import operation_parameter
-from oncekey.frameworks.asgi.exchange import Exchange, Visit, current
+from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.frameworks.asgi.exchange import Exchange, Visit
 from oncekey.frameworks.asgi.lending import business, flush
+from oncekey.frameworks.asgi.nesting import request_for
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.stepping import Stepping
 from oncekey.frameworks.asgi.stepping_sync import SyncStepping
@@ -31,10 +33,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-MISSING_INSTALL = (
-    "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...), or call "
-    "handler.__wrapped__ if the handler takes no operation"
-)
 STORE_DOWN = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
 
@@ -53,13 +51,10 @@ def protect(handler: F, enrolment: Enrolment) -> F:
         if (name is not None and name in kwargs) or any(isinstance(arg, Operation | SyncOperation) for arg in args):
             return await _plainly(handler, args, kwargs)
         call = _Call(handler, enrolment, name, args, kwargs)
-        match current.get():
-            case None:
-                raise RuntimeError(MISSING_INSTALL)
-            case Exchange() as exchange if exchange.scope["method"] in enrolment.policy.methods:
-                return await call.with_key(exchange)
-            case Exchange() | Visit() as request:
-                return await call.without_key(request)
+        request = request_for(enrolment)
+        if isinstance(request, Exchange) and request.scope["method"] not in SAFE:
+            return await call.with_key(request)
+        return await call.without_key(request)
 
     signature = inspect.signature(handler)
     shown = [parameter for parameter in signature.parameters.values() if parameter.name != name]
@@ -112,7 +107,7 @@ class _Call:
     async def without_key(self, request: Exchange | Visit) -> Any:
         """Refuse, or run as if we were not there."""
         policy = self.enrolment.policy
-        if policy.require_key and request.scope["method"] in policy.methods:
+        if policy.require_key and request.scope["method"] not in SAFE:
             return _respond(request.installation, refuse(Refuse(Code.KEY_MISSING), policy))
         return await self._unkeyed(request, None)
 

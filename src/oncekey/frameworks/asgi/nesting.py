@@ -1,0 +1,149 @@
+"""Which exchange is whose: a request may pass through several installations, and each belongs to one `Once`.
+
+The request of an installation is found through a context variable, because that reaches every kind of endpoint, child
+tasks and threads. Each one knows the installation around it, so the innermost installation of any `Once` can be found.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.frameworks.asgi.intake import Intake
+from oncekey.frameworks.asgi.places import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.exchange import Exchange
+    from oncekey.frameworks.asgi.places import Visit
+    from oncekey.frameworks.asgi.types import Receive, Scope
+
+__all__ = ["Passage", "current", "enclosing", "passage_of", "request_for", "request_of"]
+
+NOT_INSTALLED: Final = (
+    "{operation} is protected by a Once that is not installed here: call install(app, tenant=...) of that Once, on the "
+    "application that serves the handler or on one that it is mounted in"
+)
+NO_REQUEST: Final = (
+    "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...), or call "
+    "handler.__wrapped__ if the handler takes no operation"
+)
+ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
+CALLED: Final = (
+    "{operation} is protected and was called as a function by {caller}, which is not: nothing was executed. Move what "
+    "both need into a function of its own, or call it by a request with a key of its own; a decorator above "
+    "@once.protect has to use functools.wraps"
+)
+
+_MARK: Final = "oncekey"
+_DEEPEST: Final = 50
+_ASGI: Final = ["scope", "receive", "send"]
+
+current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=None)
+"""The request in the innermost installation that it has reached."""
+
+
+class Passage:
+    """One ASGI scope on its way, as long as it lives: middleware may send it through an application again."""
+
+    __slots__ = ("_intakes", "claimed")
+
+    def __init__(self) -> None:
+        self._intakes: list[Intake] = []
+        self.claimed = False
+        """Whether one of the installations was asked for the right to execute: from then on something may have run."""
+
+    def intake(self, receive: Receive, limit: int) -> Intake:
+        """What an exchange reads from; what an earlier pass has read from the same place is given once more."""
+        # The methods of one object are equal without being the same.
+        earlier = next((one for one in self._intakes if one.source == receive), None)
+        intake = Intake(receive, limit, again=earlier)
+        self._intakes = [one for one in self._intakes if one is not earlier]
+        self._intakes.append(intake)
+        return intake
+
+
+def passage_of(scope: Scope) -> Passage:
+    """The passage of a scope; a copy of the scope is the same request."""
+    found = scope.get(_MARK)
+    if not isinstance(found, Passage):
+        found = scope[_MARK] = Passage()
+    return found
+
+
+def enclosing(passage: Passage) -> Exchange | Visit | None:
+    """The request in the installation around; a context may also be that of another request, which called this one."""
+    outer = current.get()
+    return outer if outer is not None and outer.passage is passage else None
+
+
+def request_of(owner: object) -> Exchange | Visit | None:
+    """The request in the innermost installation of a `Once`, if it passed through one."""
+    return next((request for request in _outwards() if request.installation.engines is owner), None)
+
+
+def request_for(enrolment: Enrolment) -> Exchange | Visit:
+    """The request in which an enrolled handler is being called; raises where it cannot be protected."""
+    innermost = current.get()
+    if innermost is None:
+        raise RuntimeError(NO_REQUEST)
+    request = request_of(enrolment.owner)
+    if request is None:
+        raise RuntimeError(NOT_INSTALLED.format(operation=enrolment.operation))
+    check_alone()
+    caller = _other_endpoint(innermost.scope, enrolment)
+    if caller is not None:
+        raise RuntimeError(CALLED.format(operation=enrolment.operation, caller=caller))
+    return request
+
+
+def check_alone() -> None:
+    """Refuse a second operation in one request, also under another `Once` (L7)."""
+    if any(request.phase is not Phase.OPEN for request in _outwards()):
+        raise RuntimeError(ONE_OPERATION)
+
+
+def layers(endpoint: Any) -> Iterator[Any]:  # noqa: ANN401  (whatever a route was given)
+    """An endpoint and what its decorators wrapped, from the outside in."""
+    layer = endpoint
+    for _ in range(_DEEPEST):
+        if layer is None:
+            return
+        yield layer
+        layer = layer.func if isinstance(layer, functools.partial) else getattr(layer, "__wrapped__", None)
+
+
+def endpoint_of(scope: Scope) -> Any:  # noqa: ANN401
+    """The function that a request was routed to, as far as the framework names it; a class answers by its methods."""
+    endpoint = scope.get("endpoint")
+    if not inspect.isclass(endpoint):
+        return endpoint
+    method = scope["method"].lower()
+    return getattr(endpoint, "get" if method == "head" and not hasattr(endpoint, "head") else method, None)
+
+
+def _outwards() -> Iterator[Exchange | Visit]:
+    request = current.get()
+    while request is not None:
+        yield request
+        request = request.outer
+
+
+def _other_endpoint(scope: Scope, enrolment: Enrolment) -> str | None:
+    """The name of the endpoint that was routed to, if that is certainly not the enrolled handler."""
+    endpoint = endpoint_of(scope)
+    if any(getattr(layer, "__oncekey__", None) is enrolment for layer in layers(endpoint)):
+        return None
+    if not _is_handler(endpoint):
+        return None  # a framework that does not say, or a mounted application that went on with a copy of the scope
+    return str(getattr(endpoint, "__qualname__", endpoint))
+
+
+def _is_handler(endpoint: Callable[..., Any] | None) -> bool:
+    if isinstance(endpoint, functools.partial):
+        return True
+    return inspect.isroutine(endpoint) and list(inspect.signature(endpoint).parameters) != _ASGI

@@ -1,0 +1,429 @@
+"""Every mistake of a first hour is one sentence when it is made or when the application starts, and no 503 later."""
+
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import create_async_engine
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from frameworks.shop import KEY, LedgerOnce, Shop, tenant_of
+from harness.asgi import Caller, call
+from harness.ledger import Ledger
+from harness.served import Served
+from oncekey import (
+    INLINE,
+    LOCAL,
+    OUTBOX,
+    PHASED,
+    SINGLE_TENANT,
+    ConfigurationError,
+    Once,
+    Operation,
+    Policy,
+    SchemaError,
+)
+
+HEADERS = {"Idempotency-Key": KEY}
+
+
+def sentence(raised: Any) -> str:
+    """What is said; and nothing is printed above it that somebody would have to scroll through."""
+    error = raised.value
+    assert error.__suppress_context__ or error.__context__ is None
+    said = str(error)
+    assert "\n" not in said
+    return said
+
+
+# -------------------------------------------------------------------------------------------- when it is written
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("mysql://", "there is no store for mysql: say memory:, sqlite:///relative.db"),
+        ("shop.db", "'shop.db' is no store: say memory:"),
+        ("sqlite://shop.db", "a SQLite store is a file: sqlite:///relative.db (three slashes)"),
+        ("", "'' is no store"),
+        (7, "a store is a URL or a SQLAlchemy engine"),
+    ],
+)
+def test_a_store_that_there_is_not(store: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Once(store)
+    assert said in sentence(raised)
+
+
+class Mysql:
+    """As much of an engine as is looked at; no driver of that database is installed here."""
+
+    class dialect:  # noqa: N801
+        name = "mysql"
+
+    sync_engine = None
+
+
+def test_an_engine_of_a_database_that_there_is_no_store_for() -> None:
+    kind = type("AsyncEngine", (Mysql,), {"__module__": "sqlalchemy.ext.asyncio.engine"})
+    with pytest.raises(ConfigurationError) as raised:
+        Once(kind())
+    assert "there is no store for mysql: make the engine for" in sentence(raised)
+    Once(create_async_engine("postgresql+asyncpg://nowhere/nothing"))
+
+
+def test_a_setting_that_there_is_not() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Policy(leas=3)
+    assert sentence(raised) == "leas is not a setting; the closest one is lease"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"effects": LOCAL, "leas": 3}, "leas is not a setting; the closest one is lease"),
+        ({"effects": LOCAL, "sweep_interval": 3}, "sweep_interval is a setting of the whole application: give it to"),
+        ({"effects": OUTBOX, "outbox_lease": 3}, "outbox_lease is a setting of the whole application"),
+        ({"effects": LOCAL, "complete": False}, "complete has no effect with effects=LOCAL: it is for PHASED"),
+        (
+            {"effects": OUTBOX, "is_definitely_not_executed": bool},
+            "is_definitely_not_executed has no effect with effects=OUTBOX: it is for INLINE and PHASED",
+        ),
+        ({"effects": PHASED, "not_executed_statuses": {401}}, "it is for INLINE"),
+    ],
+)
+def test_an_option_that_nothing_would_read(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Once("memory:").protect(**options)
+    assert said in sentence(raised)
+
+
+def test_an_option_of_a_path_that_nothing_would_read() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Once("memory:").by_path(effects=INLINE, operation="x", complete=True)  # type: ignore[call-arg]
+    assert "complete has no effect with effects=INLINE" in sentence(raised)
+
+
+def test_an_operation_without_an_annotation() -> None:
+    once = Once("memory:")
+    with pytest.raises(ConfigurationError) as raised:
+
+        @once.protect(effects=INLINE)
+        async def create(op) -> None: ...
+
+    assert sentence(raised).endswith("would take for one of the request's: write op: Operation")
+    with pytest.raises(ConfigurationError, match="write op: SyncOperation"):
+
+        @once.protect(effects=INLINE)
+        def create_too(op=None) -> None: ...
+
+    @once.protect(effects=INLINE)
+    async def calculate(op: str) -> None: ...  # the handler's own
+
+
+def test_an_option_of_an_installation_that_there_is_not() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Once("memory:").install(FastAPI(), tennant=SINGLE_TENANT)  # type: ignore[call-arg]
+    assert sentence(raised) == "once.install takes no tennant; the closest is tenant"
+
+
+@pytest.mark.parametrize("tenant", ["acme", 7])
+def test_a_tenant_that_is_no_function(tenant: Any) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Once("memory:").install(FastAPI(), tenant=tenant)
+    assert "takes a function of the request that returns a text, or, in FastAPI, Depends(...)" in sentence(raised)
+
+
+async def lived(app: Any, said: list[Any] | None = None) -> list[Any]:
+    """What an application says to a server that starts and stops it."""
+    asked, said = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}], [] if said is None else said
+
+    async def receive() -> Any:
+        return asked.pop(0)
+
+    async def send(message: Any) -> None:
+        said.append((message["type"].removeprefix("lifespan."), message.get("message", "")))
+
+    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    return said
+
+
+# ----------------------------------------------------------------------------------------------- when it starts
+
+
+def orders(app: FastAPI, once: Once) -> list[int]:
+    runs: list[int] = []
+
+    @app.post("/orders")
+    @once.protect(effects=LOCAL, operation="create_order")
+    async def create(op: Operation) -> None:
+        runs.append(1)
+
+    return runs
+
+
+async def test_a_forgotten_lifespan(tmp_path: Any) -> None:
+    once, app = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), FastAPI()
+    once.install(app, tenant=SINGLE_TENANT)
+    orders(app, once)
+    with pytest.raises(ConfigurationError) as raised:
+        await lived(app)
+    assert sentence(raised).startswith("once.lifespan is not running")
+    assert "lifespan=once.lifespan, or once.lifespan_with(its_own)" in str(raised.value)
+
+
+async def test_a_forgotten_lifespan_is_told_to_the_server() -> None:
+    said: list[Any] = []
+    with pytest.raises(ConfigurationError):
+        await lived(Shop().app, said)
+    ((kind, message),) = said
+    assert kind == "startup.failed"
+    assert "give the application lifespan=once.lifespan" in message
+
+
+async def test_a_forgotten_lifespan_beside_the_applications_own(tmp_path: Any) -> None:
+    once, ended = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), []
+
+    @asynccontextmanager
+    async def mine(_: Any) -> Any:
+        yield
+        ended.append("mine")
+
+    app = FastAPI(lifespan=mine)
+    once.install(app, tenant=SINGLE_TENANT)
+    with pytest.raises(ConfigurationError, match="lifespan_with"):
+        await lived(app)
+    served = FastAPI(lifespan=once.lifespan_with(mine))
+    once.install(served, tenant=SINGLE_TENANT)
+    assert [said for said, _ in await lived(served)] == ["startup.complete", "shutdown.complete"]
+    assert ended == ["mine"]
+
+
+async def test_a_lifespan_that_was_forgotten_by_a_test_is_said_at_the_request(tmp_path: Any) -> None:
+    # A server's start-up is not there to say it; a 503 for tables that nobody made would say something else.
+    once, app = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), FastAPI(lifespan=None)
+    once.install(app, tenant=SINGLE_TENANT)
+    runs = orders(app, once)
+    with pytest.raises(ConfigurationError, match=r"app\.router\.lifespan_context\(app\)"):
+        await Caller(app, "POST", "/orders", headers=HEADERS).run(raising=True)
+    assert runs == []
+    async with once.lifespan(app):
+        assert (await call(app, "POST", "/orders", headers=HEADERS)).status == 200
+    assert runs == [1]
+
+
+async def test_a_mounted_applications_forgotten_lifespan(tmp_path: Any) -> None:
+    outer, inner = (Once(f"sqlite:///{tmp_path / name}.db", migrate=True) for name in ("outer", "inner"))
+    app, api = FastAPI(lifespan=outer.lifespan), FastAPI(lifespan=inner.lifespan)  # which no server enters
+    outer.install(app, tenant=SINGLE_TENANT)
+    inner.install(api, tenant=SINGLE_TENANT)
+    orders(api, inner)
+    app.mount("/v1", api)
+    with pytest.raises(ConfigurationError, match="mounted in another starts in that one's lifespan"):
+        await lived(app)
+
+
+async def test_a_stopped_once_is_not_running() -> None:
+    once = Once("memory:")
+    await once.start()
+    assert once.running
+    await once.stop()
+    assert not once.running
+    with pytest.raises(ConfigurationError):
+        once.asynchronous()
+
+
+# ------------------------------------------------------------------------------------- once.asgi and its lifespan
+
+
+def wrapped(inner: Any, ledger: Ledger, **patterns: Any) -> Any:
+    once = LedgerOnce(ledger)
+    enrolment = once.by_path(effects=INLINE, operation="orders")
+    return once.asgi(inner, tenant=lambda _: "acme", enrol={"POST /orders": enrolment})
+
+
+async def asserts_http(scope: Any, receive: Any, send: Any) -> None:
+    assert scope["type"] == "http"
+
+
+async def ignores_lifespans(scope: Any, receive: Any, send: Any) -> None:
+    return
+
+
+@pytest.mark.parametrize("inner", [asserts_http, ignores_lifespans])
+async def test_an_application_without_a_lifespan_gets_ours(inner: Any) -> None:
+    ledger = Ledger()
+    assert await lived(wrapped(inner, ledger)) == [("startup.complete", ""), ("shutdown.complete", "")]
+    assert ledger.log == ["close"]
+
+
+async def test_an_application_with_a_lifespan_runs_inside_of_ours() -> None:
+    ledger, events = Ledger(), []
+
+    @asynccontextmanager
+    async def mine(app: Any) -> Any:
+        events.append("begins")
+        yield {"database": 1}
+        events.append(("ends", list(ledger.log)))
+
+    app = FastAPI(lifespan=mine)
+    app.post("/orders")(lambda: None)
+    assert await lived(wrapped(app, ledger)) == [("startup.complete", ""), ("shutdown.complete", "")]
+    assert (events, ledger.log) == (["begins", ("ends", [])], ["close"])
+
+
+async def test_an_application_that_says_that_it_cannot_start_is_believed() -> None:
+    ledger = Ledger()
+
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "no licence"})
+
+    assert await lived(wrapped(fails, ledger)) == [("startup.failed", "no licence")]
+    assert ledger.log == ["close"]
+
+
+async def test_an_application_that_says_that_it_cannot_stop_is_believed() -> None:
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.failed", "message": "lost"})
+        await receive()  # and waits for ever
+
+    assert await lived(wrapped(fails, Ledger())) == [("startup.complete", ""), ("shutdown.failed", "lost")]
+
+
+async def test_a_check_of_ours_that_fails_is_told_to_the_server(tmp_path: Any) -> None:
+    once = Once(f"sqlite:///{tmp_path / 'a.db'}")  # nobody made the tables
+    said: list[Any] = []
+    with pytest.raises(SchemaError, match="oncekey migrate up"):
+        await lived(once.asgi(asserts_http, tenant=lambda _: "acme", enrol={}), said)
+    ((kind, message),) = said
+    assert kind == "startup.failed"
+    assert "oncekey migrate up" in message
+
+
+def test_an_application_behind_asgi_over_a_real_socket(tmp_path: Any) -> None:
+    runs: list[int] = []
+
+    async def bare(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        runs.append(1)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    once = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True)
+    enrolment = once.by_path(effects=INLINE, operation="create_job")
+    app = once.asgi(bare, tenant=lambda _: "acme", enrol={"POST /jobs": enrolment})
+    with Served(app) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as client:
+        replies = [client.post("/jobs", headers=HEADERS) for _ in range(2)]
+    assert [(reply.status_code, reply.text) for reply in replies] == [(201, "done")] * 2
+    assert runs == [1]
+
+
+# --------------------------------------------------------------------------------------------- enrolled by path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "methods"),
+    [
+        ("POST /orders/{id}", "/orders/{order:int}", ["POST"]),
+        ("POST /orders/7", "/orders/{order:int}", ["POST"]),
+        ("POST /orders/{rest:path}", "/orders/{order}/items", ["POST"]),
+        ("POST /a/b/c", "/{rest:path}", ["POST", "GET"]),
+        ("PUT /files/{name}", "/files/{id:uuid}", ["PUT"]),
+    ],
+)
+async def test_a_pattern_that_a_route_matches(pattern: str, path: str, methods: list[str]) -> None:
+    once, app = LedgerOnce(Ledger()), FastAPI()
+    once.install(app, tenant=tenant_of, enrol={pattern: once.by_path(effects=INLINE, operation="x")})
+    app.add_api_route(path, lambda: None, methods=methods)
+    await once.start(app)
+
+
+@pytest.mark.parametrize("pattern", ["POST /order", "PUT /orders", "POST /api/orders", "POST /orders/", "POST /v1/x"])
+async def test_a_pattern_that_no_route_matches_is_said_at_start_up(pattern: str) -> None:
+    # R11: it would protect nothing
+    once, app = LedgerOnce(Ledger()), FastAPI()
+    once.install(app, tenant=tenant_of, enrol={pattern: once.by_path(effects=INLINE, operation="x")})
+    app.add_api_route("/orders", lambda: None, methods=["POST"])
+    app.mount("/v1", Starlette())
+    with pytest.raises(ConfigurationError) as raised:
+        await once.start(app)
+    assert f"enrol={{'{pattern}': ...}} protects nothing: no route of the application matches it" in sentence(raised)
+
+
+async def test_a_pattern_for_what_is_mounted_and_has_no_routes_is_believed() -> None:
+    once, app = LedgerOnce(Ledger()), FastAPI()
+    enrolment = once.by_path(effects=INLINE, operation="x")
+    once.install(app, tenant=tenant_of, enrol={"POST /old/pay": enrolment})
+    app.router.routes.append(Mount("/old", app=asserts_http))
+    await once.start(app)
+    asgi = once.asgi(asserts_http, tenant=lambda _: "acme", enrol={"POST /anything": enrolment})
+    await once.start(asgi)
+
+
+@pytest.mark.parametrize("wrap", ["install", "asgi"])
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [
+        ("", "/orders"),
+        ("/api", "/api/orders"),  # a server that says where it is mounted, in both
+        ("/api", "/orders"),  # a proxy that strips it
+        ("/api/", "/api/orders"),
+    ],
+)
+async def test_paths_are_those_of_the_application_itself(wrap: str, root: str, path: str) -> None:
+    # R11, R32
+    once, runs = LedgerOnce(Ledger()), []
+    app = FastAPI()
+
+    @app.post("/orders")
+    async def create() -> int:
+        runs.append(1)
+        return len(runs)
+
+    patterns = {"POST /orders": once.by_path(effects=INLINE, operation="orders")}
+    served: Any = app
+    if wrap == "install":
+        once.install(app, tenant=lambda _: "acme", enrol=patterns)
+    else:
+        served = once.asgi(app, tenant=lambda _: "acme", enrol=patterns)
+    if root.endswith("/") and wrap == "asgi":
+        served.app = lambda scope, receive, send: app({**scope, "root_path": "/api"}, receive, send)
+    elif root.endswith("/"):
+        root = root.rstrip("/")
+    replies = [await call(served, "POST", path, headers=HEADERS, root_path=root) for _ in range(2)]
+    assert [(reply.status, reply.replayed) for reply in replies] == [(200, False), (200, True)]
+    assert (await call(served, "POST", path, root_path=root)).code == "idempotency_key_missing"
+    assert runs == [1]
+
+
+async def test_a_path_that_only_begins_like_the_root_is_another_one() -> None:
+    once, seen = LedgerOnce(Ledger()), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    enrolment = once.by_path(effects=INLINE, operation="orders")
+    served = once.asgi(app, tenant=lambda _: "acme", enrol={"POST /v2/orders": enrolment})
+    for _ in range(2):
+        await call(served, "POST", "/api/v2/orders", headers=HEADERS, root_path="/api")
+        await call(served, "POST", "/apiv2/v2/orders", headers=HEADERS, root_path="/api")
+    assert seen == ["/api/v2/orders", "/apiv2/v2/orders", "/apiv2/v2/orders"]
+
+
+async def test_a_mounted_application_enrols_by_its_own_paths() -> None:
+    once, inner, outer = LedgerOnce(Ledger()), Shop(install=False).app, FastAPI()
+    inner.post("/orders")(lambda: "done")
+    once.install(inner, tenant=tenant_of, enrol={"POST /orders": once.by_path(effects=INLINE, operation="x")})
+    outer.mount("/v1", inner)
+    async with once.lifespan(inner):
+        replies = [await call(outer, "POST", "/v1/orders", headers=HEADERS) for _ in range(2)]
+    assert [reply.replayed for reply in replies] == [False, True]
