@@ -6,6 +6,7 @@ import pytest
 
 from oncekey import Once
 from oncekey.starting import warn_of_memory
+from oncekey.wire import aconnect
 
 MEANT = "it is meant for tests"
 SEVERAL = "may be executed twice"
@@ -28,7 +29,7 @@ async def test_a_memory_store_says_at_start_up_that_it_is_for_tests(caplog, monk
     ],
 )
 async def test_several_processes_with_a_memory_store_are_an_error_in_the_log(caplog, environ, parent, several):  # R60
-    warn_of_memory(Once("memory:").asynchronous(), environ, parent)
+    warn_of_memory(aconnect("memory:"), environ, parent)
     assert [any(MEANT in line for line in caplog.messages), any(SEVERAL in line for line in caplog.messages)] == [
         True,
         several,
