@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from oncekey.core.answers import Answer, refuse, replay
 from oncekey.core.errors import CommitAmbiguousError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
-from oncekey.core.locks import lock_number
+from oncekey.core.locks import lock_of
 from oncekey.core.model import Code, Completed, Deferred, Discarded, Outcome, Refuse, Replay
 from oncekey.core.onecommit import Sealed
 from oncekey.core.settle import Business
@@ -49,8 +49,8 @@ class OneCommit:
         "_echo",
         "_engine",
         "_go",
+        "_lock",
         "_locks",
-        "_number",
         "_policy",
         "_status_url",
         "claim",
@@ -75,7 +75,7 @@ class OneCommit:
         self._policy = policy
         self._echo = echo
         self._status_url = status_url
-        self._number = lock_number(SCHEMA, claim.id, policy.secret)
+        self._lock = lock_of(SCHEMA, claim.id, claim.fingerprint, policy.secret)
         self._go: Go | None = None
         self.tx: AsyncOpenTransaction | None = None
         self.parcels: tuple[Parcel, ...] = ()
@@ -83,7 +83,7 @@ class OneCommit:
 
     async def enter(self, tx: AsyncOpenTransaction) -> Entry:
         """Try the lock on the business transaction, as its first statement of ours."""
-        look = await tx.step(self._locks.locking(self._number, self.claim))
+        look = await tx.step(self._locks.locking(self._lock, self.claim))
         entry = local.enter(look, self.claim, self._policy)
         if isinstance(entry, local.Go):
             self._go = entry
@@ -92,7 +92,7 @@ class OneCommit:
 
     async def glance(self) -> Replay | Refuse | None:
         """Whether there is news for a request that waits; it takes neither the lock nor a business transaction."""
-        flow = local.glance(self._engine.store, self._locks, self._number, self.claim, self._policy)
+        flow = local.glance(self._engine.store, self._locks, self._lock, self.claim, self._policy)
         return await adrive(flow, self._engine.driver.run)
 
     async def perform(self, decision: Decision) -> Answer | None:
@@ -157,7 +157,7 @@ class OneCommit:
         """A small transaction of its own; if it cannot be had, nothing happened and the client may come again."""
         try:
             told = await self._patiently(
-                lambda: local.alone(self._locks, self._number, self.claim, self._policy, settlement)
+                lambda: local.alone(self._locks, self._lock, self.claim, self._policy, settlement)
             )
         except StoreError:
             return self._refused(NOT_THERE)
@@ -168,7 +168,7 @@ class OneCommit:
 
     async def _lost_commit(self) -> Answer:
         try:
-            told = await self._patiently(lambda: local.lost_commit(self._locks, self._number, self.claim, self._policy))
+            told = await self._patiently(lambda: local.lost_commit(self._locks, self._lock, self.claim, self._policy))
         except StoreError:
             return self._in_doubt()
         return self._answer(told)
