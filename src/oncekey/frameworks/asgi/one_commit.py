@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.errors import CommitAmbiguousError, StoreError, TransactionControlError
+from oncekey.core.errors import CommitAmbiguousError, OncekeyError, RolledBackError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_of
 from oncekey.core.model import Code, Completed, Deferred, Discarded, Outcome, Refuse, Replay
@@ -19,6 +19,7 @@ from oncekey.core.onecommit import Sealed
 from oncekey.core.settle import Business
 from oncekey.engine import local
 from oncekey.flow import adrive
+from oncekey.frameworks.asgi.settlement import NO_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +120,7 @@ class OneCommit:
                 await tx.commit()
                 self._noted(sealed)
                 return None
-        except TransactionControlError as error:
+        except (TransactionControlError, RolledBackError) as error:
             await tx.rollback()
             return await self._rolled_back(settlement, error)
         except CommitAmbiguousError:
@@ -146,11 +147,11 @@ class OneCommit:
             case _:
                 return await self._after()
 
-    async def _rolled_back(self, settlement: Completed | Deferred, error: TransactionControlError) -> Answer | None:
+    async def _rolled_back(self, settlement: Completed | Deferred, error: OncekeyError) -> Answer | None:
         """The handler's rows are gone before their commit: a final no needs none of them, a success does."""
         if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
             return await self._alone(settlement)
-        log.error("oncekey: %s", error)
+        log.error(NO_ROWS, key_digest(self.claim.id.key), error)
         return await self._after() or self._refused(Refuse(Code.EXECUTION_FAILED))
 
     async def _alone(self, settlement: Completed) -> Answer | None:

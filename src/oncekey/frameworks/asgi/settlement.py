@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.errors import CommitAmbiguousError, StoreError, TransactionControlError
+from oncekey.core.errors import CommitAmbiguousError, OncekeyError, RolledBackError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     Bypass,
@@ -45,6 +45,7 @@ log = logging.getLogger("oncekey")
 COMMIT_FAILED = "commit_failed"
 NOT_ENTERED = "not_entered"
 ROLLED_BACK = "rolled_back_by_handler"
+NO_ROWS = "oncekey: a success is not stored, because its rows were rolled back (digest %s): %s"
 
 
 class Settling:
@@ -98,7 +99,7 @@ class Settling:
                 await tx.commit()
                 self._noted(settled)
                 return None
-        except TransactionControlError as error:
+        except (TransactionControlError, RolledBackError) as error:
             await tx.rollback()
             return await self._rolled_back(settlement, error)
         except CommitAmbiguousError:
@@ -112,11 +113,11 @@ class Settling:
         await tx.rollback()
         return self._record_says(settled)
 
-    async def _rolled_back(self, settlement: Settlement, error: TransactionControlError) -> Answer | None:
+    async def _rolled_back(self, settlement: Settlement, error: OncekeyError) -> Answer | None:
         """The handler's rows are gone before their commit: a final no needs none of them, a success does."""
         if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
             return await self._alone(settlement)
-        log.error("oncekey: %s", error)
+        log.error(NO_ROWS, self._digest, error)
         told = await self._alone(Retryable(ROLLED_BACK))
         return told or self._refused(Refuse(Code.EXECUTION_FAILED))
 
