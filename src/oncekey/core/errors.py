@@ -43,6 +43,10 @@ class SchemaError(StoreError):
     """The store's schema is not the one this version of oncekey works with."""
 
 
+class RecordUnreadableError(StoreError):
+    """A record is there and cannot be read: a newer version wrote it, or something else did. Nothing may run."""
+
+
 class LeaseLostError(OncekeyError):
     """Somebody else owns the record now; whatever this operation still does is not stored (P3)."""
 

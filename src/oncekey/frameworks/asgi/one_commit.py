@@ -11,7 +11,14 @@ import logging
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.errors import CommitAmbiguousError, OncekeyError, RolledBackError, StoreError, TransactionControlError
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    OncekeyError,
+    RecordUnreadableError,
+    RolledBackError,
+    StoreError,
+    TransactionControlError,
+)
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_of
 from oncekey.core.model import Code, Completed, Deferred, Discarded, Outcome, Refuse, Replay
@@ -160,6 +167,8 @@ class OneCommit:
             told = await self._patiently(
                 lambda: local.alone(self._locks, self._lock, self.claim, self._policy, settlement)
             )
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             return self._refused(NOT_THERE)
         if isinstance(told, Sealed):
@@ -170,6 +179,8 @@ class OneCommit:
     async def _lost_commit(self) -> Answer:
         try:
             told = await self._patiently(lambda: local.lost_commit(self._locks, self._lock, self.claim, self._policy))
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             return self._in_doubt()
         return self._answer(told)
@@ -178,6 +189,8 @@ class OneCommit:
         """What the record says wins over whatever we would have answered (L2)."""
         try:
             told = await adrive(local.after(self._engine.store, self.claim, self._policy), self._engine.driver.run)
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             return self._refused(NOT_THERE)
         return None if told is None else self._answer(told)
@@ -207,6 +220,11 @@ class OneCommit:
             echo=self._echo,
             status_url=self._status_url,
         )
+
+    def _unread(self, error: RecordUnreadableError) -> Answer:
+        """A record is there that is not ours, and whose it is cannot be read."""
+        log.error("oncekey: %s", error)
+        return self._refused(Refuse(Code.RECORD_UNREADABLE))
 
     def _refused(self, refusal: Refuse) -> Answer:
         return refuse(refusal, self._policy, echo=self._echo, status_url=self._status_url)

@@ -10,7 +10,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.errors import CommitAmbiguousError, OncekeyError, RolledBackError, StoreError, TransactionControlError
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    OncekeyError,
+    RecordUnreadableError,
+    RolledBackError,
+    StoreError,
+    TransactionControlError,
+)
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     Bypass,
@@ -125,6 +132,8 @@ class Settling:
         """A transaction of its own; a store that cannot be reached is asked again until it answers."""
         try:
             settled = await self._engine.settle(self._lease, settlement)
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             self._later(settlement)
             return self._unwritten(settlement)
@@ -163,6 +172,8 @@ class Settling:
     async def _lost_commit(self) -> Answer | None:
         try:
             settled = await self._engine.settle_lost_commit(self._lease)
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             self._drain.errand(lambda: self._engine.settle_lost_commit(self._lease), patience=self._patience)
             return self._in_doubt()
@@ -198,6 +209,11 @@ class Settling:
             echo=self._echo,
             status_url=self._status_url,
         )
+
+    def _unread(self, error: RecordUnreadableError) -> Answer:
+        """A record is there that is not ours any more, and whose it is cannot be read."""
+        log.error("oncekey: %s", error)
+        return self._refused(Refuse(Code.RECORD_UNREADABLE))
 
     def _refused(self, refusal: Refuse) -> Answer:
         return refuse(refusal, self._policy, echo=self._echo, status_url=self._status_url)
