@@ -78,9 +78,16 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "transaction was rolled back.",
         "Retry with the same key after `Retry-After`.",
     ),
+    Code.RECORD_UNREADABLE: Advice(
+        "Nothing was executed by this request, also where `on_store_error=fail_open`. There was an earlier one, whose "
+        "record was written by another version of oncekey or damaged. The log names it by the digest of its key; it is "
+        "kept, and [reaped when it expires](../howto/operators.md#records-that-cannot-be-read).",
+        "Do not retry, and do not send it with a new key: the server's operators have to look first.",
+    ),
     Code.EXECUTION_FAILED: Advice(
         "The handler failed and its own answer could not be sent: it raised `NotExecuted`, its response could not be "
-        "captured, or it raised under `on_5xx=store`.",
+        "captured, it raised under `on_5xx=store`, or it answered with a success whose [rows were rolled "
+        "back](../explanation/crashes.md#local).",
         "Retry with the same key. If the failure is the stored answer, the retry is marked as a replay and is final.",
     ),
     Code.TIMED_OUT: Advice(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.audit import Note
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
+    from oncekey.core.locks import Lock
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
         Announcement,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         Settlement,
         Snapshot,
     )
-    from oncekey.core.onecommit import Ground, Locked, Sealed
+    from oncekey.core.onecommit import Ground, Holder, Locked, Sealed
     from oncekey.core.transitions import Trigger
     from oncekey.flow import Flow, Steps, Transaction
 
@@ -174,7 +175,7 @@ class Outbox(Protocol):
 class Locks(Protocol):
     """LOCAL in one commit, in stores with a lock that ends with its transaction (L1)."""
 
-    def locking(self, number: int, claim: Claim) -> Steps[Locked]:
+    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4)."""
 
     def completing(
@@ -183,7 +184,10 @@ class Locks(Protocol):
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether somebody holds the lock; asking takes none (L8)."""
+        """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
+
+    def holder(self, lock: Lock) -> Flow[Holder]:
+        """Which request holds the lock; asking takes none. A record that is read before does not count (L8)."""
 
 
 class Inspect(Protocol):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from cli.operating import KEY, SCOPE, oncekey, refused
 from oncekey.cli.app import make_app
+from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
 from oncekey.core.model import (
     HOUR,
@@ -28,7 +29,7 @@ from oncekey.core.model import (
     Retryable,
 )
 from oncekey.core.policy import Policy
-from oncekey.flow import drive
+from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.testing.claims import a_claim, answered
 
 ID = RecordId(SCOPE, KEY)
@@ -96,6 +97,31 @@ def test_a_key_that_is_not_there(shop, url):
     assert "no such key" in result.stderr
     result = oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--json")
     assert (result.exit_code, json.loads(result.stdout)["changed"]) == (1, False)
+
+
+@pytest.mark.parametrize("command", ["show", "bust"])
+def test_a_record_that_cannot_be_read_is_one_line(shop, url, command):
+    shop.settle(own(shop), answered())
+    table = "oncekey.record" if url.startswith("postgresql") else "oncekey_record"
+    shop.driver.run(saying(f"UPDATE {table} SET response_schema = 2"))
+    options = () if command == "show" else ("--runs-again", "--reason", "x")
+    result = oncekey("keys", command, KEY, *WHOSE, *options, "--store", url)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"oncekey: the record of a key (digest {key_digest(KEY)}) cannot be read: its answer was stored by another "
+        "version of oncekey (response_schema 2; this one reads 1)\n"
+    )
+    listed = json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json").stdout)
+    assert [(line["key"], line["digest"]) for line in listed["keys"]] == [(KEY, key_digest(KEY))]
+
+
+def saying(sql):
+    """One statement, as a transaction of the store's driver."""
+
+    def body():
+        yield Statement("spoil", sql, {})
+
+    return Transaction("spoil", Mode.SINGLE, body)
 
 
 def test_a_local_request_in_flight_has_no_row_and_is_shown(shop, url, monkeypatch):

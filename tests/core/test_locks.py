@@ -6,11 +6,12 @@ from itertools import product
 
 import pytest
 
-from oncekey.core.locks import lock_number
+from oncekey.core.locks import Lock, lock_number, lock_of
 from oncekey.core.model import RecordId
 
 SECRET = b"a secret of this deployment"
 PUBLISHED = -2_968_359_966_105_576_180
+PUBLISHED_MARKS = (609_898_477, 1_337_725_932)
 PUBLISHED_KEYED = -6_978_641_673_471_448_409
 
 
@@ -53,3 +54,32 @@ def test_a_secret_of_any_length_will_do(secret):
 
 def test_text_beyond_ascii_is_a_name_too():
     assert number(key="ключ") != number(key="clé")
+
+
+def lock(mark="v1:sha256:aa", schema="oncekey", scope="shop|t1", key="order-1", secret=SECRET):
+    return lock_of(schema, RecordId(scope, key), mark, secret)
+
+
+def test_a_requests_lock_is_the_keys_and_its_mark_the_requests():  # R38
+    """Published like the number: a mark that another version reads otherwise would be another request's."""
+    assert lock(secret=None) == Lock(PUBLISHED, *PUBLISHED_MARKS)
+    one, other = lock(), lock("v1:sha256:ab")
+    assert (one.number, one.family) == (other.number, other.family) == (number(), one.family)
+    assert one.mark != other.mark
+
+
+@pytest.mark.parametrize(
+    "other", [{"schema": "other"}, {"scope": "shop|t2"}, {"key": "order-2"}, {"secret": None}, {"secret": b"another"}]
+)
+def test_a_familys_bits_are_its_own(other):  # R38: two keys whose numbers collide do not take each other's marks
+    assert lock(**other).family != lock().family
+    assert lock(**other).mark != lock().mark
+    assert lock().family not in {lock().number >> 32, lock().number & 0xFFFFFFFF, lock().mark}
+
+
+def test_marks_fit_two_signed_integers_and_use_all_of_them():
+    locks = [lock(key=f"key-{n}") for n in range(500)]
+    for numbers in ([one.family for one in locks], [one.mark for one in locks]):
+        assert all(-(2**31) <= n < 2**31 for n in numbers)
+        assert min(numbers) < -(2**30)
+        assert max(numbers) > 2**30

@@ -27,6 +27,7 @@ from oncekey.core.settle import (
     NEVER_STORED,
     Act,
     Business,
+    Decision,
     Ending,
     Progress,
     Reading,
@@ -225,6 +226,13 @@ class TestPhased:
         ending = ended(status, not_executed=not_executed, progress=replace(BEGUN, exhausted=True))
         assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
 
+    # X13: what a phase that raised has written is rolled back, so a success would be said of nothing
+    @pytest.mark.parametrize("status", SUCCESSES)
+    def test_a_success_that_a_phase_raised_is_handed_back(self, status):
+        ending = ended(status, raised=True, progress=replace(BEGUN, undone=True))
+        assert settled(PHASED, ending) == HandedBack("success_rolled_back")
+        assert settled(PHASED, replace(ending, progress=Progress(undone=True))) == Retryable("success_rolled_back")
+
     # H1, H4, F25, F26: whatever the handler made of it, also if a call could be repeated
     @pytest.mark.parametrize("status", EVERY)
     @pytest.mark.parametrize("progress", [Progress(), BEGUN, OPEN, REPEATABLE])
@@ -250,6 +258,18 @@ class TestOutbox:
         decision = decide(OUTBOX, Policy(), ended(status, deferred=(A,)))
         assert decision.settlement == Deferred(A)
         assert decision.business is Business.COMMIT
+
+    # X13: the parcel is one of the rows, so it can neither be sent without them nor they be given up without it
+    @pytest.mark.parametrize("status", SUCCESSES)
+    @pytest.mark.parametrize("deferred", [(), (A,)])
+    @pytest.mark.parametrize("undone", [{"raised": True}, {"rolled_back": True}, {"rolled_back": True, "kept": True}])
+    def test_a_success_that_was_undone_defers_nothing(self, status, deferred, undone):
+        decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred, **undone))
+        assert decision == Decision(Retryable("success_rolled_back"), Business.ROLLBACK)
+
+    @pytest.mark.parametrize("status", SUCCESSES)
+    def test_a_raised_success_that_is_kept_is_deferred(self, status):
+        assert settled(OUTBOX, ended(status, raised=True, kept=True, deferred=(A,))) == Deferred(A)
 
     @pytest.mark.parametrize("status", SUCCESSES)
     @pytest.mark.parametrize("deferred", [(), (A, B)])
@@ -347,9 +367,15 @@ class TestLocal:
     @pytest.mark.parametrize("raised", [False, True])
     @pytest.mark.parametrize("kept", [False, True])
     @pytest.mark.parametrize("rolled_back", [False, True])
-    def test_success_is_stored_and_its_rows_go_with_it_unless_undone(self, status, raised, kept, rolled_back):
+    def test_success_is_stored_with_its_rows_or_because_the_handler_gave_them_up(
+        self, status, raised, kept, rolled_back
+    ):
         decision = decide(LOCAL, Policy(), ended(status, raised=raised, kept=kept, rolled_back=rolled_back))
-        assert isinstance(decision.settlement, Completed)
+        if raised and not (kept or rolled_back):
+            # X13: a raised success has no rows, and nobody said that it needs none
+            assert decision.settlement == Retryable("success_rolled_back")
+        else:
+            assert isinstance(decision.settlement, Completed)
         undone = rolled_back or (raised and not kept)
         assert decision.business is (Business.ROLLBACK if undone else Business.COMMIT)
 
@@ -457,6 +483,11 @@ def test_never_stored_statuses_are_these():
         (ended(201, entered=False), Reading.NOT_ENTERED),
         (ended(201, entered=False, progress=BEGUN), Reading.NOT_ENTERED),
         (ended(201, not_executed=True), Reading.DONE),
+        (ended(303, raised=True, progress=BEGUN), Reading.DONE),
+        (ended(303, raised=True, progress=replace(BEGUN, undone=True)), Reading.UNDONE),
+        (ended(303, progress=replace(BEGUN, undone=True)), Reading.DONE),
+        (ended(404, raised=True, progress=replace(BEGUN, undone=True)), Reading.DECLINED),
+        (ended(303, raised=True, entered=False, progress=replace(BEGUN, undone=True)), Reading.NOT_ENTERED),
         (ended(429, not_executed=True), Reading.NOT_EXECUTED),
         (ended(429), Reading.NEVER_STORED),
         (ended(404), Reading.DECLINED),

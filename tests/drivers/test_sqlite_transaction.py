@@ -9,10 +9,11 @@ import threading
 import pytest
 
 from drivers.speaking import ALL_ITEMS, insert, items, items_of, saying
-from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError, TransactionControlError
+from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Proceed, Replay, State
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite_errors import commit_error
 from oncekey.engine.shell import Engine
 from oncekey.flow import Mode
 from oncekey.stores.sqlite import SqliteStore
@@ -208,6 +209,22 @@ def test_the_handlers_own_errors_are_its_own_and_leave_the_transaction_whole(dri
     tx.commit()
 
     assert items(driver) == ["tea", "milk"]
+
+
+def test_a_deferred_constraint_that_fails_at_the_commit_is_a_rollback(module):  # X1, F20
+    connection = module.connect(":memory:", isolation_level=None)
+    for sql in (
+        "PRAGMA foreign_keys = ON",
+        "CREATE TABLE parent (id INTEGER PRIMARY KEY)",
+        "CREATE TABLE child (p INTEGER REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)",
+        "BEGIN",
+        "INSERT INTO child VALUES (5)",
+    ):
+        connection.execute(sql)
+    with pytest.raises(module.IntegrityError) as caught:
+        connection.execute("COMMIT")
+    assert type(commit_error(caught.value, "committing")) is RolledBackError
+    connection.close()
 
 
 def test_a_transaction_that_sqlite_rolled_back_is_not_settled(driver, engine):  # L3, L6

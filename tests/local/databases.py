@@ -9,14 +9,17 @@ from typing import Any
 import psycopg
 
 from oncekey import wire
-from oncekey.core.locks import lock_number
+from oncekey.core.locks import Lock, lock_of
 from oncekey.core.model import Claim
 from oncekey.engine.shell import AsyncEngine
 from oncekey.frameworks.asgi.one_commit import SCHEMA
 
 PACKAGES = ("psycopg", "asyncpg")
 
-LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+LOCKS = (
+    "SELECT count(DISTINCT (pid, classid, objid)) FROM pg_locks "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = {}"
+)
 EFFECTS = "CREATE TABLE IF NOT EXISTS effects (key text NOT NULL)"
 
 
@@ -35,9 +38,9 @@ async def connected(package: str, dsn: str, **options: Any) -> AsyncIterator[Asy
         await engine.close()
 
 
-def number_of(claim: Claim) -> int:
-    """The lock of a claim's key, where there is no secret."""
-    return lock_number(SCHEMA, claim.id, None)
+def lock_for(claim: Claim) -> Lock:
+    """What a claim locks, where there is no secret."""
+    return lock_of(SCHEMA, claim.id, claim.fingerprint, None)
 
 
 def rows(dsn: str, text: str) -> list[Any]:
@@ -48,8 +51,13 @@ def rows(dsn: str, text: str) -> list[Any]:
 
 
 def locks_held(dsn: str) -> int:
-    """How many advisory locks there are in the whole server."""
-    return int(rows(dsn, LOCKS)[0][0])
+    """How many keys are locked in the whole server."""
+    return int(rows(dsn, LOCKS.format(1))[0][0])
+
+
+def marks_held(dsn: str) -> int:
+    """How many requests have left their mark beside a lock, or beside one that they missed."""
+    return int(rows(dsn, LOCKS.format(2))[0][0])
 
 
 async def write(engine: AsyncEngine, connection: Any, key: str) -> None:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from harness.asgi import Caller
-from local.databases import number_of
+from local.databases import lock_for
 from oncekey import wire
 from oncekey.core.policy import Policy
 from oncekey.effects import LOCAL
@@ -106,7 +106,7 @@ def stall(url: str, key: str, lease_ms: int) -> None:
         claim = a_claim(key, lease=lease_ms * 1000)
         tx = await engine.open()
         assert engine.store.locks is not None
-        look = await tx.step(engine.store.locks.locking(number_of(claim), claim))
+        look = await tx.step(engine.store.locks.locking(lock_for(claim), claim))
         await tx.connection.execute(f"INSERT INTO effects VALUES ('{key}', {os.getpid()})")
         print("in" if look.got else "out", flush=True)
         await asyncio.sleep(PATIENCE)

@@ -27,6 +27,7 @@ from oncekey.once import Once
 
 WAYS = ("asyncpg", "psycopg", "def")
 IN_PROGRESS = (409, "idempotency_key_in_progress")
+REUSED = (422, "idempotency_key_reused_with_different_payload")
 
 
 class Shop(RealShop):
@@ -104,7 +105,8 @@ async def test_in_flight_there_is_a_lock_and_no_row(way: str, postgres_dsn: str)
             assert (locks_held(postgres_dsn), shop.states) == (1, [])
             again = await shop.send()
             assert (again.status, again.code, again.header("retry-after")) == (*IN_PROGRESS, "1")
-            assert (await shop.send("/orders?item=coffee")).status == 409  # another body, too: nobody can know yet
+            others = await asyncio.gather(*(shop.send("/orders?item=coffee") for _ in range(3)))
+            assert [(other.status, other.code) for other in others] == [REUSED] * 3  # R38
         assert (await first).status == 201
         assert (locks_held(postgres_dsn), shop.states, shop.rows) == (0, ["completed"], ["tea"])
         assert (await shop.send()).replayed
@@ -204,6 +206,16 @@ async def test_a_waiter_holds_no_connection(way: str, postgres_dsn: str) -> None
         assert len(shop.runs) == 2
 
 
+async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str, postgres_dsn: str) -> None:
+    # R38, C8, L8: also where the same request would wait, and where no connection is left
+    async with Shop(way, postgres_dsn, in_progress="wait", wait_max=60, pool_size=2).open() as shop:
+        async with shop.busy() as first:
+            async with asyncio.timeout(20):
+                replies = [await shop.send("/orders?item=coffee") for _ in range(2)]
+            assert [(reply.status, reply.code) for reply in replies] == [REUSED] * 2
+        assert ((await first).status, shop.rows) == (201, ["tea"])
+
+
 async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(way: str, postgres_dsn: str) -> None:
     # R69: a replay and a duplicate need no place among the handlers
     async with Shop(way, postgres_dsn, pool_size=2).open() as shop:
@@ -244,7 +256,7 @@ async def test_a_number_that_somebody_else_locked_is_a_409_and_then_a_success(wa
 
         def look(_: Any) -> None:
             pair = "SELECT (classid::bigint << 32 | objid::bigint)::bigint FROM pg_locks WHERE locktype = 'advisory'"
-            seen.extend(number for (number,) in rows(postgres_dsn, pair))
+            seen.extend(number for (number,) in rows(postgres_dsn, f"{pair} AND objsubid = 1"))
 
         shop.inside = look
         await shop.send("/orders?way=crash")

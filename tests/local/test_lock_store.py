@@ -12,9 +12,10 @@ import pytest
 from harness.postgres import PostgresServer
 from harness.postgres_binaries import installations
 from harness.tables import make_tables
-from local.databases import EFFECTS, PACKAGES, connected, locks_held, number_of, rows, write
+from local.databases import EFFECTS, PACKAGES, connected, lock_for, locks_held, marks_held, rows, write
+from oncekey.core.errors import StoreError
 from oncekey.core.model import HOUR, SECOND, Claim, Code, Effects, Recovery, Refuse, Replay, Retryable
-from oncekey.core.onecommit import Kind, Sealed
+from oncekey.core.onecommit import Holder, Kind, Sealed
 from oncekey.core.policy import OnExpired, Policy
 from oncekey.engine import local
 from oncekey.engine.local import ClaimFirst, Entry, Go
@@ -38,7 +39,11 @@ class Desk:
     async def enter(self, claim: Claim, policy: Policy | None = None) -> tuple[Entry, AsyncOpenTransaction]:
         """Open a transaction and try the lock of a key."""
         tx = await self.engine.open()
-        look = await tx.step(self.locks.locking(number_of(claim), claim))
+        try:
+            look = await tx.step(self.locks.locking(lock_for(claim), claim))
+        except StoreError:
+            await tx.rollback()
+            raise
         return local.enter(look, claim, policy or Policy()), tx
 
     async def finish(self, claim: Claim, go: Entry, tx: AsyncOpenTransaction, body: bytes = b"done") -> Sealed | None:
@@ -91,19 +96,175 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str,
         entry, tx = await at.enter(claim)
         assert isinstance(entry, Go)
         assert (entry.ground.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (Kind.NEW, 1, 1)
-        assert locks_held(dsn) == 1
-        assert await adrive(at.locks.held(number_of(claim)), at.engine.driver.run)
-        assert not await adrive(at.locks.held(number_of(a_claim())), at.engine.driver.run)
+        assert (locks_held(dsn), marks_held(dsn)) == (1, 1)
+        assert await adrive(at.locks.held(lock_for(claim).number), at.engine.driver.run)
+        assert not await adrive(at.locks.held(lock_for(a_claim()).number), at.engine.driver.run)
         assert await at.look(again(claim)) == local.BUSY
-        # In flight, another body hears "in progress" before it hears "reused": the one difference there is.
-        assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.BUSY
+        assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.TAKEN  # R38
         assert rows(dsn, RECORD) == []
         sealed = await at.finish(claim, entry, tx)
         assert sealed == Sealed(START + TTL, in_one_commit=True)
-        assert locks_held(dsn) == 0
+        assert (locks_held(dsn), marks_held(dsn)) == (0, 0)
         assert at.record() == ("completed", 1, 1, 1, str(claim.incarnation), b"done", "local")
         assert isinstance(await at.look(again(claim)), Replay)
         assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
+
+
+async def test_a_duplicate_knows_itself_without_a_look_at_all_locks(package: str, dsn: str) -> None:
+    # R66: a crowd of retries costs the server no more than before
+    rows(
+        dsn,
+        "CREATE OR REPLACE FUNCTION oncekey.lock_holder(lock bigint, family integer, mark integer) RETURNS text "
+        "LANGUAGE plpgsql AS $$ BEGIN RAISE 'all locks were read'; END $$",
+    )
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        assert [await at.look(again(claim)) for _ in range(3)] == [local.BUSY] * 3
+        with pytest.raises(StoreError):
+            await at.look(again(claim, fingerprint=OTHER_FINGERPRINT))
+        assert await at.finish(claim, entry, tx)
+
+
+async def test_others_who_come_twice_do_not_disturb_each_other(package: str, dsn: str) -> None:
+    # R38: their marks stay until their transactions end, and prove nothing, because they do not hold the key
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        other = again(claim, fingerprint=OTHER_FINGERPRINT)
+        entry, tx = await at.enter(claim)
+        visits = [await at.enter(again(other)) for _ in range(2)]
+        assert [told for told, _ in visits] == [local.TAKEN] * 2
+        assert marks_held(dsn) == 3
+        assert await at.look(again(claim)) == local.BUSY
+        for _, visitor in visits:
+            await visitor.rollback()
+        assert await at.finish(claim, entry, tx)
+        # Whoever is there first is in the right, and that is a question of the moment.
+        assert isinstance(await at.look(again(claim)), Replay)
+
+
+@pytest.mark.parametrize("held", ["by a version without marks", "by one that is just ending"])
+async def test_a_holder_without_a_mark_proves_nothing(package: str, dsn: str, held: str) -> None:
+    # R38: a false 422 would end a client's retries, so it needs a mark that was seen and not one that was missed
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        lock = lock_for(claim)
+        with psycopg.connect(dsn) as older:
+            if held == "by a version without marks":
+                older.execute("SELECT oncekey.lock_key(%s, %s, %s, 9000, 9000)", [lock.number, *id_of(claim)])
+            else:
+                older.execute("SELECT pg_advisory_xact_lock(%s)", [lock.number])
+            assert await at.look(claim) == local.BUSY
+            assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.BUSY
+            assert await adrive(at.locks.holder(lock), at.engine.driver.run) is Holder.SOMEBODY
+
+
+def id_of(claim: Claim) -> tuple[str, str]:
+    """Scope and key."""
+    return claim.id.scope, claim.id.key
+
+
+async def test_what_was_committed_before_the_holder_was_seen_counts(package: str, dsn: str) -> None:
+    # R38: the owner commits, another body takes the free lock for a moment, and the owner's duplicate sees that one
+    async with desk(package, dsn) as at:
+        first = a_claim()
+        await at.finish(first, *await at.enter(first))
+        rows(dsn, "CREATE TABLE kept AS SELECT * FROM oncekey.record; DELETE FROM oncekey.record")
+        rows(
+            dsn,
+            "CREATE OR REPLACE FUNCTION oncekey.lock_holder(lock bigint, family integer, mark integer) RETURNS text "
+            "LANGUAGE sql VOLATILE AS $$ INSERT INTO oncekey.record SELECT * FROM kept; SELECT 'other' $$",
+        )
+        with psycopg.connect(dsn) as visitor:
+            visitor.execute("SELECT pg_advisory_xact_lock(%s)", [lock_for(first).number])
+            assert isinstance(await at.look(again(first)), Replay)
+        assert rows(dsn, RECORD) == []
+
+
+async def test_a_record_that_waits_for_its_own_request_is_not_anothers(package: str, dsn: str) -> None:
+    # R38, L1: another body takes the lock only to be refused by the record, and proves nothing meanwhile
+    async with desk(package, dsn) as at:
+        first = a_claim()
+        verdict: Any = await at.engine.begin(first, Policy())
+        await at.engine.settle(verdict.lease, Retryable("x"))
+        refused, tx = await at.enter(again(first, fingerprint=OTHER_FINGERPRINT))
+        assert (refused, locks_held(dsn)) == (Refuse(Code.KEY_REUSED), 1)
+        retry = again(first)
+        assert await at.look(retry) == local.BUSY
+        glance = local.glance(at.engine.store, at.locks, lock_for(retry), retry, Policy())
+        assert await adrive(glance, at.engine.driver.run) == local.BUSY
+        await tx.rollback()
+        assert isinstance(await at.look(retry), Go)
+
+
+async def test_a_new_life_of_an_expired_key_is_its_first_requests(package: str, dsn: str) -> None:
+    # R38, row 31
+    async with desk(package, dsn) as at:
+        first = a_claim()
+        await at.finish(first, *await at.enter(first))
+        at.clock.advance(TTL + HOUR)
+        second = again(first, fingerprint=OTHER_FINGERPRINT)
+        _, tx = await at.enter(second)
+        assert (await at.look(again(first)), await at.look(again(second))) == (local.TAKEN, local.BUSY)
+        await tx.rollback()
+
+
+async def test_a_glance_tells_the_same_request_from_another(package: str, dsn: str) -> None:
+    # R38, L8
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        other = again(claim, fingerprint=OTHER_FINGERPRINT)
+
+        async def glance(at_claim: Claim) -> Any:
+            flow = local.glance(at.engine.store, at.locks, lock_for(at_claim), at_claim, Policy())
+            return await adrive(flow, at.engine.driver.run)
+
+        entry, tx = await at.enter(claim)
+        assert (await glance(again(claim)), await glance(other)) == (local.BUSY, local.TAKEN)
+        assert (locks_held(dsn), marks_held(dsn)) == (1, 1)
+        await at.finish(claim, entry, tx)
+        assert isinstance(await glance(again(claim)), Replay)
+        assert await glance(other) == Refuse(Code.KEY_REUSED)
+        assert await glance(a_claim()) is None
+
+
+async def test_who_was_here_first_stays_so_between_two_transactions(package: str, dsn: str) -> None:
+    # L6, R38: its roll-back freed the key for a moment, and another body came
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        _, tx = await at.enter(again(claim, fingerprint=OTHER_FINGERPRINT))
+        flow = local.alone(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
+        assert await adrive(flow, at.engine.driver.run) == local.BUSY
+        await tx.rollback()
+
+
+async def test_without_the_mark_another_body_is_told_to_wait(package: str, dsn: str) -> None:
+    # R38: who misses the lock cannot know whose it is
+    spoil(dsn, "lock_request", "marked := pg_try_advisory_xact_lock_shared(family, mark)", "marked := true")
+    spoil(dsn, "lock_request", "PERFORM pg_try_advisory_xact_lock(family, mark)", "NULL")
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        _, tx = await at.enter(claim)
+        assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.BUSY
+        await tx.rollback()
+
+
+async def test_a_missing_mark_taken_for_anothers_would_refuse_honest_retries(package: str, dsn: str) -> None:
+    # R38: during a deploy, and whenever a transaction ends whose locks go one by one
+    seen, missed = "count(marked.pid) > 0 AND NOT bool_or(", "bool_and(marked.pid IS NULL OR NOT "
+    spoil(dsn, "lock_holder", seen, missed)
+    async with desk(package, dsn) as at:
+        claim = a_claim()
+        with psycopg.connect(dsn) as older:
+            older.execute("SELECT pg_advisory_xact_lock(%s)", [lock_for(claim).number])
+            assert await at.look(claim) == local.TAKEN
+
+
+def spoil(dsn: str, function: str, line: str, instead: str) -> None:
+    """Change a line of one of our functions."""
+    ((source,),) = rows(dsn, f"SELECT pg_get_functiondef('oncekey.{function}'::regproc)")
+    assert line in source
+    rows(dsn, source.replace(line, instead))
 
 
 async def test_a_record_counts_whether_or_not_the_lock_was_got(package: str, dsn: str) -> None:
@@ -112,7 +273,7 @@ async def test_a_record_counts_whether_or_not_the_lock_was_got(package: str, dsn
         claim = a_claim()
         await at.finish(claim, *await at.enter(claim))
         with psycopg.connect(dsn) as other:
-            other.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(claim)])
+            other.execute("SELECT pg_advisory_xact_lock(%s)", [lock_for(claim).number])
             assert isinstance(await at.look(again(claim)), Replay)
             assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
 
@@ -264,7 +425,7 @@ async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(pa
         claim, policy = a_claim(), Policy()
 
         async def ask() -> Any:
-            return await adrive(local.lost_commit(at.locks, number_of(claim), claim, policy), at.engine.driver.run)
+            return await adrive(local.lost_commit(at.locks, lock_for(claim), claim, policy), at.engine.driver.run)
 
         entry, tx = await at.enter(claim)
         assert await ask() == local.BUSY  # its COMMIT may still be under way
@@ -278,11 +439,10 @@ async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(pa
 async def test_a_record_by_itself(package: str, dsn: str) -> None:
     # L6: what a raised 4xx leaves; said twice it is the same record
     async with desk(package, dsn) as at:
-        claim, number = a_claim(), 0
-        number = number_of(claim)
+        claim = a_claim()
 
         async def store() -> Any:
-            flow = local.alone(at.locks, number, claim, Policy(), answered(b"no", status=402))
+            flow = local.alone(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
             return await adrive(flow, at.engine.driver.run)
 
         _, tx = await at.enter(again(claim))

@@ -8,11 +8,15 @@ import threading
 
 import pytest
 
-from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.errors import RecordUnreadableError, StoreUnavailableError
+from oncekey.core.keys import key_digest
 from oncekey.core.model import HOUR, SECOND, Announcement, Effects, Proceed, Recovery, State
 from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.saying import said
+from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import LEASE, again, answered
 from oncekey.workers.clocks import Watch
 from upkeep.keeping import (
@@ -320,3 +324,25 @@ async def test_it_stops_between_two_pages(world):
 async def test_it_comes_every_minute(world):
     # R148
     assert a_sweeper(world).pace.pause(0, 1.0) == 60
+
+
+@pytest.mark.parametrize("world", ["sqlite", "psycopg"], indirect=True)
+async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(world, caplog):
+    unreadable, lease = phased(world)
+    step(world, lease)
+    local, _ = running(world)
+    table = "oncekey_record" if isinstance(world.store, SqliteStore) else "oncekey.record"
+
+    def body():
+        yield Statement("spoil", f"UPDATE {table} SET memo = 'x' WHERE memo IS NOT NULL", {})
+
+    world.go(said(Transaction("spoil", Mode.SINGLE, body)))
+    world.advance(LEASE + SWEEP_GRACE)
+    for _ in range(2):
+        await a_sweeper(world).run_once()
+    assert state_of(world, local) is State.FAILED_RETRYABLE
+    told = [line.getMessage() for line in caplog.records if key_digest(unreadable.id.key) in line.getMessage()]
+    assert len(told) == 1  # said once, and not at every round
+    assert "its memo is nothing that this version of oncekey writes" in told[0]
+    with pytest.raises(RecordUnreadableError):
+        world.find(unreadable.id)

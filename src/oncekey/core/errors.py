@@ -35,12 +35,20 @@ class StoreUnavailableError(StoreError):
     """The store could not be reached, or refused to work; nothing of this transaction happened."""
 
 
+class RolledBackError(StoreUnavailableError):
+    """The database is there and undid the transaction, for what the handler did in it: its rows are gone (F20)."""
+
+
 class CommitAmbiguousError(StoreError):
     """The connection was lost while a commit was under way: it may or may not have happened (P7)."""
 
 
 class SchemaError(StoreError):
     """The store's schema is not the one this version of oncekey works with."""
+
+
+class RecordUnreadableError(StoreError):
+    """A record is there and cannot be read: a newer version wrote it, or something else did. Nothing may run."""
 
 
 class LeaseLostError(OncekeyError):

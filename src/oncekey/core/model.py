@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -76,6 +76,7 @@ class Code(StrEnum):
     KEY_EXPIRED = "idempotency_key_expired"
     KEY_NOT_FOUND = "idempotency_key_not_found"
     STORE_UNAVAILABLE = "idempotency_store_unavailable"
+    RECORD_UNREADABLE = "idempotency_record_unreadable"
     EXECUTION_FAILED = "idempotency_execution_failed"
     TIMED_OUT = "idempotency_request_timed_out"
     RATE_LIMITED = "idempotency_rate_limited"
@@ -120,6 +121,10 @@ class Intent:
     repeatable_until: Instant | None
 
 
+RESPONSE_SCHEMA: Final = 1
+"""How answers are written in this version; one of a later version is not guessed at."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """An answer as it is replayed, byte for byte. `body is None` is a tombstone: done, body not kept (A4)."""
@@ -127,7 +132,7 @@ class StoredResponse:
     status: int
     headers: Headers
     body: bytes | None
-    schema_version: int = 1
+    schema_version: int = RESPONSE_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

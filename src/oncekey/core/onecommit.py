@@ -24,6 +24,17 @@ class Locked:
     snapshot: Snapshot
     begun: Instant
     """When the transaction began, by the store's clock: a handler that commits by itself cannot keep it (L5)."""
+    other: bool = False
+    """The lock was seen in the hands of another request under the same key, and the record was read after that."""
+
+
+class Holder(StrEnum):
+    """Who holds the lock of a key, as far as the marks tell."""
+
+    NOBODY = "nobody"
+    OTHER = "other"
+    SOMEBODY = "somebody"
+    """The same request, or a holder without a mark: a version before marks, or one that is just ending."""
 
 
 class Kind(StrEnum):

@@ -173,6 +173,15 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             waiting_helps=True,
             retryable=True,
         ),
+        Code.RECORD_UNREADABLE: Problem(
+            slug="record-unreadable",
+            status=500,
+            title="The key's record cannot be read",
+            detail="This key was used before, and the server cannot read what became of that request. Nothing was "
+            "executed now. Do not send the operation with a new key before its operators have found out.",
+            fault_code="IDEMPOTENCY_RECORD_UNREADABLE",
+            stripe_type=_BROKEN,
+        ),
         Code.EXECUTION_FAILED: Problem(
             slug="execution-failed",
             status=500,

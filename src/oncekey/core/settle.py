@@ -58,6 +58,8 @@ class Progress:
     """It was ended by a stop of the process, whatever the handler made of that (P5)."""
     unused: bool = False
     """Not everything that was stored has been asked for, so no answer can be the last word (H4)."""
+    undone: bool = False
+    """The last step that was begun is a phase that failed: its rows are rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Reading(StrEnum):
     DEFERRED = "deferred"
     NOT_DEFERRED = "not_deferred"
     NOT_ENTERED = "not_entered"
+    UNDONE = "undone"
     DONE = "done"
     NOT_EXECUTED = "not_executed"
     DECLINED = "declined"
@@ -133,6 +136,7 @@ _ALWAYS: Final[Mapping[Reading, Act]] = {
     Reading.DEFERRED: Act.DEFER,
     Reading.NOT_DEFERRED: Act.RETRY,
     Reading.NOT_ENTERED: Act.DISCARD,
+    Reading.UNDONE: Act.RETRY,
     Reading.DONE: Act.STORE,
     Reading.NOT_EXECUTED: Act.RETRY,
     Reading.DECLINED: Act.STORE,
@@ -154,6 +158,7 @@ _SENT: Final[Mapping[Reading, Act]] = {
 # What is done is done; what is left can be done later, by the client's retry or by a completer (H6).
 _BEGUN: Final[Mapping[Reading, Act]] = {
     **_ALWAYS,
+    Reading.UNDONE: Act.HAND_BACK,
     Reading.NOT_EXECUTED: Act.HAND_BACK,
     Reading.NEVER_STORED: Act.HAND_BACK,
     Reading.SERVER_ERROR: Act.HAND_BACK,
@@ -240,6 +245,7 @@ def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
         (progress.call_open and progress.repeatable, Reading.CALL_REPEATABLE),
         (progress.call_open, Reading.CALL_OPEN),
         (not ending.entered, Reading.NOT_ENTERED),
+        (by_class is Reading.DONE and _undone(effects, ending), Reading.UNDONE),
         # Exactly one parcel is the request's own call: with none or two nobody could say what the answer is (O1).
         (outbox_done and len(ending.deferred) == 1, Reading.DEFERRED),
         (outbox_done, Reading.NOT_DEFERRED),
@@ -289,6 +295,15 @@ def _rows(effects: Effects, ending: Ending) -> Business:
     return Business.ROLLBACK if undone else Business.COMMIT
 
 
+def _undone(effects: Effects, ending: Ending) -> bool:
+    """Whether a success would be said of rows that are rolled back, without the handler having asked for that."""
+    if effects is Effects.OUTBOX and ending.rolled_back:
+        return True  # the call that it promises goes with the rows
+    if effects in _HANDED_A_TRANSACTION:
+        return ending.raised and not (ending.kept or ending.rolled_back)
+    return ending.raised and ending.progress.undone
+
+
 def _error_of(reading: Reading, ending: Ending) -> str:
     """A short code, never a text of an exception: those quote what the client sent (R143)."""
     if ending.progress.parked is not None:
@@ -304,6 +319,8 @@ def _error_of(reading: Reading, ending: Ending) -> str:
             return NOT_DEFERRED
         case Reading.NOT_ENTERED:
             return "not_entered"
+        case Reading.UNDONE:
+            return "success_rolled_back"
         case Reading.NOT_EXECUTED:
             return "not_executed"
         case Reading.INCOMPLETE:

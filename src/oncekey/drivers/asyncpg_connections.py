@@ -15,6 +15,7 @@ from oncekey.drivers.postgres_errors import (
     lost_commit,
     not_committed,
     refused,
+    refused_commit,
     unsure_commit,
 )
 
@@ -93,7 +94,9 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
 
 def commit_error(error: Exception, connection: asyncpg.Connection, what: str) -> StoreError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
-    return lost_commit(what) if _was_lost(error, connection) else _refused(error, what)
+    if _was_lost(error, connection):
+        return lost_commit(what)
+    return refused_commit(_sqlstate(error) or None, what, type(error).__name__)
 
 
 def check_commit(connection: StoreConnection, what: str) -> None:

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from oncekey.core.errors import CommitAmbiguousError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    RolledBackError,
+    SchemaError,
+    StoreError,
+    StoreUnavailableError,
+)
 from oncekey.flow import Mode
 
 CONFLICT_TRIES: Final = 10
@@ -23,9 +29,9 @@ SYNC_WAIT_CANCELLED: Final = "01000"
 _CONFLICTS: Final = {"40001": "a serialisation failure", "40P01": "a deadlock"}
 _OTHER_SCHEMA: Final = frozenset({"42P01", "42703", "3F000", "42883"})
 _ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+_ABORTED: Final = "25P02"
 _SICK: Final = {
     "25006": "the server only reads: it is a standby, or was demoted to one",
-    "25P02": "the transaction had failed before",
     "55P03": "a lock was not to be had in time",
     "57014": "the statement was cancelled",
     "58030": "the server could not read or write its files",
@@ -62,12 +68,22 @@ def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
     code = sqlstate or kind
     if code in _CONFLICTS:
         return ConflictError(f"{what}: {_CONFLICTS[code]} ({code})")
+    if code == _ABORTED:
+        return RolledBackError(f"{what}: a statement had failed before, so the transaction was rolled back ({code})")
     if code in _OTHER_SCHEMA:
         return SchemaError(f"{what}: {_OTHER_VERSION}")
     why = _SICK.get(code) or _SICK_CLASSES.get(code[:2])
     if why is not None:
         return StoreUnavailableError(f"{what}: {why} ({code})")
     return StoreError(f"{what}: PostgreSQL refused it ({code})")
+
+
+def refused_commit(sqlstate: str | None, what: str, kind: str) -> StoreError:
+    """The meaning of an error that answers a COMMIT: it is about the handler's rows, as a deferred constraint is."""
+    error = refused(sqlstate, what, kind)
+    if isinstance(error, StoreUnavailableError):
+        return error
+    return RolledBackError(f"{what}: PostgreSQL refused the commit, so it was rolled back ({sqlstate or kind})")
 
 
 def lost(mode: Mode, what: str) -> StoreError:
@@ -91,9 +107,9 @@ def unsure_commit(what: str) -> CommitAmbiguousError:
     return CommitAmbiguousError(f"{what}: the commit stopped waiting for its standby")
 
 
-def not_committed(tag: str, what: str) -> StoreUnavailableError:
+def not_committed(tag: str, what: str) -> RolledBackError:
     """The meaning of a COMMIT that was answered with something else (F20)."""
-    return StoreUnavailableError(f"{what}: the transaction had failed, and PostgreSQL answered {tag or 'nothing'}")
+    return RolledBackError(f"{what}: a statement had failed, so it was rolled back: {tag or 'nothing'} was the answer")
 
 
 def unreachable(why: str) -> StoreUnavailableError:

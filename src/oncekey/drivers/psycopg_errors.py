@@ -8,7 +8,15 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from oncekey.core.errors import StoreError
-from oncekey.drivers.postgres_errors import is_the_end, lost, lost_commit, not_committed, refused, unsure_commit
+from oncekey.drivers.postgres_errors import (
+    is_the_end,
+    lost,
+    lost_commit,
+    not_committed,
+    refused,
+    refused_commit,
+    unsure_commit,
+)
 from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
 from oncekey.flow import Mode
 
@@ -28,7 +36,9 @@ def statement_error(error: Exception, connection: AnyConnection, mode: Mode, wha
 
 def commit_error(error: Exception, connection: AnyConnection, what: str) -> StoreError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
-    return lost_commit(what) if _was_lost(error, connection) else _refused(error, what)
+    if _was_lost(error, connection):
+        return lost_commit(what)
+    return refused_commit(getattr(error, "sqlstate", None), what, type(error).__name__)
 
 
 def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from oncekey.core.errors import StoreError, StoreUnavailableError
@@ -19,7 +19,7 @@ _ABORTED: Final = "25P02"
 
 def is_aborted(error: BaseException) -> bool:
     """Whether the transaction failed before, and takes no more statements."""
-    return _sqlstate(error) == _ABORTED
+    return _sqlstate(error) == _ABORTED or isinstance(error, PendingRollbackError)
 
 
 def not_connected(error: BaseException) -> StoreError:
@@ -44,7 +44,7 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
         return sqlite_errors.commit_error(_origin(error), what)
     if _was_lost(error):
         return postgres_errors.lost_commit(what)
-    return postgres_errors.refused(_sqlstate(error), what, _kind(error))
+    return postgres_errors.refused_commit(_sqlstate(error), what, _kind(error))
 
 
 def _was_lost(error: BaseException) -> bool:

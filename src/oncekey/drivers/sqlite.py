@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
-from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+from oncekey.core.errors import RolledBackError, StoreUnavailableError, TransactionControlError
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
 from oncekey.drivers.sqlite_files import SqliteFile
@@ -189,7 +189,7 @@ class SqliteTransaction:
 
     def _refuse_if_lost(self) -> None:
         if self._lost:
-            raise StoreUnavailableError("SQLite rolled the transaction back after an error: nothing of it happened")
+            raise RolledBackError("SQLite rolled the transaction back after an error: nothing of it happened")
 
     def _end(self, connection: sqlite3.Connection) -> None:
         self._raw, self._over = None, True

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncekey.core.errors import CommitAmbiguousError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    RolledBackError,
+    SchemaError,
+    StoreError,
+    StoreUnavailableError,
+)
 
 _UNAVAILABLE: Final[tuple[tuple[str, str], ...]] = (
     ("SQLITE_BUSY", "another writer held the SQLite file for longer than the busy timeout"),
@@ -39,6 +45,9 @@ def store_error(error: Exception, what: str) -> StoreError:
 
 def commit_error(error: Exception, what: str) -> StoreError:
     """The same for a COMMIT: a disk that failed half-way may or may not have kept it."""
-    if str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_IOERR"):
+    name = str(getattr(error, "sqlite_errorname", ""))
+    if name.startswith("SQLITE_IOERR"):
         return CommitAmbiguousError(f"{what}: the disk failed during the commit")
+    if name.startswith("SQLITE_CONSTRAINT"):
+        return RolledBackError(f"{what}: SQLite refused the commit, so it was rolled back ({name})")
     return store_error(error, what)

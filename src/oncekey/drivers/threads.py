@@ -13,7 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+from oncekey.core.errors import RolledBackError, StoreUnavailableError, TransactionControlError
 
 if TYPE_CHECKING:
     from oncekey.flow import Steps, Transaction
@@ -94,7 +94,7 @@ class ThreadedTransaction:
         """Commit, unless a statement was cancelled: nobody heard what became of it."""
         if self._cancelled:
             await self.rollback()
-            raise StoreUnavailableError(CANCELLED)
+            raise RolledBackError(CANCELLED)
         await self._end(self._inner.commit)
 
     async def rollback(self) -> None:
@@ -106,7 +106,7 @@ class ThreadedTransaction:
         if self._over:
             raise TransactionControlError(OVER)
         if self._cancelled:
-            raise StoreUnavailableError(CANCELLED)
+            raise RolledBackError(CANCELLED)
         try:
             return await to_its_end(self._thread, job)
         except asyncio.CancelledError:

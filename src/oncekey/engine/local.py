@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
-from oncekey.core.onecommit import Kind, Sealed, ground_for
-from oncekey.core.rulings import ClaimAgain, Doubt, Supersede, TakeOver, rule
+from oncekey.core.onecommit import Holder, Kind, Sealed, ground_for
+from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, situate
 from oncekey.engine.request import NO_OUTBOX
 from oncekey.flow import Mode, Transaction
 
 if TYPE_CHECKING:
+    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
     from oncekey.core.onecommit import Ground, Locked
     from oncekey.core.policy import Policy
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""
+
+TAKEN = Refuse(Code.KEY_REUSED)
+"""Another request under the same key is under way: the first one is in the right, whatever becomes of it (C8)."""
 
 BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
 """Somebody holds the lock, and how long for nobody knows: there is no row with a lease (L8)."""
@@ -54,7 +58,7 @@ def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     if said is not None:
         return said
     if not look.got:
-        return BUSY
+        return TAKEN if look.other and _leaves_room(look.snapshot) else BUSY
     ground = ground_for(look.snapshot, claim)
     if ground is None:
         return ClaimFirst()
@@ -86,20 +90,32 @@ def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refus
     return _said((yield from records.find(claim.id)), claim, policy)
 
 
-def glance(records: Inspect, locks: Locks, number: int, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
-    """Whether there is news for somebody who waits, without taking anything (L8). None: it is worth a try."""
+def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
+    """Whether there is news for a request that waits, without taking anything (L8). None: it is worth a try."""
     said = yield from after(records, claim, policy)
-    if said is None and (yield from locks.held(number)):
-        return BUSY
-    return said
+    if said is not None:
+        return said
+    holder = yield from locks.holder(lock)
+    match holder:
+        case Holder.NOBODY:
+            return None
+        case Holder.SOMEBODY:
+            return BUSY
+        case Holder.OTHER:
+            # What was committed before the holder was seen must not stay unseen.
+            snapshot = yield from records.find(claim.id)
+            said = _said(snapshot, claim, policy)
+            return said or (TAKEN if _leaves_room(snapshot) else BUSY)
+        case _:
+            assert_never(holder)
 
 
-def lost_commit(locks: Locks, number: int, claim: Claim, policy: Policy) -> Flow[Replay | Refuse]:
+def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse]:
     """What became of a COMMIT that got no reply (P7).
 
     No record proves a roll-back only to who holds the lock: until then the commit may be under way.
     """
-    look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(number, claim))
+    look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(lock, claim))
     said = _said(look.snapshot, claim, policy)
     if said is not None:
         return said
@@ -107,12 +123,14 @@ def lost_commit(locks: Locks, number: int, claim: Claim, policy: Policy) -> Flow
 
 
 def alone(
-    locks: Locks, number: int, claim: Claim, policy: Policy, settlement: Completed
+    locks: Locks, lock: Lock, claim: Claim, policy: Policy, settlement: Completed
 ) -> Flow[Sealed | Replay | Refuse]:
     """The record by itself, after the business was rolled back (L6); what somebody else stored meanwhile wins."""
 
     def body() -> Steps[Sealed | Replay | Refuse]:
-        entry = enter((yield from locks.locking(number, claim)), claim, policy)
+        # This request was here first, so one that came between its two transactions does not make it another's.
+        look = replace((yield from locks.locking(lock, claim)), other=False)
+        entry = enter(look, claim, policy)
         match entry:
             case Go(_, ground, begun):
                 return (yield from locks.completing(claim, ground, settlement, begun)) or BUSY
@@ -137,6 +155,11 @@ def alone(
             return result
     assert lost is not None
     raise lost
+
+
+def _leaves_room(snapshot: Snapshot) -> bool:
+    """Whether the record has no say in whose key it is: then who is under way has."""
+    return situate(snapshot.record, snapshot.now) in (Situation.ABSENT, Situation.EXPIRED)
 
 
 def _said(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse | None:

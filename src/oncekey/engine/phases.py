@@ -77,6 +77,8 @@ class Course:
     """The step that ended with an error last: it left nothing behind, not even that it failed."""
     unsent_call: bool = False
     """That step was a call that was provably not made."""
+    undone: bool = False
+    """That step was a phase, whose rows are rolled back."""
     parked: str | None = None
     lost: bool = False
     halted: bool = False
@@ -136,7 +138,7 @@ class Course:
         """A phase that failed was not taken, so it may be asked for again, and nothing else may take its place."""
         if kind is not EntryKind.CALL and self.script.asked[-1:] == [name]:
             self.script.asked.pop()
-            self.failed, self.unsent_call = name, False
+            self.failed, self.unsent_call, self.undone = name, False, kind is EntryKind.PHASE
 
     def _asked(self, name: str, kind: EntryKind) -> MemoEntry | None:
         try:
@@ -247,6 +249,7 @@ class Course:
             parked=self.parked,
             halted=self.halted,
             unused=not self.script.used_up,
+            undone=self.undone,
         )
 
     @property
@@ -280,6 +283,7 @@ class Course:
         """The same step may be tried again. Another one may follow a call that was not made: that much is stored."""
         failed, self.failed = self.failed, None
         if failed is None or failed == name:
+            self.undone = False
             return
         if not self.unsent_call:
             self.failed = failed

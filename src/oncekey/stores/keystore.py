@@ -165,11 +165,8 @@ class KeyStore:
 
 def _ours_first(rows: Rows, claim: Claim) -> Snapshot:
     """Our own row wins over an old one that was reaped while the statement ran."""
-    snapshots = [snapshot_of(row) for row in rows]
-    for snapshot in snapshots:
-        if snapshot.record is not None and snapshot.record.incarnation == claim.incarnation:
-            return snapshot
-    return snapshots[0]
+    ours = [row for row in rows if str(row["incarnation"]) == str(claim.incarnation)]
+    return snapshot_of((ours or rows)[0])
 
 
 def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:

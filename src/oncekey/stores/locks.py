@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Completed, Deferred
-from oncekey.core.onecommit import Ground, Locked, Sealed
+from oncekey.core.onecommit import Ground, Holder, Locked, Sealed
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.rows import claim_params, response_params, snapshot_of, version_proof
 from oncekey.stores.saying import said
@@ -18,6 +18,7 @@ from oncekey.stores.saying import said
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Duration, Instant
     from oncekey.flow import Flow, Steps, Value
     from oncekey.ports import Outbox
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 STATEMENTS: tuple[str, ...] = (
     "lock",
     "held",
+    "holder",
     "commit_new",
     "commit_retryable",
     "commit_anew",
@@ -44,17 +46,19 @@ class LockStore:
         self._statements = statements
         self._outbox = outbox
 
-    def locking(self, number: int, claim: Claim) -> Steps[Locked]:
+    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
         params: dict[str, Value] = {
-            "lock": number,
+            **_numbers(lock),
             "scope": claim.id.scope,
             "key": claim.id.key,
             "lease_ms": _millis(claim.lease),
             "deadline_ms": _millis(claim.deadline),
         }
         row = (yield self._statements.say("lock", params))[0]
-        return Locked(got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]))
+        return Locked(
+            got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
+        )
 
     def completing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
@@ -82,13 +86,26 @@ class LockStore:
         return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=int(rows[0]["begun"]) == begun)
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether somebody holds the lock; asking takes none (L8)."""
+        """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
 
         def body() -> Steps[bool]:
             rows = yield self._statements.say("held", {"lock": number})
             return bool(rows[0]["held"])
 
         return (yield from said(Transaction("held", Mode.READ, body)))
+
+    def holder(self, lock: Lock) -> Flow[Holder]:
+        """Which request holds the lock; asking takes none. A record that is read before does not count (L8)."""
+
+        def body() -> Steps[Holder]:
+            rows = yield self._statements.say("holder", _numbers(lock))
+            return Holder(rows[0]["holder"])
+
+        return (yield from said(Transaction("holder", Mode.READ, body)))
+
+
+def _numbers(lock: Lock) -> dict[str, Value]:
+    return {"lock": lock.number, "family": lock.family, "mark": lock.mark}
 
 
 def _millis(span: Duration) -> int:

@@ -17,7 +17,7 @@ from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
 from oncekey.core.operate import Forbidden, Move, Moved, Whereabouts, recovery_point_after
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import memo_text, record_of, response_params, snapshot_of, version_proof
+from oncekey.stores.rows import memo_text, records_of, response_params, snapshot_of, version_proof
 from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class OperateStore:
 
         def body() -> Steps[Page]:
             rows = yield self._statements.say("list_records", params)
-            return Page(int(rows[0]["now"]), tuple(record_of(row) for row in rows if row["scope"] is not None))
+            return Page(int(rows[0]["now"]), records_of(rows))
 
         return (yield from said(Transaction("list_records", Mode.READ, body)))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncekey.core.memo import recovery_point
-from oncekey.core.model import State
+from oncekey.core.model import Snapshot, State
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import memo_text, owner_proof, snapshot_of
+from oncekey.stores.rows import memo_text, owner_proof, records_of, snapshot_of
 from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record, Snapshot
+    from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record
     from oncekey.flow import Flow, Steps, Value
     from oncekey.stores.statements import Statements
 
@@ -113,7 +113,7 @@ class PhaseStore:
 
         def body() -> Steps[tuple[Snapshot, ...]]:
             rows = yield self._statements.say("resumable", since)
-            return tuple(snapshot_of(row) for row in rows)
+            return tuple(Snapshot(record, int(rows[0]["now"])) for record in records_of(rows))
 
         return (yield from said(Transaction("resumable", Mode.READ, body)))
 

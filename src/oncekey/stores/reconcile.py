@@ -13,7 +13,7 @@ from oncekey.core.model import RecordId
 from oncekey.core.resolution import Call, Evidence, Heard, Verdict
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import record_of, version_proof
+from oncekey.stores.rows import record_of, records_of, version_proof
 from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ReconcileStore:
 
         def body() -> Steps[Page]:
             rows = yield self._statements.say("unknown_due", params)
-            return Page(int(rows[0]["now"]), tuple(record_of(row) for row in rows if row["scope"] is not None))
+            return Page(int(rows[0]["now"]), records_of(rows))
 
         return (yield from said(Transaction("unknown_due", Mode.READ, body)))
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
+from oncekey.core.errors import RecordUnreadableError
+from oncekey.core.keys import key_digest
 from oncekey.core.model import (
+    RESPONSE_SCHEMA,
     Effects,
     EntryKind,
     Headers,
@@ -22,8 +27,17 @@ from oncekey.core.model import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncekey.core.model import Claim, Lease
-    from oncekey.flow import Row, Value
+    from oncekey.flow import Row, Rows, Value
+
+T = TypeVar("T")
+log = logging.getLogger("oncekey")
+
+UNREADABLE = "the record of a key (digest {digest}) cannot be read: {why}"
+NOT_OURS = "its {column} is nothing that this version of oncekey writes"
+LATER = "its answer was stored by another version of oncekey (response_schema {found}; this one reads {known})"
 
 COLUMNS: tuple[str, ...] = (
     "scope",
@@ -71,21 +85,34 @@ def snapshot_of(row: Row) -> Snapshot:
     return Snapshot(record_of(row) if row["scope"] is not None else None, int(row["now"]))
 
 
+def records_of(rows: Rows) -> tuple[Record, ...]:
+    """The records of a page. One that cannot be read is named in the log, and keeps nobody from the others."""
+    found = []
+    for row in rows:
+        if row["scope"] is None:
+            continue
+        try:
+            found.append(record_of(row))
+        except RecordUnreadableError as error:
+            _tell(str(error))
+    return tuple(found)
+
+
 def record_of(row: Row) -> Record:
-    """Decode one row."""
+    """Decode one row, or raise `RecordUnreadableError`: what cannot be read is neither replayed nor run again."""
     outcome, status = row["outcome"], row["response_status"]
     return Record(
         id=RecordId(row["scope"], row["key"]),
         incarnation=_uuid(row["incarnation"]),
         operation=row["operation"],
-        effects=Effects(row["effects"]),
-        recovery=Recovery(row["recovery"]),
+        effects=_read(row, "effects", Effects),
+        recovery=_read(row, "recovery", Recovery),
         method=row["method"],
         path=row["path"],
         fingerprint=row["fingerprint"],
         seed=bytes(row["seed"]),
-        state=State(row["state"]),
-        outcome=None if outcome is None else Outcome(outcome),
+        state=_read(row, "state", State),
+        outcome=None if outcome is None else _read(row, "outcome", Outcome),
         entered=bool(row["entered"]),
         fence=row["fence"],
         version=row["version"],
@@ -96,8 +123,8 @@ def record_of(row: Row) -> Record:
         ttl=row["ttl"],
         attempts=row["attempts"],
         recovery_point=row["recovery_point"],
-        memo=_memo(row["memo"]),
-        intent=_intent(row["intent"]),
+        memo=_read(row, "memo", _memo),
+        intent=_read(row, "intent", _intent),
         response=None if status is None else _response(row),
         last_error=row["last_error"],
         reconcile_after=row["reconcile_after"],
@@ -169,14 +196,19 @@ def headers_text(headers: Headers) -> str:
 
 
 def _response(row: Row) -> StoredResponse:
-    lines = json.loads(row["response_headers"])
+    if row["response_schema"] != RESPONSE_SCHEMA:
+        raise _unreadable(row, LATER.format(found=row["response_schema"], known=RESPONSE_SCHEMA))
     body = row["response_body"]
     return StoredResponse(
         status=row["response_status"],
-        headers=tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in lines),
+        headers=_read(row, "response_headers", _headers),
         body=None if body is None else bytes(body),
         schema_version=row["response_schema"],
     )
+
+
+def _headers(text: str) -> Headers:
+    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text))
 
 
 def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
@@ -193,6 +225,24 @@ def _memo(text: str | None) -> tuple[MemoEntry, ...]:
 
 def _intent(text: str | None) -> Intent | None:
     return Intent(**json.loads(text)) if text else None
+
+
+def _read(row: Row, column: str, decode: Callable[[str], T]) -> T:
+    try:
+        return decode(row[column])
+    except (ValueError, TypeError, AttributeError):
+        # What it holds may be a client's, so it is not shown.
+        raise _unreadable(row, NOT_OURS.format(column=column)) from None
+
+
+def _unreadable(row: Row, why: str) -> RecordUnreadableError:
+    return RecordUnreadableError(UNREADABLE.format(digest=key_digest(row["key"]), why=why))
+
+
+@lru_cache(maxsize=1024)
+def _tell(text: str) -> None:
+    """Say it once: the same page is read again every few seconds."""
+    log.error("oncekey: %s", text)
 
 
 def _uuid(value: object) -> UUID:

@@ -14,7 +14,7 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import RecordId, State
 from oncekey.core.upkeep import Page, Run
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import record_of, response_params, version_proof
+from oncekey.stores.rows import records_of, response_params, version_proof
 from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class UpkeepStore:
 
         def body() -> Steps[Page]:
             rows = yield self._statements.say(name, {**params, **since})
-            return Page(int(rows[0]["now"]), tuple(record_of(row) for row in rows if row["scope"] is not None))
+            return Page(int(rows[0]["now"]), records_of(rows))
 
         return (yield from said(Transaction(name, Mode.READ, body)))
 

@@ -7,12 +7,13 @@ import pytest
 from oncekey.core.errors import (
     CommitAmbiguousError,
     ConfigurationError,
+    RolledBackError,
     SchemaError,
     StoreError,
     StoreUnavailableError,
 )
 from oncekey.drivers.postgres_address import PostgresAddress
-from oncekey.drivers.postgres_errors import ConflictError, LostError, is_the_end, lost, refused
+from oncekey.drivers.postgres_errors import ConflictError, LostError, is_the_end, lost, refused, refused_commit
 from oncekey.drivers.slots import business_share
 from oncekey.flow import Mode
 
@@ -26,7 +27,7 @@ from oncekey.flow import Mode
         ("42703", SchemaError),
         ("3F000", SchemaError),
         ("25006", StoreUnavailableError),
-        ("25P02", StoreUnavailableError),
+        ("25P02", RolledBackError),
         ("53100", StoreUnavailableError),
         ("53300", StoreUnavailableError),
         ("55P03", StoreUnavailableError),
@@ -49,6 +50,25 @@ def test_a_refusal_means(sqlstate, meaning):
     assert type(error) is meaning
     assert str(error).startswith("settle: ")
     assert meaning is SchemaError or (sqlstate or "SomeError") in str(error)
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "meaning"),
+    [
+        ("23503", RolledBackError),
+        ("23505", RolledBackError),
+        ("P0001", RolledBackError),
+        ("42P01", RolledBackError),  # of a deferred trigger of the application: a COMMIT asks no table of ours
+        ("25P02", RolledBackError),
+        ("40001", ConflictError),
+        ("53100", StoreUnavailableError),
+        ("57014", StoreUnavailableError),
+    ],
+)
+def test_a_refused_commit_means(sqlstate, meaning):  # X1, F20
+    error = refused_commit(sqlstate, "committing", "SomeError")
+    assert type(error) is meaning
+    assert sqlstate in str(error)
 
 
 def test_a_pooler_that_was_not_announced_is_named():

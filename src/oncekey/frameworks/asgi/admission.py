@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from oncekey.core.choices import InProgress, StoreErrorPolicy
-from oncekey.core.errors import CommitAmbiguousError, StoreError
+from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreError
 from oncekey.core.model import SECOND, Bypass, Code, Discarded, HandedBack, Lease, Refuse, Retryable, State
 from oncekey.flow import adrive
 
@@ -58,6 +58,11 @@ async def guarded(
         return _outage(policy)
     try:
         verdict = await ask()
+    except RecordUnreadableError as error:
+        # The store is there, and so is a record: also a route that fails open must not run now.
+        installation.breaker.worked()
+        log.error("oncekey: %s", error)
+        return Refuse(Code.RECORD_UNREADABLE)
     except StoreError as error:
         installation.breaker.failed()
         if isinstance(error, CommitAmbiguousError):

@@ -11,7 +11,7 @@ from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecuted
 from oncekey.core.model import Code, Deferred, Doubtful, Effects, HandedBack, Refuse, Retryable
 from oncekey.core.policy import micros
-from oncekey.core.settle import DIVERGED, NOT_DEFERRED, STOPPED, Decision, Ending, Progress, decide
+from oncekey.core.settle import DIVERGED, NOT_DEFERRED, STOPPED, Decision, Ending, Progress, Reading, decide, read
 from oncekey.engine.phases import proves_nothing_sent
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oncekey")
 
+RAISED_SUCCESS: Final = (
+    "oncekey: %s ended with a success (%s) whose rows were rolled back, because it was raised: return it, or call "
+    "op.keep() before"
+)
 DEFER_ONCE: Final = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
 
 
@@ -109,6 +113,9 @@ def _instead(
             return answer(Refuse(Code.EXECUTION_FAILED))
         case Retryable(last_error) if last_error == NOT_DEFERRED:
             log.error("oncekey: %s: %s", enrolment.operation, DEFER_ONCE)
+            return answer(Refuse(Code.EXECUTION_FAILED))
+        case _ if read(enrolment.effects, ending, enrolment.policy) is Reading.UNDONE:
+            log.error(RAISED_SUCCESS, enrolment.operation, ending.status)
             return answer(Refuse(Code.EXECUTION_FAILED))
         case _:
             return None

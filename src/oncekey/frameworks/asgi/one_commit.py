@@ -11,14 +11,22 @@ import logging
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.errors import CommitAmbiguousError, StoreError, TransactionControlError
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    OncekeyError,
+    RecordUnreadableError,
+    RolledBackError,
+    StoreError,
+    TransactionControlError,
+)
 from oncekey.core.keys import key_digest
-from oncekey.core.locks import lock_number
+from oncekey.core.locks import lock_of
 from oncekey.core.model import Code, Completed, Deferred, Discarded, Outcome, Refuse, Replay
 from oncekey.core.onecommit import Sealed
 from oncekey.core.settle import Business
 from oncekey.engine import local
 from oncekey.flow import adrive
+from oncekey.frameworks.asgi.settlement import NO_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +57,8 @@ class OneCommit:
         "_echo",
         "_engine",
         "_go",
+        "_lock",
         "_locks",
-        "_number",
         "_policy",
         "_status_url",
         "claim",
@@ -75,7 +83,7 @@ class OneCommit:
         self._policy = policy
         self._echo = echo
         self._status_url = status_url
-        self._number = lock_number(SCHEMA, claim.id, policy.secret)
+        self._lock = lock_of(SCHEMA, claim.id, claim.fingerprint, policy.secret)
         self._go: Go | None = None
         self.tx: AsyncOpenTransaction | None = None
         self.parcels: tuple[Parcel, ...] = ()
@@ -83,7 +91,7 @@ class OneCommit:
 
     async def enter(self, tx: AsyncOpenTransaction) -> Entry:
         """Try the lock on the business transaction, as its first statement of ours."""
-        look = await tx.step(self._locks.locking(self._number, self.claim))
+        look = await tx.step(self._locks.locking(self._lock, self.claim))
         entry = local.enter(look, self.claim, self._policy)
         if isinstance(entry, local.Go):
             self._go = entry
@@ -92,7 +100,7 @@ class OneCommit:
 
     async def glance(self) -> Replay | Refuse | None:
         """Whether there is news for a request that waits; it takes neither the lock nor a business transaction."""
-        flow = local.glance(self._engine.store, self._locks, self._number, self.claim, self._policy)
+        flow = local.glance(self._engine.store, self._locks, self._lock, self.claim, self._policy)
         return await adrive(flow, self._engine.driver.run)
 
     async def perform(self, decision: Decision) -> Answer | None:
@@ -119,7 +127,7 @@ class OneCommit:
                 await tx.commit()
                 self._noted(sealed)
                 return None
-        except TransactionControlError as error:
+        except (TransactionControlError, RolledBackError) as error:
             await tx.rollback()
             return await self._rolled_back(settlement, error)
         except CommitAmbiguousError:
@@ -146,19 +154,21 @@ class OneCommit:
             case _:
                 return await self._after()
 
-    async def _rolled_back(self, settlement: Completed | Deferred, error: TransactionControlError) -> Answer | None:
+    async def _rolled_back(self, settlement: Completed | Deferred, error: OncekeyError) -> Answer | None:
         """The handler's rows are gone before their commit: a final no needs none of them, a success does."""
         if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
             return await self._alone(settlement)
-        log.error("oncekey: %s", error)
+        log.error(NO_ROWS, key_digest(self.claim.id.key), error)
         return await self._after() or self._refused(Refuse(Code.EXECUTION_FAILED))
 
     async def _alone(self, settlement: Completed) -> Answer | None:
         """A small transaction of its own; if it cannot be had, nothing happened and the client may come again."""
         try:
             told = await self._patiently(
-                lambda: local.alone(self._locks, self._number, self.claim, self._policy, settlement)
+                lambda: local.alone(self._locks, self._lock, self.claim, self._policy, settlement)
             )
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             return self._refused(NOT_THERE)
         if isinstance(told, Sealed):
@@ -168,7 +178,9 @@ class OneCommit:
 
     async def _lost_commit(self) -> Answer:
         try:
-            told = await self._patiently(lambda: local.lost_commit(self._locks, self._number, self.claim, self._policy))
+            told = await self._patiently(lambda: local.lost_commit(self._locks, self._lock, self.claim, self._policy))
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             return self._in_doubt()
         return self._answer(told)
@@ -177,6 +189,8 @@ class OneCommit:
         """What the record says wins over whatever we would have answered (L2)."""
         try:
             told = await adrive(local.after(self._engine.store, self.claim, self._policy), self._engine.driver.run)
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             return self._refused(NOT_THERE)
         return None if told is None else self._answer(told)
@@ -206,6 +220,11 @@ class OneCommit:
             echo=self._echo,
             status_url=self._status_url,
         )
+
+    def _unread(self, error: RecordUnreadableError) -> Answer:
+        """A record is there that is not ours, and whose it is cannot be read."""
+        log.error("oncekey: %s", error)
+        return self._refused(Refuse(Code.RECORD_UNREADABLE))
 
     def _refused(self, refusal: Refuse) -> Answer:
         return refuse(refusal, self._policy, echo=self._echo, status_url=self._status_url)

@@ -10,7 +10,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.errors import CommitAmbiguousError, StoreError, TransactionControlError
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    OncekeyError,
+    RecordUnreadableError,
+    RolledBackError,
+    StoreError,
+    TransactionControlError,
+)
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     Bypass,
@@ -45,6 +52,7 @@ log = logging.getLogger("oncekey")
 COMMIT_FAILED = "commit_failed"
 NOT_ENTERED = "not_entered"
 ROLLED_BACK = "rolled_back_by_handler"
+NO_ROWS = "oncekey: a success is not stored, because its rows were rolled back (digest %s): %s"
 
 
 class Settling:
@@ -98,7 +106,7 @@ class Settling:
                 await tx.commit()
                 self._noted(settled)
                 return None
-        except TransactionControlError as error:
+        except (TransactionControlError, RolledBackError) as error:
             await tx.rollback()
             return await self._rolled_back(settlement, error)
         except CommitAmbiguousError:
@@ -112,11 +120,11 @@ class Settling:
         await tx.rollback()
         return self._record_says(settled)
 
-    async def _rolled_back(self, settlement: Settlement, error: TransactionControlError) -> Answer | None:
+    async def _rolled_back(self, settlement: Settlement, error: OncekeyError) -> Answer | None:
         """The handler's rows are gone before their commit: a final no needs none of them, a success does."""
         if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
             return await self._alone(settlement)
-        log.error("oncekey: %s", error)
+        log.error(NO_ROWS, self._digest, error)
         told = await self._alone(Retryable(ROLLED_BACK))
         return told or self._refused(Refuse(Code.EXECUTION_FAILED))
 
@@ -124,6 +132,8 @@ class Settling:
         """A transaction of its own; a store that cannot be reached is asked again until it answers."""
         try:
             settled = await self._engine.settle(self._lease, settlement)
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             self._later(settlement)
             return self._unwritten(settlement)
@@ -162,6 +172,8 @@ class Settling:
     async def _lost_commit(self) -> Answer | None:
         try:
             settled = await self._engine.settle_lost_commit(self._lease)
+        except RecordUnreadableError as error:
+            return self._unread(error)
         except StoreError:
             self._drain.errand(lambda: self._engine.settle_lost_commit(self._lease), patience=self._patience)
             return self._in_doubt()
@@ -197,6 +209,11 @@ class Settling:
             echo=self._echo,
             status_url=self._status_url,
         )
+
+    def _unread(self, error: RecordUnreadableError) -> Answer:
+        """A record is there that is not ours any more, and whose it is cannot be read."""
+        log.error("oncekey: %s", error)
+        return self._refused(Refuse(Code.RECORD_UNREADABLE))
 
     def _refused(self, refusal: Refuse) -> Answer:
         return refuse(refusal, self._policy, echo=self._echo, status_url=self._status_url)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer, refuse, retry_after
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.locks import lock_number
 from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
 from oncekey.core.rulings import Situation, situate
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.types import Scope
 
 
+log = logging.getLogger("oncekey")
+
+
 async def status_of(installation: Installation, scope: Scope, key: str) -> Answer:
     """The key's state; a stranger's key, an expired one and one that never was are all the same 404 (R29)."""
     policy = installation.policy
@@ -36,6 +40,9 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
         return refuse(turned_away, policy)
     try:
         sight = await _find(installation.engines.asynchronous(), record_id, policy)
+    except RecordUnreadableError as error:
+        log.error("oncekey: %s", error)
+        return refuse(Refuse(Code.RECORD_UNREADABLE), policy)
     except StoreError:
         return refuse(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), policy)
     record, now = sight.snapshot.record, sight.snapshot.now

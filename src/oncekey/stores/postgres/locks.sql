@@ -3,8 +3,10 @@
 
 -- name: lock
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-       look.locked, look.begun, (look.seen).*
-FROM oncekey.lock_key(:lock::bigint, :scope, :key, :lease_ms::integer, :deadline_ms::integer) AS look;
+       look.locked, look.other, look.begun, (look.seen).*
+FROM oncekey.lock_request(
+    :lock::bigint, :family::integer, :mark::integer, :scope, :key, :now::bigint, :lease_ms::integer,
+    :deadline_ms::integer) AS look;
 
 -- name: held
 SELECT EXISTS (
@@ -12,6 +14,9 @@ SELECT EXISTS (
     WHERE locktype = 'advisory' AND granted AND objsubid = 1
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND (classid::bigint << 32 | objid::bigint) = :lock::bigint) AS held;
+
+-- name: holder
+SELECT oncekey.lock_holder(:lock::bigint, :family::integer, :mark::integer) AS holder;
 
 -- name: commit_new
 WITH clock AS MATERIALIZED (

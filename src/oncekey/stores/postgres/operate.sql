@@ -12,7 +12,7 @@ FROM clock LEFT JOIN (
         record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
         record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
         record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
+        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, 1 AS response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL::bytea AS request
     FROM oncekey.record AS record

@@ -67,7 +67,7 @@ class Keeping:
         for body in BODIES:
             for headers in HEADERS:
                 claim = a_claim()
-                settlement = Completed(StoredResponse(200, headers, body, schema_version=3), Outcome.SUCCESS)
+                settlement = Completed(StoredResponse(200, headers, body), Outcome.SUCCESS)
                 assert world.settle(world.owned(claim), settlement).ours
                 verdict = world.begin(again(claim))
                 assert isinstance(verdict, Replay)

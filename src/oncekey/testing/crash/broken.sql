@@ -2,11 +2,12 @@
 
 -- name: lock
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-       pg_try_advisory_xact_lock(:lock::bigint) AS locked, (extract(epoch FROM now()) * 1000000)::bigint AS begun,
+       pg_try_advisory_xact_lock(:lock::bigint) AS locked, false AS other,
+       (extract(epoch FROM now()) * 1000000)::bigint AS begun,
        record.*
 FROM oncekey.record AS record WHERE record.scope = :scope AND record.key = :key AND :lease_ms::integer > 0
 UNION ALL
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true,
+SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true, false,
        (extract(epoch FROM now()) * 1000000)::bigint, (none.record).*
 FROM (SELECT NULL::oncekey.record AS record) AS none
 WHERE NOT EXISTS (SELECT FROM oncekey.record WHERE scope = :scope AND key = :key);

@@ -1,0 +1,54 @@
+-- Which request holds the lock of a key: a second lock beside it, which excludes nobody and only tells who is there.
+
+-- All advisory locks are read at one moment. `other` needs a mark of another request in the hands of the very connection
+-- that holds the key; a holder without a mark (an older version, or one that is just ending) proves nothing.
+CREATE FUNCTION oncekey.lock_holder(lock bigint, family integer, mark integer) RETURNS text
+LANGUAGE sql VOLATILE AS $$
+    WITH held AS MATERIALIZED (
+        SELECT pid, classid, objid, objsubid FROM pg_catalog.pg_locks
+        WHERE locktype = 'advisory' AND granted
+          AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+    )
+    SELECT CASE WHEN count(*) = 0 THEN 'nobody'
+                WHEN count(marked.pid) > 0 AND NOT bool_or(marked.objid = $3::oid) THEN 'other'
+                ELSE 'somebody' END
+    FROM held AS keyed
+    LEFT JOIN held AS marked ON marked.pid = keyed.pid AND marked.objsubid = 2 AND marked.classid = $2::oid
+    WHERE keyed.objsubid = 1 AND (keyed.classid::bigint << 32 | keyed.objid::bigint) = $1
+$$;
+
+-- `lock_key`, and the mark. A request sets its mark before it tries the lock, so the lock is never seen without the mark of
+-- its holder. Who misses the lock and finds no record that counts asks for the holder, and then looks at the record once
+-- more: what was committed before that moment must not stay unseen. Marks are shared; the holder of the lock makes its own
+-- exclusive, so that a duplicate knows itself for one at once, without reading all locks of the server.
+CREATE FUNCTION oncekey.lock_request(
+    lock bigint, family integer, mark integer, in_scope text, in_key text, at bigint, lease_ms integer,
+    deadline_ms integer,
+    OUT locked boolean, OUT other boolean, OUT begun bigint, OUT seen oncekey.record)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    marked boolean;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'on', true),
+            set_config('idle_in_transaction_session_timeout', lease_ms::text, true),
+            set_config('statement_timeout', lease_ms::text, true);
+    -- A client that falls silent in the middle of a message is neither idle nor executing: only this ends it.
+    IF current_setting('server_version_num')::integer >= 170000 THEN
+        PERFORM set_config('transaction_timeout', deadline_ms::text, true);
+    END IF;
+    marked := pg_try_advisory_xact_lock_shared(family, mark);
+    locked := pg_try_advisory_xact_lock(lock);
+    IF locked THEN
+        PERFORM pg_try_advisory_xact_lock(family, mark);
+    END IF;
+    other := false;
+    begun := (extract(epoch FROM now()) * 1000000)::bigint;
+    SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
+    IF marked AND NOT locked AND (seen.scope IS NULL
+                                  OR seen.expires_at <= COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+    THEN
+        other := oncekey.lock_holder(lock, family, mark) = 'other';
+        SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
+    END IF;
+END
+$$;

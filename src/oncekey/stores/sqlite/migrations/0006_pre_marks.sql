@@ -1,0 +1,1 @@
+-- Nothing to do here: on SQLite a request in progress has a row, which says whose it is. The number is PostgreSQL's.
