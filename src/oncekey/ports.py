@@ -41,6 +41,7 @@ __all__ = [
     "AsyncSessions",
     "AsyncShares",
     "Audit",
+    "Crowds",
     "Driver",
     "Inspect",
     "Locks",
@@ -311,6 +312,15 @@ class AsyncShares(Protocol):
 
     async def begin(self) -> AsyncOpenTransaction:
         """Open a business transaction (its first statement begins it where a store locks writers)."""
+
+
+@runtime_checkable
+class Crowds(Protocol):
+    """A driver that knows when its business transactions leave no place for another one."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the next one would have to wait for another one's end."""
 
 
 class SessionTransaction(AsyncOpenTransaction, Protocol):

@@ -31,6 +31,10 @@ class StoreUnavailableError(StoreError):
     """The store could not be reached, or refused to work; nothing of this transaction happened."""
 
 
+class StoreBusyError(StoreUnavailableError):
+    """The store is there, but every connection, or its only writer, was in use for too long; nothing happened."""
+
+
 class CommitAmbiguousError(StoreError):
     """The connection was lost while a commit was under way: it may or may not have happened (P7)."""
 

@@ -71,6 +71,11 @@ class AsyncpgDriver:
                 if losses == LOSS_TRIES:
                     raise
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._pool.crowded
+
     async def begin(self) -> AsyncpgTransaction:
         """Open a business transaction."""
         for _ in range(LOSS_TRIES - 1):

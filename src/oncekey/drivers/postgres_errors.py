@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from oncekey.core.errors import CommitAmbiguousError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.core.errors import CommitAmbiguousError, SchemaError, StoreBusyError, StoreError, StoreUnavailableError
 from oncekey.flow import Mode
 
 CONFLICT_TRIES: Final = 10
@@ -101,6 +101,6 @@ def unreachable(why: str) -> StoreUnavailableError:
     return StoreUnavailableError(f"no connection to PostgreSQL: {why}")
 
 
-def exhausted(size: int, seconds: float) -> StoreUnavailableError:
+def exhausted(size: int, seconds: float) -> StoreBusyError:
     """The meaning of a pool whose connections are all lent out."""
-    return StoreUnavailableError(f"all {size} connections to PostgreSQL were in use for {seconds:g} s")
+    return StoreBusyError(f"all {size} connections to PostgreSQL were in use for {seconds:g} s")

@@ -89,6 +89,11 @@ class PsycopgDriver:
                 if losses == LOSS_TRIES:
                     raise
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._pool.crowded
+
     def begin(self) -> PsycopgTransaction:
         """Open a business transaction."""
         for _ in range(LOSS_TRIES - 1):
@@ -162,6 +167,11 @@ class AsyncPsycopgDriver:
                 losses += 1
                 if losses == LOSS_TRIES:
                     raise
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._pool.crowded
 
     async def begin(self) -> AsyncPsycopgTransaction:
         """Open a business transaction."""

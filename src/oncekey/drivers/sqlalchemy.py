@@ -75,6 +75,11 @@ class SqlalchemyDriver:
                 if not losses:
                     raise
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._places is not None and self._places.full
+
     async def begin(self) -> SqlalchemyTransaction:
         """Open a business transaction; the database hears of it with its first statement."""
         await self._enter()

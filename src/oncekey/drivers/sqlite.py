@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
-from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+from oncekey.core.errors import StoreBusyError, StoreUnavailableError, TransactionControlError
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
 from oncekey.drivers.sqlite_files import SqliteFile
@@ -211,7 +211,7 @@ class SqliteTransaction:
 def take_turn(turn: threading.Lock, patience: float) -> None:
     """Wait for the turn to write, but not for ever."""
     if not turn.acquire(timeout=patience):
-        raise StoreUnavailableError("another writer of this process held the SQLite file for too long")
+        raise StoreBusyError("another writer of this process held the SQLite file for too long")
 
 
 def execute(module: ModuleType, connection: sqlite3.Connection, statement: Statement) -> Rows:

@@ -58,6 +58,11 @@ class AsyncSqliteDriver:
         future.add_done_callback(lambda _: lane.leave())
         return await asyncio.shield(future)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a writer would have to wait for another one's end."""
+        return lane_of(self._driver.path).taken
+
     async def begin(self) -> AsyncSqliteTransaction:
         """Open a business transaction; nothing is locked before its first statement."""
         return AsyncSqliteTransaction(self._driver.begin(), lane_of(self._driver.path), self._lock_timeout)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import migrate, request
 from oncekey.flow import adrive, drive
-from oncekey.ports import AsyncShares, Shares
+from oncekey.ports import AsyncShares, Crowds, Shares
 
 if TYPE_CHECKING:
     from oncekey.core.model import (
@@ -35,6 +35,12 @@ class Engine:
         self.store = store
         self.driver = driver
         self._shares = driver if isinstance(driver, Shares) else None
+        self._crowds = driver if isinstance(driver, Crowds) else None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._crowds is not None and self._crowds.crowded
 
     def begin(self, claim: Claim, policy: Policy) -> Verdict:
         """Ask for the right to execute."""
@@ -88,6 +94,12 @@ class AsyncEngine:
         self.store = store
         self.driver = driver
         self._shares = driver if isinstance(driver, AsyncShares) else None
+        self._crowds = driver if isinstance(driver, Crowds) else None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._crowds is not None and self._crowds.crowded
 
     async def begin(self, claim: Claim, policy: Policy) -> Verdict:
         """Ask for the right to execute."""
