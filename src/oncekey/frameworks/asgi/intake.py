@@ -18,6 +18,10 @@ class TooLargeError(Exception):
     """The body is larger than a keyed request may be."""
 
 
+class TooSlowError(Exception):
+    """The body did not arrive in the time that the policy gives it."""
+
+
 class Intake:
     """What the application receives from instead of the server.
 
@@ -36,6 +40,8 @@ class Intake:
         "_released",
         "_size",
         "_too_large",
+        "_too_slow",
+        "_waited",
     )
 
     def __init__(self, receive: Receive, limit: int) -> None:
@@ -45,17 +51,19 @@ class Intake:
         self._size = 0
         self._complete = False
         self._too_large = False
+        self._too_slow = False
+        self._waited = 0.0
         self._queued: deque[Message] = deque()
         self._hold = False
         self._left: Message | None = None
         self._released: asyncio.Event | None = None
 
-    async def receive(self) -> Message:
-        """The next message for the application."""
+    async def receive(self, patience: float | None = None) -> Message:
+        """The next message for the application; `patience` is how many seconds the body may take in all."""
         if self._queued:
             return self._queued.popleft()
         # A server may announce a disconnect only once, and whoever heard of it may have been cancelled since.
-        message = self._left or await self._receive()
+        message = self._left or await (self._receive() if self._complete else self._next(patience))
         if message["type"] == "http.request":
             self._keep(message)
             return message
@@ -65,11 +73,12 @@ class Intake:
             await self._released.wait()
         return message
 
-    async def body(self) -> bytes:
-        """The whole body; what has to be read for it is queued for the application."""
+    async def body(self, patience: float | None = None) -> bytes:
+        """The whole body, within `patience` seconds; what has to be read for it is queued for the application."""
         while not self._complete and not self._too_large:
-            message = await self._receive()
+            message = self._left or await self._next(patience)
             if message["type"] != "http.request":
+                self._left = message
                 raise ClientLeftError
             self._keep(message)
             self._queued.append(message)
@@ -86,6 +95,25 @@ class Intake:
         self._hold = False
         if self._released is not None:
             self._released.set()
+
+    async def _next(self, patience: float | None) -> Message:
+        """The next message of the body. Only the waiting counts, and not what the application does in between."""
+        if self._too_slow:
+            raise TooSlowError
+        if patience is None:
+            return await self._receive()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(max(0.0, patience - self._waited)) as limit:
+                return await self._receive()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._too_slow = True
+            raise TooSlowError from None
+        finally:
+            self._waited += clock() - began
 
     def _keep(self, message: Message) -> None:
         chunk = message.get("body", b"")

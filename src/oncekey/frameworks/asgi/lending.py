@@ -17,6 +17,7 @@ from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.ports import AsyncFlushes, AsyncSessions
 
 if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
@@ -40,12 +41,23 @@ UNSEEN = (
 class Lending:
     """What one request was lent."""
 
-    __slots__ = ("_engine", "_handed_over", "_installation", "_reading", "_scope", "_session", "_taken", "_tx")
+    __slots__ = (
+        "_engine",
+        "_handed_over",
+        "_installation",
+        "_reading",
+        "_request",
+        "_scope",
+        "_session",
+        "_taken",
+        "_tx",
+    )
 
-    def __init__(self, installation: Installation, scope: Scope) -> None:
-        self._installation = installation
-        self._engine = installation.engines.asynchronous()
-        self._scope = scope
+    def __init__(self, request: Borrower) -> None:
+        self._request = request
+        self._installation = request.installation
+        self._engine = request.installation.engines.asynchronous()
+        self._scope = request.scope
         self._tx: AsyncOpenTransaction | None = None
         self._reading: AsyncOpenTransaction | None = None
         self._session: Any = None
@@ -57,6 +69,7 @@ class Lending:
         driver = self._engine.driver
         if not isinstance(driver, AsyncSessions):
             raise ConfigurationError(NO_SESSIONS)
+        await self._read_ahead()
         if self._is_local():
             return cast("SessionTransaction", await self.business()).session
         if self._session is None:
@@ -65,6 +78,7 @@ class Lending:
 
     async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
         """The connection of the business transaction; one to read through where there is no such transaction."""
+        await self._read_ahead()
         if self._is_local():
             return (await self.business()).connection
         if self._scope["method"] not in SAFE:
@@ -107,8 +121,13 @@ class Lending:
         if self._session is not None:
             await self._session.close()
 
+    async def _read_ahead(self) -> None:
+        enrolment = enrolment_of(self._scope)
+        if enrolment is not None:
+            await self._request.read_ahead(enrolment.policy)
+
     def _is_local(self) -> bool:
-        enrolment = _enrolment(self._scope)
+        enrolment = enrolment_of(self._scope)
         if enrolment is None or not enrolment.transactional:
             return False
         if enrolment.blocking:
@@ -123,16 +142,20 @@ class Borrower(Protocol):
     scope: Scope
     lent: Lending | None
 
+    async def read_ahead(self, policy: Policy) -> None:
+        """Have the whole body here: nobody holds a connection while a client takes its time to send."""
+
 
 def lend(request: Borrower) -> Lending:
     """What a request was lent so far."""
     if request.lent is None:
-        request.lent = Lending(request.installation, request.scope)
+        request.lent = Lending(request)
     return request.lent
 
 
 async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransaction:
     """The business transaction of a LOCAL handler: the one that a dependency opened, or a new one."""
+    await request.read_ahead(enrolment.policy)
     return await lend(request).hand_over(enrolment)
 
 
@@ -159,7 +182,7 @@ async def take_back(request: Borrower) -> None:
         raise
 
 
-def _enrolment(scope: Scope) -> Enrolment | None:
+def enrolment_of(scope: Scope) -> Enrolment | None:
     """The enrolment of the endpoint that was routed to; a class answers by its methods."""
     endpoint = scope.get("endpoint")
     if inspect.isclass(endpoint):

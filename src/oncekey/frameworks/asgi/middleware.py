@@ -9,7 +9,7 @@ from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
 from oncekey.core.model import Code, Refuse
 from oncekey.frameworks.asgi.delivery import send_answer
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit, current
-from oncekey.frameworks.asgi.intake import ClientLeftError
+from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
 from oncekey.frameworks.asgi.lending import take_back
 
 if TYPE_CHECKING:
@@ -51,10 +51,14 @@ class OncekeyMiddleware:
         if enrolment is not None and enrolment.policy.require_key:
             await send_answer(send, refuse(Refuse(Code.KEY_MISSING), enrolment.policy))
             return
-        visit = Visit(self.installation, scope)
+        visit = Visit(self.installation, scope, receive)
         token = current.set(visit)
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, visit.receive, send)
+        except ClientLeftError:
+            pass
+        except TooSlowError:
+            await send_answer(send, refuse(Refuse(Code.BODY_TOO_SLOW), self.installation.policy))
         finally:
             current.reset(token)
             await take_back(visit)
