@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, assert_never
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import StoreBusyError, StoreError
 from oncekey.core.model import Refuse, Replay
 from oncekey.engine.local import ClaimFirst, Go
 from oncekey.frameworks.asgi.admission import guarded, patiently
@@ -62,7 +62,7 @@ class Entrance:
                 return await self._look_only(enrolment)
             self._comer.lent = None
         if self._would_wait(enrolment):
-            news = await self._one.glance()
+            news = await self._glance_aside()
             if news is not None:
                 return news
         try:
@@ -74,6 +74,13 @@ class Entrance:
                 raise
             return news
         return await self._enter(tx, enrolment)
+
+    async def _glance_aside(self) -> Replay | Refuse | None:
+        """Look without a place of one's own; where that is crowded, too, waiting for the place is all there is."""
+        try:
+            return await self._one.glance()
+        except StoreBusyError:
+            return None
 
     def _would_wait(self, enrolment: Enrolment) -> bool:
         """Whether handlers hold all the connections that they may: an answer that is stored needs none of those."""
