@@ -31,6 +31,7 @@ from oncekey.drivers.psycopg_saying import (
     undo,
 )
 from oncekey.drivers.psycopg_transactions import WHAT, AsyncPsycopgTransaction, PsycopgTransaction
+from oncekey.drivers.reading import only_reading
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin, Within
 from oncekey.flow import Mode, astep, step
 
@@ -181,6 +182,10 @@ class AsyncPsycopgDriver:
             except LostError:
                 continue
         return await self._opened()
+
+    async def read(self) -> AsyncPsycopgTransaction:
+        """Open a transaction that only reads."""
+        return await only_reading(await self.begin())
 
     async def close(self) -> None:
         """Close the connections."""

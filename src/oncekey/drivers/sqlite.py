@@ -50,6 +50,11 @@ class SqliteDriver:
         self._turn = threading.Lock()
 
     @property
+    def file(self) -> SqliteFile:
+        """The connections to the file."""
+        return self._file
+
+    @property
     def path(self) -> str:
         """The file."""
         return self._file.path
@@ -203,9 +208,12 @@ class SqliteTransaction:
             if connection.in_transaction:
                 self._file.discard(connection)
             else:
-                self._file.give_back(connection)
+                self._give_back(connection)
         finally:
             self._turn.release()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        self._file.give_back(connection)
 
 
 def take_turn(turn: threading.Lock, patience: float) -> None:

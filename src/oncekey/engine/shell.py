@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import migrate, request
 from oncekey.flow import adrive, drive
-from oncekey.ports import AsyncShares, Crowds, Shares
+from oncekey.ports import AsyncReads, AsyncShares, Crowds, Shares
 
 if TYPE_CHECKING:
     from oncekey.core.model import (
@@ -95,6 +95,7 @@ class AsyncEngine:
         self.driver = driver
         self._shares = driver if isinstance(driver, AsyncShares) else None
         self._crowds = driver if isinstance(driver, Crowds) else None
+        self._reads = driver if isinstance(driver, AsyncReads) else None
 
     @property
     def crowded(self) -> bool:
@@ -136,6 +137,15 @@ class AsyncEngine:
         if self._shares is None:
             raise ConfigurationError(UNSHARED.format(effects="LOCAL"))
         return await self._shares.begin()
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether what only reads keeps no writer waiting."""
+        return self._reads is not None
+
+    async def read(self) -> AsyncOpenTransaction:
+        """Open a transaction to read through, which is rolled back."""
+        return await (self.open() if self._reads is None else self._reads.read())
 
     async def check(self) -> None:
         """Refuse a schema that this version cannot work with."""

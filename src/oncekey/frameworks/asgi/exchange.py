@@ -200,6 +200,8 @@ class Exchange:
 
     async def _admitted(self, claim: Claim, enrolment: Enrolment, *, resumed: bool) -> Verdict:
         policy = enrolment.policy
+        if self.lent is not None:
+            await self.lent.rest()
         if resumed:
             return await guarded(
                 self.installation, self.engine, claim, policy, lambda: self.engine.resume(claim, policy)
