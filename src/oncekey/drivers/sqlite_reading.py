@@ -1,4 +1,8 @@
-"""A transaction on a SQLite file that only reads: it takes no turn, and keeps no writer waiting."""
+"""A connection to a SQLite file that only reads: it takes no turn, and keeps no writer waiting.
+
+Each statement is a transaction of its own. One that spans several would hold off every writer of a file without a
+write-ahead log, for as long as the application takes between two statements.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,18 @@ if TYPE_CHECKING:
 
     from oncekey.drivers.sqlite_files import SqliteFile
 
-WHAT = "beginning to read"
-
 
 class SqliteReading(SqliteTransaction):
-    """A transaction that SQLite itself lets only read."""
+    """What stands for a transaction where nothing is written: SQLite itself refuses to."""
 
     def __init__(self, file: SqliteFile) -> None:
         super().__init__(file, threading.Lock())  # a turn that no writer waits for
 
+    def heard(self, *, failed: bool) -> None:
+        """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
+
     def _say_begin(self, connection: sqlite3.Connection) -> None:
-        say(self._file.module, connection, "PRAGMA query_only = ON", WHAT)
-        say(self._file.module, connection, "BEGIN", WHAT)
+        say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with suppress(self._file.module.Error):

@@ -32,7 +32,7 @@ _ENDINGS: Final = frozenset({"commit", "executescript"})
 class Loan:
     """A session and a connection that follow one request from transaction to transaction."""
 
-    __slots__ = ("_connection", "_engine", "_kind", "_reading", "_session", "_within")
+    __slots__ = ("_connection", "_engine", "_kind", "_reading", "_session", "_within", "look")
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -41,6 +41,8 @@ class Loan:
         self._session: SteppingSession | None = None
         self._connection = LentConnection(self)
         self._kind: type = object
+        self.look: type = LentConnection
+        """What the connection passes for."""
 
     async def connection(self) -> LentConnection:
         """The connection: one to read through, until a transaction is joined."""
@@ -131,7 +133,7 @@ class Loan:
     async def _read(self) -> AsyncOpenTransaction:
         if self._reading is None:
             self._reading = await self._engine.read()
-            self._kind = type(self._reading.connection)
+            self._kind, self.look = type(self._reading.connection), self._reading.connection.__class__
         return self._reading
 
 
@@ -154,8 +156,7 @@ class LentConnection:
 
     @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
-        connection = self._loan.current()
-        return LentConnection if connection is None else connection.__class__
+        return self._loan.look
 
     def __repr__(self) -> str:
         return f"<lent {self._loan.current()!r}>"

@@ -146,6 +146,7 @@ class _Call:
             await flush(tx)
         if stepping is not None and exchange.lent is not None:
             exchange.lent.check()
+            await exchange.lent.rest()
         return result
 
     async def _in_thread(self, exchange: Exchange) -> Any:
