@@ -7,13 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import psycopg
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from frameworks.realshop import PostgresDatabase, SqliteFile
+from frameworks.realshop import SqliteFile
 from frameworks.shop import tenant_of
 from harness.asgi import Caller, Reply
 from oncekey.core.errors import ConfigurationError, TransactionControlError
@@ -84,36 +85,50 @@ class Shop:
 TABLE = "CREATE TABLE rows (id {id} PRIMARY KEY, item TEXT NOT NULL)"
 
 
+class Postgres:
+    """The database that the tests of phases share, emptied."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.execute("DROP TABLE IF EXISTS rows")
+        self.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter")
+        self.execute(TABLE.format(id="SERIAL"))
+
+    def execute(self, sql: str) -> list[Any]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
+
+
+def sqlite_file(path: Path) -> SqliteFile:
+    database = SqliteFile(path / "shop.db")
+    database.execute(TABLE.format(id="INTEGER"))
+    return database
+
+
 @pytest.fixture(params=ENGINES)
 def orm(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     """Shops with a SQLAlchemy engine."""
     if request.param.startswith("sqlite"):
-        database: Any = SqliteFile(tmp_path / "orm.db")
-        database.execute(TABLE.format(id="INTEGER"))
-        engine = create_async_engine(f"{request.param}:///{tmp_path / 'orm.db'}")
-    else:
-        dsn = request.getfixturevalue("postgres_dsn")
-        database = PostgresDatabase(dsn, "asyncpg")
-        database.execute(TABLE.format(id="SERIAL"))
-        engine = create_async_engine(dsn.replace("postgresql", request.param), pool_size=2, max_overflow=0)
-    return Shop(engine, database)
+        database = sqlite_file(tmp_path)
+        return Shop(create_async_engine(database.url.replace("sqlite", request.param)), database)
+    dsn = request.getfixturevalue("phased_dsn")
+    engine = create_async_engine(dsn.replace("postgresql", request.param), pool_size=2, max_overflow=0)
+    return Shop(engine, Postgres(dsn))
 
 
 @pytest.fixture(params=["asyncpg", "psycopg", "sqlite", "sqlalchemy"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     """Shops with a connection of every driver."""
     if request.param == "sqlite":
-        database: Any = SqliteFile(tmp_path / "shop.db")
-        database.execute(TABLE.format(id="INTEGER"))
+        database = sqlite_file(tmp_path)
         return Shop(database.url, database)
-    dsn = request.getfixturevalue("postgres_dsn")
-    package = "asyncpg" if request.param == "sqlalchemy" else request.param
-    database = PostgresDatabase(dsn, package, pool_size=2)
-    database.execute(TABLE.format(id="SERIAL"))
-    if request.param != "sqlalchemy":
-        return Shop(database.url, database)
-    engine = create_async_engine(dsn.replace("postgresql", "postgresql+asyncpg"), pool_size=2, max_overflow=0)
-    return Shop(engine, database)
+    dsn = request.getfixturevalue("phased_dsn")
+    if request.param == "sqlalchemy":
+        engine = create_async_engine(dsn.replace("postgresql", "postgresql+asyncpg"), pool_size=2, max_overflow=0)
+        return Shop(engine, Postgres(dsn))
+    mark = "&" if "?" in dsn else "?"
+    return Shop(f"{dsn.replace('postgresql', f'postgresql+{request.param}')}{mark}pool_size=2", Postgres(dsn))
 
 
 def said(connection: Any, sql: str) -> Any:
@@ -443,8 +458,7 @@ async def test_what_cannot_wait_says_so(shop: Shop) -> None:
 
 
 async def test_a_def_handler_has_dependencies_that_read(tmp_path: Path) -> None:
-    database = SqliteFile(tmp_path / "shop.db")
-    database.execute(TABLE.format(id="INTEGER"))
+    database = sqlite_file(tmp_path)
     shop = Shop(database.url, database)
 
     async def user(connection: shop.connection) -> None:

@@ -6,7 +6,8 @@ for claims, settlements and heartbeats however many sessions are at work.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
@@ -116,7 +117,26 @@ def _refuse_to_flush(session: Session, *_: object) -> None:
         raise TransactionControlError(ONLY_READS)
 
 
-class OrdinarySession(AsyncSession):
+class _LentSession(AsyncSession):
+    """A session whose connection goes back to the pool, whoever is cancelled meanwhile."""
+
+    _ending: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Give the connection back, and forget all objects."""
+        await self._to_its_end(super().close)
+
+    async def _give_back(self) -> None:
+        await self._to_its_end(lambda: self.run_sync(_end))
+
+    async def _to_its_end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while self._ending is not None and not self._ending.done():
+            await asyncio.wait([self._ending])
+        self._ending = asyncio.create_task(work())
+        await asyncio.shield(self._ending)
+
+
+class OrdinarySession(_LentSession):
     """A session that the application commits."""
 
     sync_session_class = _Session
@@ -125,10 +145,10 @@ class OrdinarySession(AsyncSession):
         """Give the connection back before somebody waits for another one, if all that was done is to read."""
         connection = self.sync_session.info.get(CONNECTION)
         if self.in_transaction() and getattr(connection, "only_read", False):
-            await self.run_sync(_end)
+            await self._give_back()
 
 
-class SteppingSession(AsyncSession):
+class SteppingSession(_LentSession):
     """A session that reads by itself, and writes only through the transactions that it is joined to.
 
     A phase begins and ends without objects: a handler that is gone on with has none of an earlier phase either. What
@@ -145,7 +165,7 @@ class SteppingSession(AsyncSession):
     async def rest(self) -> None:
         """Give the connection back; what was read stays as it is."""
         if self.in_transaction() and not self.sync_session.info.get(JOINED):
-            await self.run_sync(_end)
+            await self._give_back()
 
     async def commit(self) -> None:
         """In a step: write what is pending. Anywhere else there is nothing to commit, and changes are refused."""
