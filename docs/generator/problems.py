@@ -41,6 +41,10 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "Nothing was executed and nothing stored. The body is larger than `max_request_bytes`.",
         "Do not retry: send less.",
     ),
+    Code.BODY_TOO_SLOW: Advice(
+        "Nothing was executed and nothing stored. The body did not arrive within `body_timeout`.",
+        "Send the whole request again with the same key.",
+    ),
     Code.KEY_REUSED: Advice(
         "Nothing was executed. The key belongs to a request with another method, path, query or body; that one and its "
         "answer are as they were. This is said in every state but an expired one.",

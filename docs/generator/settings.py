@@ -42,6 +42,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "big_ints": "A JSON number that a double cannot hold: `exact` compares its exact value, `reject` answers 400.",
         "max_json_depth": "JSON that is nested deeper gets 400.",
         "max_request_bytes": "A keyed request with a larger body gets 413.",
+        "body_timeout": "How long the server waits for the body, in all; then the request gets 408. A handler's "
+        "connection is not taken before the body is there. Raise it with `max_request_bytes`.",
     },
     "What a duplicate hears": {
         "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "

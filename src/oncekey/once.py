@@ -167,13 +167,14 @@ class Once:
     def session(self) -> Callable[[], Awaitable[Any]]:
         """A plain dependency: the request's session, `Annotated[AsyncSession, Depends(once.session)]`.
 
-        On a LOCAL route what it writes commits with the key; anywhere else it is an ordinary session.
+        On a LOCAL route what it writes commits with the key, in a phase of a PHASED one with the phase, outside of
+        which it only reads; anywhere else it is an ordinary session.
         """
         return self._lender.session
 
     @property
     def connection(self) -> Callable[[], Awaitable[Any]]:
-        """The same for a connection: on a LOCAL route `op.connection`, on a GET one to read through."""
+        """The same for a connection: on a LOCAL route `op.connection`, in a phase the phase's own, else one to read."""
         return self._lender.connection
 
     # Installing

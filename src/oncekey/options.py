@@ -64,6 +64,7 @@ class Shared(TypedDict, total=False):
     header_syntax: HeaderSyntax | Literal["strict", "compat", "bare"]
     key_format: KeyFormat | Literal["opaque", "uuid"]
     max_request_bytes: int
+    body_timeout: timedelta | float
     max_response_bytes: int
     replay_headers: Sequence[str]
     on_lease_expired: Recovery | Literal["unknown", "resume", "retry", "fail"]

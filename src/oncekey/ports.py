@@ -39,11 +39,14 @@ __all__ = [
     "AsyncDriver",
     "AsyncFlushes",
     "AsyncOpenTransaction",
+    "AsyncReads",
     "AsyncSessions",
     "AsyncShares",
     "Audit",
+    "Crowds",
     "Driver",
     "Inspect",
+    "LentSession",
     "Locks",
     "OpenTransaction",
     "Operate",
@@ -54,6 +57,7 @@ __all__ = [
     "Schema",
     "SessionTransaction",
     "Shares",
+    "SteppingSession",
     "Store",
     "Upkeep",
 ]
@@ -317,6 +321,23 @@ class AsyncShares(Protocol):
         """Open a business transaction (its first statement begins it where a store locks writers)."""
 
 
+@runtime_checkable
+class AsyncReads(Protocol):
+    """An asyncio driver with transactions that only read, and for which no writer has to wait."""
+
+    async def read(self) -> AsyncOpenTransaction:
+        """Open one. Writing through it is refused, and it is always rolled back."""
+
+
+@runtime_checkable
+class Crowds(Protocol):
+    """A driver that knows when its business transactions leave no place for another one."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the next one would have to wait for another one's end."""
+
+
 class SessionTransaction(AsyncOpenTransaction, Protocol):
     """A business transaction that can be written through a session of an object-relational mapper."""
 
@@ -324,8 +345,37 @@ class SessionTransaction(AsyncOpenTransaction, Protocol):
     def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
         """The session; its `commit()` only flushes."""
 
+    def adopt(self, session: Any) -> None:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
+        """Write through a session that was there before the transaction; it is closed with it."""
+
     async def flush(self) -> None:
         """Write what the session holds back; the database's errors are raised as they are."""
+
+
+class LentSession(Protocol):
+    """A session that is lent to the application: it is SQLAlchemy's `AsyncSession`, and these are our words to it."""
+
+    async def rest(self) -> None:
+        """Give the connection back, unless something would be lost by it; objects stay as they are."""
+
+    async def close(self) -> None:
+        """Give the connection back."""
+
+
+class SteppingSession(LentSession, Protocol):
+    """A session that reads by itself, and writes only through the transactions that it is joined to."""
+
+    def join(self, tx: SessionTransaction, *, afresh: bool) -> None:
+        """Write through a transaction; `afresh` lets it know no object that was read before."""
+
+    def done(self) -> None:
+        """What is written is all that the transaction gets."""
+
+    def part(self) -> None:
+        """The transaction is over: from now on it reads again."""
+
+    def check(self) -> None:
+        """Refuse to lose what was changed and is not part of any transaction."""
 
 
 @runtime_checkable
@@ -340,5 +390,8 @@ class AsyncFlushes(Protocol):
 class AsyncSessions(Protocol):
     """An asyncio driver whose transactions are `SessionTransaction`s."""
 
-    def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
+    def session(self) -> LentSession:
         """An ordinary session, which the application commits and the caller closes."""
+
+    def stepping_session(self) -> SteppingSession:
+        """A session that only reads until it is joined to a transaction."""

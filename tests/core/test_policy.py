@@ -41,6 +41,7 @@ DEFAULTS = {
     "big_ints": BigInts.EXACT,
     "max_json_depth": 100,
     "max_request_bytes": 1 << 20,
+    "body_timeout": timedelta(seconds=60),
     "on_in_progress": InProgress.CONFLICT,
     "wait_max": timedelta(seconds=10),
     "on_unknown": 409,

@@ -15,6 +15,7 @@ STATUSES = {
     Code.KEY_MALFORMED: 400,
     Code.BODY_INVALID: 400,
     Code.BODY_TOO_LARGE: 413,
+    Code.BODY_TOO_SLOW: 408,
     Code.KEY_REUSED: 422,
     Code.IN_PROGRESS: 409,
     Code.OUTCOME_UNKNOWN: 409,
@@ -78,7 +79,7 @@ def test_where_waiting_helps():
 def test_what_a_retry_with_the_same_key_may_change():
     retryable = {code for code, problem in PROBLEMS.items() if problem.retryable}
     waiting = {code for code, problem in PROBLEMS.items() if problem.waiting_helps}
-    assert retryable == waiting | {Code.EXECUTION_FAILED}
+    assert retryable == waiting | {Code.EXECUTION_FAILED, Code.BODY_TOO_SLOW}
     assert all(code not in retryable for code in (Code.KEY_REUSED, Code.KEY_EXPIRED, Code.RESPONSE_NOT_STORED))
 
 

@@ -165,6 +165,7 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
 ELSEWHERE = {
     "docs/howto/inline-timeouts.md:payments.py",
     "docs/howto/limits.md:limited.py",
+    "docs/howto/orm-in-phases.md:ledger.py",
     "docs/howto/phased.md:completed.py",
     "docs/howto/sqlalchemy.md:sessions.py",
 }

@@ -126,6 +126,7 @@ async def unit_test_of_steps() -> None:
     deadline=600,
     ttl=86400,
     max_request_bytes=10,
+    body_timeout=30,
     replay_headers=["etag"],
     fingerprint=lambda request: {"size": len(request.body)},
     header_syntax="strict",

@@ -39,6 +39,10 @@ class RolledBackError(StoreUnavailableError):
     """The database is there and undid the transaction, for what the handler did in it: its rows are gone (F20)."""
 
 
+class StoreBusyError(StoreUnavailableError):
+    """The store is there, but every connection, or its only writer, was in use for too long; nothing happened."""
+
+
 class CommitAmbiguousError(StoreError):
     """The connection was lost while a commit was under way: it may or may not have happened (P7)."""
 

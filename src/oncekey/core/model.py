@@ -69,6 +69,7 @@ class Code(StrEnum):
     KEY_MALFORMED = "idempotency_key_malformed"
     BODY_INVALID = "idempotency_body_invalid"
     BODY_TOO_LARGE = "idempotency_body_too_large"
+    BODY_TOO_SLOW = "idempotency_body_too_slow"
     KEY_REUSED = "idempotency_key_reused_with_different_payload"
     IN_PROGRESS = "idempotency_key_in_progress"
     OUTCOME_UNKNOWN = "idempotency_outcome_unknown"

@@ -94,6 +94,7 @@ class Policy:
     big_ints: BigInts = field(default=BigInts.EXACT, metadata=checks.choice(BigInts))
     max_json_depth: int = field(default=100, metadata=checks.whole(1, 500))
     max_request_bytes: int = field(default=_MIB, metadata=checks.whole(1))
+    body_timeout: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
 
     # What a duplicate hears
     on_in_progress: InProgress = field(default=InProgress.CONFLICT, metadata=checks.choice(InProgress))

@@ -96,6 +96,16 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             fault_code="IDEMPOTENCY_BODY_TOO_LARGE",
             stripe_type=_THEIRS,
         ),
+        Code.BODY_TOO_SLOW: Problem(
+            slug="body-too-slow",
+            status=408,
+            title="Request body did not arrive in time",
+            detail="The body of the request did not arrive in time, so nothing was executed. Send the whole request "
+            "again with the same key.",
+            fault_code="IDEMPOTENCY_BODY_TOO_SLOW",
+            stripe_type=_THEIRS,
+            retryable=True,
+        ),
         Code.KEY_REUSED: Problem(
             slug="key-mismatch",
             status=422,

@@ -16,6 +16,7 @@ from oncekey.drivers.asyncpg_saying import begin, commit, execute, execute_alone
 from oncekey.drivers.asyncpg_transactions import WHAT, AsyncpgTransaction
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.reading import only_reading
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
 from oncekey.flow import Mode, astep
 
@@ -71,6 +72,11 @@ class AsyncpgDriver:
                 if losses == LOSS_TRIES:
                     raise
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._pool.crowded
+
     async def begin(self) -> AsyncpgTransaction:
         """Open a business transaction."""
         for _ in range(LOSS_TRIES - 1):
@@ -79,6 +85,10 @@ class AsyncpgDriver:
             except LostError:
                 continue
         return await self._opened()
+
+    async def read(self) -> AsyncpgTransaction:
+        """Open a transaction that only reads."""
+        return await only_reading(await self.begin())
 
     async def close(self) -> None:
         """Close the connections."""

@@ -37,6 +37,11 @@ class AsyncpgPool:
         finally:
             await self._give(connection)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether business transactions hold all that they may."""
+        return self._business.full
+
     async def take(self) -> StoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout

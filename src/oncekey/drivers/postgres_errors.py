@@ -12,6 +12,7 @@ from oncekey.core.errors import (
     CommitAmbiguousError,
     RolledBackError,
     SchemaError,
+    StoreBusyError,
     StoreError,
     StoreUnavailableError,
 )
@@ -117,6 +118,6 @@ def unreachable(why: str) -> StoreUnavailableError:
     return StoreUnavailableError(f"no connection to PostgreSQL: {why}")
 
 
-def exhausted(size: int, seconds: float) -> StoreUnavailableError:
+def exhausted(size: int, seconds: float) -> StoreBusyError:
     """The meaning of a pool whose connections are all lent out."""
-    return StoreUnavailableError(f"all {size} connections to PostgreSQL were in use for {seconds:g} s")
+    return StoreBusyError(f"all {size} connections to PostgreSQL were in use for {seconds:g} s")

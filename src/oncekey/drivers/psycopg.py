@@ -31,6 +31,7 @@ from oncekey.drivers.psycopg_saying import (
     undo,
 )
 from oncekey.drivers.psycopg_transactions import WHAT, AsyncPsycopgTransaction, PsycopgTransaction
+from oncekey.drivers.reading import only_reading
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin, Within
 from oncekey.flow import Mode, astep, step
 
@@ -88,6 +89,11 @@ class PsycopgDriver:
                 losses += 1
                 if losses == LOSS_TRIES:
                     raise
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._pool.crowded
 
     def begin(self) -> PsycopgTransaction:
         """Open a business transaction."""
@@ -163,6 +169,11 @@ class AsyncPsycopgDriver:
                 if losses == LOSS_TRIES:
                     raise
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._pool.crowded
+
     async def begin(self) -> AsyncPsycopgTransaction:
         """Open a business transaction."""
         for _ in range(LOSS_TRIES - 1):
@@ -171,6 +182,10 @@ class AsyncPsycopgDriver:
             except LostError:
                 continue
         return await self._opened()
+
+    async def read(self) -> AsyncPsycopgTransaction:
+        """Open a transaction that only reads."""
+        return await only_reading(await self.begin())
 
     async def close(self) -> None:
         """Close the connections."""

@@ -108,6 +108,11 @@ class Pool:
         finally:
             self._give(connection)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether business transactions hold all that they may."""
+        return self._business.full
+
     def take(self) -> StoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
@@ -162,6 +167,11 @@ class AsyncPool:
             yield connection
         finally:
             self._give(connection)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether business transactions hold all that they may."""
+        return self._business.full
 
     async def take(self) -> AsyncStoreConnection:
         """A connection for a business transaction."""

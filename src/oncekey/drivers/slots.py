@@ -21,6 +21,14 @@ class Slots:
         self._count, self._patience = count, patience
         self._free = threading.BoundedSemaphore(count)
 
+    @property
+    def full(self) -> bool:
+        """Whether whoever comes now has to wait."""
+        if not self._free.acquire(blocking=False):
+            return True
+        self._free.release()
+        return False
+
     def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait past the deadline for one."""
         if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -37,6 +45,11 @@ class AsyncSlots:
     def __init__(self, count: int, patience: float) -> None:
         self._count, self._patience = count, patience
         self._free = asyncio.BoundedSemaphore(count)
+
+    @property
+    def full(self) -> bool:
+        """Whether whoever comes now has to wait."""
+        return self._free.locked()
 
     async def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait past the deadline for one."""

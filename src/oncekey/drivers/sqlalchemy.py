@@ -18,6 +18,7 @@ from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
 from oncekey.drivers.sqlalchemy_guard import guarding, open_guarded
 from oncekey.drivers.sqlalchemy_saying import closed, committed, execute
+from oncekey.drivers.sqlalchemy_sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
 from oncekey.flow import Mode, astep
 
@@ -56,6 +57,10 @@ class SqlalchemyDriver:
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._guarded = guarding(engine)
+        reader = only_reading(engine)
+        self._guarded_reader = guarding(reader)
+        self._placed = placed(engine, self._enter, self._leave)
+        self._placed_reader = placed(reader, self._enter, self._leave)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         self._places = _places(engine, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
@@ -75,11 +80,23 @@ class SqlalchemyDriver:
                 if not losses:
                     raise
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._places is not None and self._places.full
+
     async def begin(self) -> SqlalchemyTransaction:
         """Open a business transaction; the database hears of it with its first statement."""
+        return await self._opened(self._guarded)
+
+    async def read(self) -> SqlalchemyTransaction:
+        """Open a transaction that only reads."""
+        return await self._opened(self._guarded_reader)
+
+    async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
         await self._enter()
         try:
-            connection, watch = await open_guarded(self._guarded)
+            connection, watch = await open_guarded(engine)
         except BaseException as error:
             self._leave()
             if isinstance(error, FAILURES):
@@ -93,9 +110,13 @@ class SqlalchemyDriver:
             raise
         return transaction
 
-    def session(self) -> AsyncSession:
+    def session(self) -> OrdinarySession:
         """An ordinary session, which the application commits; it takes a connection when it is first used."""
-        return AsyncSession(self._engine, expire_on_commit=False)
+        return OrdinarySession(self._placed, expire_on_commit=False)
+
+    def stepping_session(self) -> SteppingSession:
+        """A session that only reads until it is joined to a transaction."""
+        return SteppingSession(self._placed_reader)
 
     async def close(self) -> None:
         """Wait for the connections that are on their way back to the pool; the engine is not ours."""

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from oncekey.core.errors import StoreError, StoreUnavailableError
+from oncekey.core.errors import StoreBusyError, StoreError
 from oncekey.drivers import postgres_errors, sqlite_errors
 from oncekey.flow import Mode
 
@@ -25,7 +25,7 @@ def is_aborted(error: BaseException) -> bool:
 def not_connected(error: BaseException) -> StoreError:
     """The meaning of an error before anything was said."""
     if isinstance(error, PoolTimeoutError):
-        return StoreUnavailableError("no connection of the engine's pool became free in time")
+        return StoreBusyError("no connection of the engine's pool became free in time")
     return postgres_errors.unreachable(_kind(error))
 
 

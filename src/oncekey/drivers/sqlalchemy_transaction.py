@@ -88,6 +88,10 @@ class SqlalchemyTransaction:
             )
         return self._session
 
+    def adopt(self, session: AsyncSession) -> None:
+        """Write through a session that was there before the transaction; it is closed with it."""
+        self._session = session
+
     async def flush(self) -> None:
         """Write what the session still holds back; what the database says to it is the handler's to hear."""
         if self._session is not None and self._goes_on():

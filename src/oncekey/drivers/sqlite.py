@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
-from oncekey.core.errors import RolledBackError, StoreUnavailableError, TransactionControlError
+from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
 from oncekey.drivers.sqlite_files import SqliteFile
@@ -48,6 +48,11 @@ class SqliteDriver:
     ) -> None:
         self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or sqlite3)
         self._turn = threading.Lock()
+
+    @property
+    def file(self) -> SqliteFile:
+        """The connections to the file."""
+        return self._file
 
     @property
     def path(self) -> str:
@@ -203,15 +208,18 @@ class SqliteTransaction:
             if connection.in_transaction:
                 self._file.discard(connection)
             else:
-                self._file.give_back(connection)
+                self._give_back(connection)
         finally:
             self._turn.release()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        self._file.give_back(connection)
 
 
 def take_turn(turn: threading.Lock, patience: float) -> None:
     """Wait for the turn to write, but not for ever."""
     if not turn.acquire(timeout=patience):
-        raise StoreUnavailableError("another writer of this process held the SQLite file for too long")
+        raise StoreBusyError("another writer of this process held the SQLite file for too long")
 
 
 def execute(module: ModuleType, connection: sqlite3.Connection, statement: Statement) -> Rows:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -14,6 +15,7 @@ from oncekey.drivers.guard import refusal, refuse_transaction_control
 from oncekey.drivers.sqlite import BUSY_TIMEOUT, SqliteDriver, SqliteTransaction
 from oncekey.drivers.sqlite_facade import ERRORS, GuardedConnection, GuardedCursor
 from oncekey.drivers.sqlite_lane import Lane, lane_of
+from oncekey.drivers.sqlite_reading import SqliteReading
 from oncekey.drivers.threads import ThreadedTransaction, to_its_end
 from oncekey.flow import Mode
 
@@ -58,9 +60,18 @@ class AsyncSqliteDriver:
         future.add_done_callback(lambda _: lane.leave())
         return await asyncio.shield(future)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a writer would have to wait for another one's end."""
+        return lane_of(self._driver.path).taken
+
     async def begin(self) -> AsyncSqliteTransaction:
         """Open a business transaction; nothing is locked before its first statement."""
         return AsyncSqliteTransaction(self._driver.begin(), lane_of(self._driver.path), self._lock_timeout)
+
+    async def read(self) -> AsyncSqliteReading:
+        """Open a transaction that only reads: it waits for no writer, and no writer waits for it."""
+        return AsyncSqliteReading(SqliteReading(self._driver.file), self._readers)
 
     async def close(self) -> None:
         """Close the connections, when what is under way has ended."""
@@ -105,6 +116,32 @@ class AsyncSqliteTransaction(ThreadedTransaction):
             self._over = True  # nothing was said, so there is nothing to end
 
 
+class AsyncSqliteReading(ThreadedTransaction):
+    """A transaction that only reads, in the threads of readers: any of them, but one thing at a time."""
+
+    def __init__(self, inner: SqliteReading, readers: Executor) -> None:
+        super().__init__(inner, readers, lambda: None)
+        self._one = Lock()
+        self._facade = AsyncGuardedConnection(self, inner.connection)
+
+    @property
+    def connection(self) -> AsyncGuardedConnection:
+        """What the application gets."""
+        return self._facade
+
+    async def say(self, job: Callable[[], T]) -> T:
+        """Do something with the connection."""
+        return await super().say(partial(self._in_turn, job))
+
+    async def _end(self, job: Callable[[], None]) -> None:
+        await super()._end(partial(self._in_turn, job))
+
+    def _in_turn(self, job: Callable[[], T]) -> T:
+        # A statement whose caller was cancelled may still be under way.
+        with self._one:
+            return job()
+
+
 class AsyncGuardedConnection:
     """What `op.connection` is for SQLite in an `async def` handler.
 
@@ -112,7 +149,7 @@ class AsyncGuardedConnection:
     they are depends on what is installed.
     """
 
-    def __init__(self, transaction: AsyncSqliteTransaction, connection: GuardedConnection) -> None:
+    def __init__(self, transaction: ThreadedTransaction, connection: GuardedConnection) -> None:
         self._transaction = transaction
         self._connection = connection
 

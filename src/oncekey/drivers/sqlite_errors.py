@@ -8,13 +8,12 @@ from oncekey.core.errors import (
     CommitAmbiguousError,
     RolledBackError,
     SchemaError,
+    StoreBusyError,
     StoreError,
     StoreUnavailableError,
 )
 
 _UNAVAILABLE: Final[tuple[tuple[str, str], ...]] = (
-    ("SQLITE_BUSY", "another writer held the SQLite file for longer than the busy timeout"),
-    ("SQLITE_LOCKED", "another writer held the SQLite file for longer than the busy timeout"),
     ("SQLITE_CANTOPEN", "the SQLite file cannot be opened: is its folder there, and may this process write to it?"),
     ("SQLITE_READONLY", "the SQLite file or its folder is read-only for this process"),
     ("SQLITE_PERM", "the SQLite file may not be used by this process"),
@@ -28,6 +27,7 @@ _UNAVAILABLE: Final[tuple[tuple[str, str], ...]] = (
     ("SQLITE_ABORT", "the statement was interrupted"),
     ("SQLITE_SCHEMA", "the schema changed while the statement ran"),
 )
+_BUSY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _OTHER_SCHEMA: Final = ("no such table", "no such column", "no such view", "has no column named")
 _OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
 
@@ -35,6 +35,8 @@ _OTHER_VERSION: Final = "the tables are missing or of another version: run `once
 def store_error(error: Exception, what: str) -> StoreError:
     """The store's error for whatever the SQLite module raised while it did `what`."""
     name = str(getattr(error, "sqlite_errorname", ""))
+    if name.startswith(_BUSY):
+        return StoreBusyError(f"{what}: another writer held the SQLite file for longer than the busy timeout ({name})")
     for prefix, sentence in _UNAVAILABLE:
         if name.startswith(prefix):
             return StoreUnavailableError(f"{what}: {sentence} ({name})")

@@ -10,7 +10,7 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.errors import StoreBusyError
 
 _lanes: dict[tuple[asyncio.AbstractEventLoop, str], Lane] = {}
 
@@ -22,13 +22,18 @@ class Lane:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="oncekey-write")
         self._turn = asyncio.Lock()
 
+    @property
+    def taken(self) -> bool:
+        """Whether whoever comes now has to wait."""
+        return self._turn.locked()
+
     async def enter(self, patience: float) -> None:
         """Wait for the turn, but not for ever."""
         try:
             async with asyncio.timeout(patience):
                 await self._turn.acquire()
         except TimeoutError:
-            raise StoreUnavailableError("another writer held the SQLite file for too long") from None
+            raise StoreBusyError("another writer held the SQLite file for too long") from None
 
     def leave(self) -> None:
         """Let the next one have it; called in the event loop."""

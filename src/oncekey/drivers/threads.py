@@ -13,7 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from oncekey.core.errors import RolledBackError, StoreUnavailableError, TransactionControlError
+from oncekey.core.errors import RolledBackError, StoreBusyError, StoreUnavailableError, TransactionControlError
 
 if TYPE_CHECKING:
     from oncekey.flow import Steps, Transaction
@@ -148,13 +148,18 @@ class SharingThreadedDriver(ThreadedDriver):
         self._patience = patience
         self._free = asyncio.Semaphore(threads)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._free.locked()
+
     async def begin(self) -> ThreadedTransaction:
         """Open a business transaction. Who waits for one holds no thread."""
         try:
             async with asyncio.timeout(self._patience):
                 await self._free.acquire()
         except TimeoutError:
-            raise StoreUnavailableError("too many business transactions were open for too long") from None
+            raise StoreBusyError("too many business transactions were open for too long") from None
         thread = ThreadPoolExecutor(1, thread_name_prefix="oncekey-tx")
 
         def leave() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import migrate, request
 from oncekey.flow import adrive, drive
-from oncekey.ports import AsyncShares, Shares
+from oncekey.ports import AsyncReads, AsyncShares, Crowds, Shares
 
 if TYPE_CHECKING:
     from oncekey.core.model import (
@@ -35,6 +35,12 @@ class Engine:
         self.store = store
         self.driver = driver
         self._shares = driver if isinstance(driver, Shares) else None
+        self._crowds = driver if isinstance(driver, Crowds) else None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._crowds is not None and self._crowds.crowded
 
     def begin(self, claim: Claim, policy: Policy) -> Verdict:
         """Ask for the right to execute."""
@@ -88,6 +94,13 @@ class AsyncEngine:
         self.store = store
         self.driver = driver
         self._shares = driver if isinstance(driver, AsyncShares) else None
+        self._crowds = driver if isinstance(driver, Crowds) else None
+        self._reads = driver if isinstance(driver, AsyncReads) else None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._crowds is not None and self._crowds.crowded
 
     async def begin(self, claim: Claim, policy: Policy) -> Verdict:
         """Ask for the right to execute."""
@@ -124,6 +137,15 @@ class AsyncEngine:
         if self._shares is None:
             raise ConfigurationError(UNSHARED.format(effects="LOCAL"))
         return await self._shares.begin()
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether what only reads keeps no writer waiting."""
+        return self._reads is not None
+
+    async def read(self) -> AsyncOpenTransaction:
+        """Open a transaction to read through, which is rolled back."""
+        return await (self.open() if self._reads is None else self._reads.read())
 
     async def check(self) -> None:
         """Refuse a schema that this version cannot work with."""

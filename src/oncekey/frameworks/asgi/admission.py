@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from oncekey.core.choices import InProgress, StoreErrorPolicy
-from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreError
+from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreBusyError, StoreError
 from oncekey.core.model import SECOND, Bypass, Code, Discarded, HandedBack, Lease, Refuse, Retryable, State
+from oncekey.engine import local
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Settlement, Verdict
+    from oncekey.core.model import Claim, Replay, Settlement, Verdict
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
@@ -39,9 +40,29 @@ async def admit(
     """The verdict on a claim; an outage is a refusal before anything was executed (R110)."""
 
     async def ask() -> Verdict:
-        return await patiently(lambda: engine.begin(claim, policy), policy, before_waiting)
+        return await patiently(lambda: _claimed(engine, claim, policy), policy, before_waiting)
 
     return await guarded(installation, engine, claim, policy, ask)
+
+
+async def _claimed(engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdict:
+    """Claim; where the store has one writer, who is at work, what is stored already is looked for first."""
+    one_writer = engine.store.locks is None
+    if one_writer and engine.crowded:
+        said = await _looked_up(engine, claim, policy)
+        if said is not None:
+            return said
+    try:
+        return await engine.begin(claim, policy)
+    except StoreBusyError:
+        said = await _looked_up(engine, claim, policy) if one_writer else None
+        if said is None:
+            raise
+        return said
+
+
+async def _looked_up(engine: AsyncEngine, claim: Claim, policy: Policy) -> Replay | Refuse | None:
+    return await adrive(local.after(engine.store, claim, policy), engine.driver.run)
 
 
 async def guarded(
@@ -63,6 +84,10 @@ async def guarded(
         installation.breaker.worked()
         log.error("oncekey: %s", error)
         return Refuse(Code.RECORD_UNREADABLE)
+    except StoreBusyError as error:
+        # The store is there, and its handlers have their hands full: no reason to turn the others away.
+        log.warning("oncekey: a request was turned away: %s", error)
+        return _outage(policy)
     except StoreError as error:
         installation.breaker.failed()
         if isinstance(error, CommitAmbiguousError):

@@ -20,7 +20,7 @@ from oncekey.core.model import Claim, Code, RecordId, Refuse
 from oncekey.core.policy import micros
 from oncekey.core.scope import BindTo, bound_scope
 from oncekey.core.seed import seed_of
-from oncekey.frameworks.asgi.intake import TooLargeError
+from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 from oncekey.frameworks.asgi.kept_request import KeptRequest, seal
 
 if TYPE_CHECKING:
@@ -82,13 +82,15 @@ async def make_claim(
     if isinstance(key, Refuse):
         return key
     try:
-        body = await intake.body()
+        body = await intake.body(policy.body_timeout.total_seconds())
         if len(body) > policy.max_request_bytes:
             return Refuse(Code.BODY_TOO_LARGE)
         request = _request(scope, body)
         mark = await _fingerprint(request, enrolment)
     except TooLargeError:
         return Refuse(Code.BODY_TOO_LARGE)
+    except TooSlowError:
+        return Refuse(Code.BODY_TOO_SLOW)
     except BodyInvalidError as error:
         return Refuse(Code.BODY_INVALID, detail=str(error))
     record_id = RecordId(await scope_for(installation, policy, scope), key)

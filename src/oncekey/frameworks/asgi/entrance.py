@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, assert_never
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import StoreBusyError, StoreError
 from oncekey.core.model import Refuse, Replay
 from oncekey.engine.local import ClaimFirst, Go
 from oncekey.frameworks.asgi.admission import guarded, patiently
@@ -61,6 +61,10 @@ class Entrance:
             if self._lent:
                 return await self._look_only(enrolment)
             self._comer.lent = None
+        if self._would_wait(enrolment):
+            news = await self._glance_aside()
+            if news is not None:
+                return news
         try:
             tx = await lend(self._comer).business(blocking=enrolment.blocking)
         except StoreError:
@@ -70,6 +74,19 @@ class Entrance:
                 raise
             return news
         return await self._enter(tx, enrolment)
+
+    async def _glance_aside(self) -> Replay | Refuse | None:
+        """Look without a place of one's own; where that is crowded, too, waiting for the place is all there is."""
+        try:
+            return await self._one.glance()
+        except StoreBusyError:
+            return None
+
+    def _would_wait(self, enrolment: Enrolment) -> bool:
+        """Whether handlers hold all the connections that they may: an answer that is stored needs none of those."""
+        if self._comer.lent is not None and self._comer.lent.lends_business:
+            return False
+        return self._comer.installation.engines.blocking().crowded if enrolment.blocking else self._comer.engine.crowded
 
     async def _look_only(self, enrolment: Enrolment) -> Proceed | Replay | Refuse | Bypass:
         """The dependencies' own transaction is gone, so the handler cannot run; but an answer can be had."""

@@ -40,8 +40,9 @@ from oncekey.frameworks.asgi.deciding import decided
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.entrance import Entrance
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
+from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 from oncekey.frameworks.asgi.lending import take_back
-from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, passage_of
+from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, enrolment_of, passage_of
 from oncekey.frameworks.asgi.one_commit import OneCommit
 from oncekey.frameworks.asgi.places import Phase, UnsettledError, Visit
 from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
@@ -137,8 +138,21 @@ class Exchange:
     # What the application is handed instead of the server's.
 
     async def receive(self) -> Message:
-        """The next message of the request."""
-        return await self._intake.receive()
+        """The next message of the request; a body that takes too long is our own answer to give."""
+        enrolment = enrolment_of(self.scope, self.installation.engines) if self.phase is Phase.OPEN else None
+        if enrolment is None:
+            return await self._intake.receive()
+        try:
+            return await self._intake.receive(enrolment.policy.body_timeout.total_seconds())
+        except TooSlowError:
+            if not self._begun:
+                self._answered(self._refusal(Refuse(Code.BODY_TOO_SLOW), enrolment.policy))
+            raise
+
+    async def read_ahead(self, policy: Policy) -> None:
+        """Have the whole body here before a connection is lent; why it cannot be had is the claim's to say."""
+        with suppress(TooLargeError, TooSlowError):
+            await self._intake.body(policy.body_timeout.total_seconds())
 
     async def send(self, message: Message) -> None:
         """Pass on, capture or drop, by phase."""
@@ -194,6 +208,8 @@ class Exchange:
 
     async def _admitted(self, claim: Claim, enrolment: Enrolment, *, resumed: bool) -> Verdict:
         policy = enrolment.policy
+        if self.lent is not None:
+            await self.lent.rest()
         if resumed:
             return await guarded(
                 self.installation, self.engine, claim, policy, lambda: self.engine.resume(claim, policy)
@@ -262,7 +278,10 @@ class Exchange:
         self._answered(self._refusal(refusal, self._enrolment.policy))
 
     async def turn_away(self, error: BaseException) -> bool:
-        """Answer for a dependency that was to be lent a transaction and found the store down: nothing ran (R110)."""
+        """Answer for what failed before the claim: a body that took too long, or a store that was down (R110)."""
+        if self.phase is Phase.ANSWERED and self._answer is not None:
+            await self._deliver(self._answer)
+            return True
         early = self.phase is Phase.OPEN and not self.passage.claimed and not self._begun
         if not early or self.lent is None or not isinstance(error, StoreError):
             return False

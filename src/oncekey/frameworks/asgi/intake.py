@@ -18,6 +18,10 @@ class TooLargeError(Exception):
     """The body is larger than a keyed request may be."""
 
 
+class TooSlowError(Exception):
+    """The body did not arrive in the time that the policy gives it."""
+
+
 class Intake:
     """What the application receives from instead of the server.
 
@@ -36,6 +40,8 @@ class Intake:
         "_released",
         "_size",
         "_too_large",
+        "_too_slow",
+        "_waited",
     )
 
     def __init__(self, receive: Receive, limit: int, *, again: Intake | None = None) -> None:
@@ -45,6 +51,8 @@ class Intake:
         self._size = 0
         self._complete = False
         self._too_large = False
+        self._too_slow = False
+        self._waited = 0.0
         self._queued: deque[Message] = deque()
         self._hold = False
         self._left: Message | None = None
@@ -57,12 +65,12 @@ class Intake:
         """Where it reads from."""
         return self._receive
 
-    async def receive(self) -> Message:
-        """The next message for the application."""
+    async def receive(self, patience: float | None = None) -> Message:
+        """The next message for the application; `patience` is how many seconds the body may take in all."""
         if self._queued:
             return self._queued.popleft()
         # A server may announce a disconnect only once, and whoever heard of it may have been cancelled since.
-        message = self._left or await self._receive()
+        message = self._left or await (self._receive() if self._complete else self._next(patience))
         if message["type"] == "http.request":
             self._keep(message)
             return message
@@ -72,11 +80,12 @@ class Intake:
             await self._released.wait()
         return message
 
-    async def body(self) -> bytes:
-        """The whole body; what has to be read for it is queued for the application."""
+    async def body(self, patience: float | None = None) -> bytes:
+        """The whole body, within `patience` seconds; what has to be read for it is queued for the application."""
         while not self._complete and not self._too_large:
-            message = await self._receive()
+            message = self._left or await self._next(patience)
             if message["type"] != "http.request":
+                self._left = message
                 raise ClientLeftError
             self._keep(message)
             self._queued.append(message)
@@ -98,6 +107,7 @@ class Intake:
         """A server gives each part of a body once: what an earlier pass has read comes from there."""
         self._left = again._left
         self._too_large = again._too_large
+        self._too_slow = again._too_slow
         if not again._chunks and not again._complete:
             return
         chunks = again._chunks or [b""]
@@ -106,6 +116,25 @@ class Intake:
             message: Message = {"type": "http.request", "body": chunk, "more_body": more}
             self._keep(message)
             self._queued.append(message)
+
+    async def _next(self, patience: float | None) -> Message:
+        """The next message of the body. Only the waiting counts, and not what the application does in between."""
+        if self._too_slow:
+            raise TooSlowError
+        if patience is None:
+            return await self._receive()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(max(0.0, patience - self._waited)) as limit:
+                return await self._receive()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._too_slow = True
+            raise TooSlowError from None
+        finally:
+            self._waited += clock() - began
 
     def _keep(self, message: Message) -> None:
         chunk = message.get("body", b"")

@@ -1,31 +1,35 @@
 """Sessions and connections for dependencies: lent before the claim, taken back with the request.
 
 On a route that is enrolled as LOCAL the loan is the business transaction itself, which the claim and the settlement
-join later. Everywhere else it is an ordinary session, or a transaction to read through.
+join later, or, where the claim comes first, a transaction to read through that becomes the business transaction. On a
+PHASED one it is a transaction to read through, and inside of a phase the phase's own. Everywhere else it is an ordinary
+session, or a transaction to read through.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
 from oncekey.frameworks.asgi.enrolment import SAFE
-from oncekey.frameworks.asgi.nesting import endpoint_of
+from oncekey.frameworks.asgi.loans import NO_SESSIONS, Loan
+from oncekey.frameworks.asgi.nesting import enrolment_of
 from oncekey.frameworks.asgi.shield import shielded
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.ports import AsyncFlushes, AsyncSessions
 
 if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
     from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
-    from oncekey.ports import AsyncOpenTransaction, SessionTransaction
+    from oncekey.ports import AsyncOpenTransaction, LentSession, SessionTransaction
 
-NO_SESSIONS = (
-    "once.session needs a SQLAlchemy engine: make it Once(create_async_engine(...)), or depend on once.connection"
-)
 NOT_LOCAL = (
     "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL, so nobody "
     "commits; enrol it, or use a connection of the application's own"
@@ -40,37 +44,55 @@ UNSEEN = (
 class Lending:
     """What one request was lent."""
 
-    __slots__ = ("_engine", "_handed_over", "_installation", "_reading", "_scope", "_session", "_taken", "_tx")
+    __slots__ = (
+        "_engine",
+        "_handed_over",
+        "_installation",
+        "_loan",
+        "_reading",
+        "_request",
+        "_scope",
+        "_session",
+        "_taken",
+        "_tx",
+    )
 
-    def __init__(self, installation: Installation, scope: Scope) -> None:
-        self._installation = installation
-        self._engine = installation.engines.asynchronous()
-        self._scope = scope
+    def __init__(self, request: Borrower) -> None:
+        self._request = request
+        self._installation = request.installation
+        self._engine = request.installation.engines.asynchronous()
+        self._scope = request.scope
         self._tx: AsyncOpenTransaction | None = None
+        self._loan: Loan | None = None
         self._reading: AsyncOpenTransaction | None = None
-        self._session: Any = None
+        self._session: LentSession | None = None
         self._taken = False
         self._handed_over = False
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
-        """The session of the business transaction; an ordinary one where there is no such transaction."""
+        """The session of the business transaction or of the phase; an ordinary one where there is no such thing."""
         driver = self._engine.driver
         if not isinstance(driver, AsyncSessions):
             raise ConfigurationError(NO_SESSIONS)
-        if self._is_local():
-            return cast("SessionTransaction", await self.business()).session
-        if self._session is None:
-            self._session = driver.session()
-        return self._session
+        enrolment = await self._enrolment()
+        if enrolment is None or enrolment.effects is Effects.INLINE:
+            self._session = self._session or driver.session()
+            return self._session
+        if self._follows(enrolment):
+            return self._loaned().session()
+        return cast("SessionTransaction", await self.business()).session
 
     async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
-        """The connection of the business transaction; one to read through where there is no such transaction."""
-        if self._is_local():
+        """The connection of the business transaction or of the phase; one to read through where there is no such."""
+        enrolment = await self._enrolment()
+        if enrolment is not None and enrolment.effects is not Effects.INLINE:
+            if self._follows(enrolment):
+                return await self._loaned().connection()
             return (await self.business()).connection
         if self._scope["method"] not in SAFE:
             raise ConfigurationError(NOT_LOCAL)
         if self._reading is None:
-            self._reading = await self._engine.open()
+            self._reading = await self._engine.read()
         return self._reading.connection
 
     async def business(self, *, blocking: bool = False) -> AsyncOpenTransaction:
@@ -83,9 +105,34 @@ class Lending:
         """The business transaction, for the handler's settlement to end."""
         if self._session is not None or self._reading is not None:
             raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
+        await self.rest()
         tx = await self.business(blocking=enrolment.blocking)
+        if self._loan is not None:
+            self._loan.join(tx, afresh=False)
         self._handed_over = True
         return tx
+
+    async def rest(self) -> None:
+        """Hold no connection to read through, because another one is about to be waited for."""
+        if self._loan is not None:
+            await self._loan.rest()
+        if self._session is not None:
+            await self._session.rest()
+
+    @contextmanager
+    def phase(self, tx: AsyncOpenTransaction) -> Iterator[Loan]:
+        """While a phase runs, everything that was lent is its own transaction."""
+        loan = self._loaned()
+        try:
+            loan.join(tx, afresh=True)
+            yield loan
+        finally:
+            loan.part()
+
+    def check(self) -> None:
+        """Refuse to lose what a phased handler has changed outside of its phases."""
+        if self._loan is not None:
+            self._loan.check()
 
     @property
     def lends_business(self) -> bool:
@@ -104,17 +151,33 @@ class Lending:
             await self._tx.rollback()
         if self._reading is not None:
             await self._reading.rollback()
+        if self._loan is not None:
+            await self._loan.close()
         if self._session is not None:
             await self._session.close()
 
-    def _is_local(self) -> bool:
-        enrolment: Enrolment | None = getattr(endpoint_of(self._scope), "__oncekey__", None)
-        # What another Once protects commits on that one's database, and not with what is lent here.
-        if enrolment is None or not enrolment.transactional or enrolment.owner is not self._installation.engines:
-            return False
+    def _follows(self, enrolment: Enrolment) -> bool:
+        """Whether what is lent changes its transaction: from phase to phase, or because a claim comes first.
+
+        Such a claim would wait for whoever writes already, and that would be its own request.
+        """
+        if enrolment.effects is Effects.PHASED:
+            return True
         if enrolment.blocking:
             raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))
-        return True
+        return self._engine.store.locks is None and self._engine.reads_apart and not self._handed_over
+
+    def _loaned(self) -> Loan:
+        if self._loan is None:
+            self._loan = Loan(self._engine)
+        return self._loan
+
+    async def _enrolment(self) -> Enrolment | None:
+        """The route's enrolment by this `Once`. Whatever is lent to it, the body comes first."""
+        enrolment = enrolment_of(self._scope, self._installation.engines)
+        if enrolment is not None:
+            await self._request.read_ahead(enrolment.policy)
+        return enrolment
 
 
 class Borrower(Protocol):
@@ -124,16 +187,20 @@ class Borrower(Protocol):
     scope: Scope
     lent: Lending | None
 
+    async def read_ahead(self, policy: Policy) -> None:
+        """Have the whole body here: nobody holds a connection while a client takes its time to send."""
+
 
 def lend(request: Borrower) -> Lending:
     """What a request was lent so far."""
     if request.lent is None:
-        request.lent = Lending(request.installation, request.scope)
+        request.lent = Lending(request)
     return request.lent
 
 
 async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransaction:
     """The business transaction of a LOCAL handler: the one that a dependency opened, or a new one."""
+    await request.read_ahead(enrolment.policy)
     return await lend(request).hand_over(enrolment)
 
 

@@ -12,7 +12,7 @@ from oncekey.core.model import Code, Refuse
 from oncekey.frameworks.asgi.delivery import send_answer
 from oncekey.frameworks.asgi.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit
-from oncekey.frameworks.asgi.intake import ClientLeftError
+from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
 from oncekey.frameworks.asgi.lending import take_back
 from oncekey.frameworks.asgi.lifespans import around, checked
 from oncekey.frameworks.asgi.nesting import current, enclosing, passage_of
@@ -73,10 +73,14 @@ class OncekeyMiddleware:
             await send_answer(send, refuse(Refuse(Code.KEY_MISSING), enrolment.policy))
             return
         passage = passage_of(scope)
-        visit = Visit(self.installation, scope, passage, enclosing(passage))
+        visit = Visit(self.installation, scope, receive, passage, enclosing(passage))
         token = current.set(visit)
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, visit.receive, send)
+        except ClientLeftError:
+            pass
+        except TooSlowError:
+            await send_answer(send, refuse(Refuse(Code.BODY_TOO_SLOW), self.installation.policy))
         finally:
             current.reset(token)
             await take_back(visit)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.places import Visit
     from oncekey.frameworks.asgi.types import Receive, Scope
 
-__all__ = ["Passage", "current", "enclosing", "passage_of", "request_for", "request_of"]
+__all__ = ["Passage", "current", "enclosing", "enrolment_of", "passage_of", "request_for", "request_of"]
 
 NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that is not installed here: call install(app, tenant=...) of that Once, on the "
@@ -124,6 +124,12 @@ def endpoint_of(scope: Scope) -> Any:  # noqa: ANN401
         return endpoint
     method = scope["method"].lower()
     return getattr(endpoint, "get" if method == "head" and not hasattr(endpoint, "head") else method, None)
+
+
+def enrolment_of(scope: Scope, owner: object) -> Enrolment | None:
+    """How a `Once` protects the endpoint that was routed to; what another one protects is not its own to commit."""
+    enrolment: Enrolment | None = getattr(endpoint_of(scope), "__oncekey__", None)
+    return enrolment if enrolment is not None and enrolment.owner is owner else None
 
 
 def _outwards() -> Iterator[Exchange | Visit]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from oncekey.frameworks.asgi.intake import TooLargeError
+
 if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.intake import Intake
     from oncekey.frameworks.asgi.lending import Lending
     from oncekey.frameworks.asgi.nesting import Passage
-    from oncekey.frameworks.asgi.types import Scope
+    from oncekey.frameworks.asgi.types import Message, Receive, Scope
 
 
 class Phase(IntEnum):
@@ -30,10 +35,15 @@ class UnsettledError(Exception):
 class Visit:
     """A request without a key: nothing is captured and nothing stored."""
 
-    __slots__ = ("installation", "lent", "outer", "passage", "phase", "scope")
+    __slots__ = ("_complete", "_intake", "_receive", "installation", "lent", "outer", "passage", "phase", "scope")
 
     def __init__(
-        self, installation: Installation, scope: Scope, passage: Passage, outer: Exchange | Visit | None
+        self,
+        installation: Installation,
+        scope: Scope,
+        receive: Receive,
+        passage: Passage,
+        outer: Exchange | Visit | None,
     ) -> None:
         self.installation = installation
         self.scope = scope
@@ -41,3 +51,20 @@ class Visit:
         self.outer = outer
         self.phase = Phase.OPEN
         self.lent: Lending | None = None
+        self._receive = receive
+        self._intake: Intake | None = None
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """The next message of the request."""
+        message = await (self._receive() if self._intake is None else self._intake.receive())
+        self._complete = not message.get("more_body", False)
+        return message
+
+    async def read_ahead(self, policy: Policy) -> None:
+        """Have the whole body here before a connection is lent; one that is too large is passed on as it comes."""
+        if self._complete or self._intake is not None:
+            return
+        self._intake = self.passage.intake(self._receive, policy.max_request_bytes)
+        with suppress(TooLargeError):
+            await self._intake.body(policy.body_timeout.total_seconds())

@@ -130,7 +130,7 @@ class _Call:
             exchange.joins(tx)
         stepping = None
         if exchange.course is not None and exchange.parcels is not None:
-            stepping = Stepping(exchange.engine, exchange.course, exchange.parcels)
+            stepping = Stepping(exchange, exchange.engine, exchange.course, exchange.parcels)
         op = self._operation(Operation, exchange, None if tx is None else tx.connection, stepping)
         exchange.entered = True
         try:
@@ -139,6 +139,9 @@ class _Call:
             exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
         if tx is not None and not op.rolled_back:
             await flush(tx)
+        if stepping is not None and exchange.lent is not None:
+            exchange.lent.check()
+            await exchange.lent.rest()
         return result
 
     async def _in_thread(self, exchange: Exchange) -> Any:

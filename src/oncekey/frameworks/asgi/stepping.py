@@ -14,7 +14,7 @@ from oncekey.engine import testimony
 from oncekey.engine.parcels import checkpointing
 from oncekey.engine.phases import recalled
 from oncekey.flow import adrive
-from oncekey.frameworks.asgi.lending import flush
+from oncekey.frameworks.asgi.lending import flush, lend
 from oncekey.frameworks.asgi.shield import shielded
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oncekey.engine.phases import Course
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
+    from oncekey.frameworks.asgi.lending import Borrower
     from oncekey.ports import AsyncOpenTransaction
 
 T = TypeVar("T")
@@ -39,9 +40,10 @@ LONGEST_PAUSE: Final = 2.0
 class Stepping:
     """The steps of one phased operation."""
 
-    __slots__ = ("_course", "_engine", "_parcels")
+    __slots__ = ("_course", "_engine", "_parcels", "_request")
 
-    def __init__(self, engine: AsyncEngine, course: Course, parcels: Parcels) -> None:
+    def __init__(self, request: Borrower, engine: AsyncEngine, course: Course, parcels: Parcels) -> None:
+        self._request = request
         self._engine = engine
         self._course = course
         self._parcels = parcels
@@ -52,6 +54,7 @@ class Stepping:
             if stored is not None:
                 return decode(stored.result)
             self._parcels.take()  # what a phase that failed has left behind
+            await self._rest()
             tx = await self._engine.open()
             try:
                 entry = await self._in_transaction(tx, name, fn)
@@ -67,6 +70,7 @@ class Stepping:
             if stored is not None:
                 return recalled(stored)
             call = course.announcement(name, repeatable=repeatable, given=given)
+            await self._rest()
             since = course.clock()
             await self._announce(call)
             try:
@@ -94,9 +98,14 @@ class Stepping:
         return decode(entry.result)
 
     async def _in_transaction(self, tx: AsyncOpenTransaction, name: str, fn: Callable[[Any], Any]) -> MemoEntry:
+        with lend(self._request).phase(tx) as loan:
+            value = await _awaited(fn(tx.connection))
+            await flush(tx)
+            loan.done()
+            return await self._committed(tx, name, value)
+
+    async def _committed(self, tx: AsyncOpenTransaction, name: str, value: object) -> MemoEntry:
         course = self._course
-        value = await _awaited(fn(tx.connection))
-        await flush(tx)
         entry = course.entry(name, EntryKind.PHASE, value)
         memo = course.with_entry(entry)
         snapshot = await tx.step(checkpointing(self._engine.store, course, self._parcels, memo))
@@ -108,6 +117,11 @@ class Stepping:
             await self._after_lost_commit(memo)
         course.written(memo, snapshot)
         return entry
+
+    async def _rest(self) -> None:
+        """Nobody holds a connection to read through while it waits for another one, or for the outside."""
+        if self._request.lent is not None:
+            await self._request.lent.rest()
 
     async def _after_lost_commit(self, memo: tuple[MemoEntry, ...]) -> None:
         """A phase whose COMMIT got no reply: the record knows, once its row is free (P7)."""

@@ -43,6 +43,8 @@ async def run_unkeyed(
     """Call the handler, in a transaction of its own if it is LOCAL."""
     if enrolment.blocking:
         installation = request.installation
+        if enrolment.effects is Effects.LOCAL:
+            await request.read_ahead(enrolment.policy)
         return await in_thread(installation.handlers, lambda: _blocking(invoke, enrolment, installation, claim))
     if enrolment.effects is not Effects.LOCAL:
         return await invoke(_operation(Operation, claim, None))

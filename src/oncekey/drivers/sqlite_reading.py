@@ -1,0 +1,38 @@
+"""A connection to a SQLite file that only reads: it takes no turn, and keeps no writer waiting.
+
+Each statement is a transaction of its own. One that spans several would hold off every writer of a file without a
+write-ahead log, for as long as the application takes between two statements.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from oncekey.drivers.sqlite import SqliteTransaction, say
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from oncekey.drivers.sqlite_files import SqliteFile
+
+
+class SqliteReading(SqliteTransaction):
+    """What stands for a transaction where nothing is written: SQLite itself refuses to."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        super().__init__(file, threading.Lock())  # a turn that no writer waits for
+
+    def heard(self, *, failed: bool) -> None:
+        """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
+
+    def _say_begin(self, connection: sqlite3.Connection) -> None:
+        say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with suppress(self._file.module.Error):
+            connection.execute("PRAGMA query_only = OFF")
+            super()._give_back(connection)
+            return
+        self._file.discard(connection)  # the next borrower may want to write
