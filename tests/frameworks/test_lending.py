@@ -17,7 +17,7 @@ from frameworks.shop import LedgerOnce, Shop, tenant_of
 from harness.asgi import Caller, cancelled_at, until
 from harness.ledger import Ledger, down
 from oncekey.core.errors import ConfigurationError
-from oncekey.effects import INLINE, LOCAL
+from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.frameworks.asgi.exchange import current
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import Once
@@ -28,6 +28,8 @@ class Drawer:
 
     def __init__(self) -> None:
         self.closed = 0
+
+    async def rest(self) -> None: ...
 
     async def close(self) -> None:
         self.closed += 1
@@ -307,10 +309,15 @@ async def test_a_framework_that_hides_its_endpoints_is_found_out() -> None:
     async def create(session: Annotated[Any, Depends(hidden)]) -> None:
         raise AssertionError("never entered")
 
-    with pytest.raises(ConfigurationError, match=r"write through op\.connection"):
-        await shop.caller("/orders").run(raising=True)
-    assert ledger.records == []
-    assert all(drawer.closed for drawer in ledger.drawers)
+    @shop.post("/steps", effects=PHASED)
+    async def steps(session: Annotated[Any, Depends(hidden)]) -> None:
+        raise AssertionError("never entered")
+
+    for target in ("/orders", "/steps"):
+        with pytest.raises(ConfigurationError, match=r"write through op\.connection"):
+            await shop.caller(target).run(raising=True)
+        assert ledger.records == []
+        assert all(drawer.closed for drawer in ledger.drawers)
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])

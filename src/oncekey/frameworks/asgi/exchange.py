@@ -209,7 +209,7 @@ class Exchange:
     async def _admitted(self, claim: Claim, enrolment: Enrolment, *, resumed: bool) -> Verdict:
         policy = enrolment.policy
         if self.lent is not None:
-            await self.lent.rest()
+            await self.lent.before_claim(enrolment)
         if resumed:
             return await guarded(
                 self.installation, self.engine, claim, policy, lambda: self.engine.resume(claim, policy)
@@ -245,6 +245,11 @@ class Exchange:
         if self._task is not None and self.course is not None and self.course.intent is None:
             self.course.halted = True
             self._task.cancel()
+
+    @property
+    def enrolment(self) -> Enrolment | None:
+        """What it was claimed for, if it was."""
+        return self._enrolment
 
     @property
     def answer(self) -> Answer | None:

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from oncekey.ports import AsyncOpenTransaction, LentSession, SessionTransaction
 
 NOT_LOCAL = (
-    "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL, so nobody "
-    "commits; enrol it, or use a connection of the application's own"
+    "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL or "
+    "PHASED, so nobody commits; enrol it, or use a connection of the application's own"
 )
 BLOCKING = "{operation} is a plain `def`: make it `async def` to use once.session or once.connection"
 UNSEEN = (
     "once.session could not see that {operation} is enrolled, so its rows would not commit with the key: this "
-    "framework does not name the endpoint in the ASGI scope; write through op.connection"
+    "framework does not name the endpoint in the ASGI scope; write through op.connection, or through the connection "
+    "that op.phase hands to its function"
 )
 
 
@@ -112,6 +113,12 @@ class Lending:
         self._handed_over = True
         return tx
 
+    async def before_claim(self, enrolment: Enrolment) -> None:
+        """Hold nothing that the claim could wait for; find out who was lent what would not commit with the key."""
+        if enrolment.effects is Effects.PHASED and (self._session is not None or self._reading is not None):
+            raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
+        await self.rest()
+
     async def rest(self) -> None:
         """Hold no connection to read through, because another one is about to be waited for."""
         if self._loan is not None:
@@ -174,7 +181,7 @@ class Lending:
 
     async def _enrolment(self) -> Enrolment | None:
         """The route's enrolment by this `Once`. Whatever is lent to it, the body comes first."""
-        enrolment = enrolment_of(self._scope, self._installation.engines)
+        enrolment = enrolment_of(self._scope, self._installation.engines) or self._request.enrolment
         if enrolment is not None:
             await self._request.read_ahead(enrolment.policy)
         return enrolment
@@ -186,6 +193,10 @@ class Borrower(Protocol):
     installation: Installation
     scope: Scope
     lent: Lending | None
+
+    @property
+    def enrolment(self) -> Enrolment | None:
+        """What it was claimed for, if it was."""
 
     async def read_ahead(self, policy: Policy) -> None:
         """Have the whole body here: nobody holds a connection while a client takes its time to send."""

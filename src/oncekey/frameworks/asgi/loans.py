@@ -66,6 +66,7 @@ class Loan:
         if self._session is not None:
             self._session.join(cast("SessionTransaction", tx), afresh=afresh)
         self._within = tx
+        self._looks_like(tx.connection)
 
     def done(self) -> None:
         """All of a step was written."""
@@ -133,8 +134,11 @@ class Loan:
     async def _read(self) -> AsyncOpenTransaction:
         if self._reading is None:
             self._reading = await self._engine.read()
-            self._kind, self.look = type(self._reading.connection), self._reading.connection.__class__
+            self._looks_like(self._reading.connection)
         return self._reading
+
+    def _looks_like(self, connection: object) -> None:
+        self._kind, self.look = type(connection), connection.__class__
 
 
 class LentConnection:
@@ -146,6 +150,8 @@ class LentConnection:
         object.__setattr__(self, "_loan", loan)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
+        if name.startswith("__"):
+            raise AttributeError(name)  # what Python itself looks for is no part of a connection
         return self._loan.attribute(name)
 
     def __setattr__(self, name: str, value: object) -> None:

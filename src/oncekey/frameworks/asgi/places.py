@@ -55,6 +55,10 @@ class Visit:
         self._intake: Intake | None = None
         self._complete = False
 
+    @property
+    def enrolment(self) -> None:
+        """It claims nothing."""
+
     async def receive(self) -> Message:
         """The next message of the request."""
         message = await (self._receive() if self._intake is None else self._intake.receive())
