@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import AuditEntry, Note
-    from oncekey.core.census import Census
+    from oncekey.core.census import Census, Roll
     from oncekey.core.model import (
         Completed,
         DeadLetter,
@@ -66,6 +66,18 @@ class Upkeep(Protocol):
 
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
         """How many keys of a scope are remembered now, counted up to `limit`."""
+
+    def beat(self, name: str, tasks: Sequence[str], every: Duration) -> Flow[Instant]:
+        """Write down that a worker is alive, and after how long it will be seen again."""
+
+    def leave(self, name: str) -> Flow[None]:
+        """Take a worker off the roll: it stops on purpose."""
+
+    def workers(self) -> Flow[Roll]:
+        """Who is on the roll, the longest there first."""
+
+    def forget_workers(self, age: Duration) -> Flow[int]:
+        """Delete those who were to be seen longer than `age` ago; how many that were."""
 
 
 class Audit(Protocol):

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from bench import startup
 from bench.figures import BASE, Result, Slice, document, table
 from bench.load import Load, fire
 
+from bench import startup
 from harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -70,7 +70,7 @@ def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: 
     a dead letter stays. Lines of the audit go after their own time. Say --app, so that the application's own settings
     are used: without it the defaults are. `oncekey worker` does the same all the time.
 
-    JSON, with --once: {"moved", "by": {"purged", "marked", "parked", "abandoned", "notes"}}.
+    JSON, with --once: {"moved", "by": {"purged", "marked", "parked", "abandoned", "notes", "workers"}}.
     """
     from oncekey.workers.reaper import Reaper
 
@@ -82,7 +82,7 @@ def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: 
         return Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, policy)
 
     def shape(reaper: Any, moved: int) -> dict[str, Any]:
-        names = ("purged", "marked", "parked", "abandoned", "notes")
+        names = ("purged", "marked", "parked", "abandoned", "notes", "workers")
         return {"moved": moved, "by": {name: reaper.counts[name] for name in names}}
 
     _run(store, task, shape, only_once=once, json_wanted=as_json)
