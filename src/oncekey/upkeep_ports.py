@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         DeadLetter,
         Duration,
         Instant,
+        MemoEntry,
         Record,
         RecordId,
         Snapshot,
@@ -98,6 +99,12 @@ class Operate(Protocol):
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
         """Records, the newest first, from before a place on; without their answers."""
+
+    def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
+        """Records whose key begins like this, of one scope or of all; the key itself first, without answers."""
+
+    def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
+        """What the same call returned when it was last made, for any key; not what somebody gave by hand."""
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
         """Where the parcels of a record are."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from oncekey.core.errors import ConfigurationError, ResultNotStorableError
-from oncekey.core.memo import encode, rejected
+from oncekey.core.errors import ConfigurationError, ResultInvalidError, ResultNotStorableError
+from oncekey.core.memo import decode, encode, rejected
 from oncekey.core.model import Completed, EntryKind, MemoEntry, Outcome, StoredResponse
 from oncekey.core.policy import Policy
+from oncekey.core.results import fitted
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Headers
+    from oncekey.core.model import Headers, Record
 
 _ERRORS: Final = 400
 _DEFAULTS: Final = Policy()
@@ -82,3 +87,57 @@ def _field(text: str) -> bytes:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         raise ConfigurationError("a header field is Latin-1 text") from None
+
+
+def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | None]:
+    """Whether a result fits what the handler declares, as far as its own code tells: why not, or None."""
+    if app is None or result is None:
+        return lambda _: None
+    from oncekey.cli.worker import load
+
+    application, value = load(app), decode(encode(json.loads(result), _DEFAULTS.max_result_bytes))
+
+    def check(record: Record) -> str | None:
+        handler = application.enrolled.get(record.operation)
+        last = record.memo[-1].name if record.memo else None
+        phase = last if record.intent is None else record.intent.phase
+        declared = None if handler is None or phase is None else declared_by(handler, phase)
+        if declared is None:
+            return None
+        try:
+            fitted(value, declared)
+        except ResultInvalidError as error:
+            return f"--result is {error}, which the handler declares for {phase!r}"
+        return None
+
+    return check
+
+
+def declared_by(handler: Callable[..., Any], phase: str) -> Any:
+    """What a handler's own code says by `op.call(phase, ..., result=DECLARED)`; None where it cannot be read.
+
+    The code is read and not run: the name after `result=` is looked up where the handler would look it up.
+    """
+    function = inspect.unwrap(handler)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="call"), args=[ast.Constant(value=name), *_], keywords=keywords):
+                given = next((one.value for one in keywords if one.arg == "result"), None)
+                if name == phase and given is not None:
+                    return _looked_up(given, function)
+    return None
+
+
+def _looked_up(node: ast.expr, function: Callable[..., Any]) -> Any:
+    match node:
+        case ast.Name(id=name):
+            seen = inspect.getclosurevars(function)
+            return {**seen.builtins, **seen.globals, **seen.nonlocals}.get(name)
+        case ast.Attribute(value=inner, attr=name):
+            return getattr(_looked_up(inner, function), name, None)
+        case _:
+            return None
