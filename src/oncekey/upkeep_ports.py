@@ -68,8 +68,10 @@ class Upkeep(Protocol):
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
         """How many keys of a scope are remembered now, counted up to `limit`."""
 
-    def beat(self, name: str, tasks: Sequence[str], every: Duration) -> Flow[Instant]:
-        """Write down that a worker is alive, and after how long it will be seen again."""
+    def beat(
+        self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = ...
+    ) -> Flow[Instant]:
+        """Write down that a worker is alive, after how long it will be seen again, and what its application calls."""
 
     def leave(self, name: str) -> Flow[None]:
         """Take a worker off the roll: it stops on purpose."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -94,6 +91,7 @@ def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | 
     if app is None or result is None:
         return lambda _: None
     from oncekey.cli.worker import load
+    from oncekey.workers.reading import declared_by
 
     application, value = load(app), decode(encode(json.loads(result), _DEFAULTS.max_result_bytes))
 
@@ -111,33 +109,3 @@ def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | 
         return None
 
     return check
-
-
-def declared_by(handler: Callable[..., Any], phase: str) -> Any:
-    """What a handler's own code says by `op.call(phase, ..., result=DECLARED)`; None where it cannot be read.
-
-    The code is read and not run: the name after `result=` is looked up where the handler would look it up.
-    """
-    function = inspect.unwrap(handler)
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Attribute(attr="call"), args=[ast.Constant(value=name), *_], keywords=keywords):
-                given = next((one.value for one in keywords if one.arg == "result"), None)
-                if name == phase and given is not None:
-                    return _looked_up(given, function)
-    return None
-
-
-def _looked_up(node: ast.expr, function: Callable[..., Any]) -> Any:
-    match node:
-        case ast.Name(id=name):
-            seen = inspect.getclosurevars(function)
-            return {**seen.builtins, **seen.globals, **seen.nonlocals}.get(name)
-        case ast.Attribute(value=inner, attr=name):
-            return getattr(_looked_up(inner, function), name, None)
-        case _:
-            return None

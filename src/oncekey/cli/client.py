@@ -118,4 +118,4 @@ def _say(lines: list[dict[str, Any]], *, as_json: bool) -> None:
         return
     head = ("state", "status", "name", "key", "begun", "request", "note")
     rows = [[line[name] for name in head] for line in lines]
-    table(head, rows, empty="the journal is empty", first=("key", "state", "status", "request", "begun"))
+    table(head, rows, empty="the journal is empty", first=("key", "state", "status", "name", "request", "begun"))

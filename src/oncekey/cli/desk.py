@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from oncekey import wire
-from oncekey.cli.finding import NAMESPACE, typed, whose
-from oncekey.cli.printing import as_json, plain
+from oncekey.cli.finding import NAMESPACE, typed, whose, words_of
+from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
-from oncekey.core.operate import RESULT
 from oncekey.core.prospects import prospect
 from oncekey.core.showing import lapse
 from oncekey.core.transitions import Actor
@@ -115,8 +114,8 @@ def operator(by: str | None) -> Mover:
 
 
 def given(reason: str) -> str:
-    """The reason, or the refusal to do anything without one."""
-    if not reason.strip():
+    """The reason, or the refusal to do anything without one; the dots of a command that was copied are none."""
+    if not any(letter.isalnum() for letter in reason):
         raise ConfigurationError("--reason is empty: say why, the audit keeps it. Nothing was changed")
     return reason.strip()
 
@@ -189,7 +188,8 @@ def refuse(
     if forbidden.instead:
         typer.echo("Possible now:", err=True)
         for one in forbidden.instead:
-            typer.echo(f"  {possibility(one, about)['command']}", err=True)
+            for line in broken(possibility(one, about)["command"], indent=4):
+                typer.echo(f"  {line}", err=True)
             if one.note:
                 typer.echo(f"    {one.note}", err=True)
     elif about is not None:
@@ -211,7 +211,10 @@ def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn
     raise typer.Exit(REFUSED)
 
 
-def possibility(one: Possibility, about: RecordId | None = None, result: str | None = None) -> dict[str, Any]:
+def possibility(one: Possibility, about: RecordId | None = None) -> dict[str, Any]:
     """An order that the table allows, as programs read it."""
-    command = one.command if about is None else one.typed(typed(about), result=result or RESULT)
+    if about is None:
+        return {"command": one.command, "row": one.row, "to": one.to.value, "note": one.note}
+    target, last = words_of(about)
+    command = one.typed(target, last=last)
     return {"command": command, "row": one.row, "to": one.to.value, "note": one.note}

@@ -24,7 +24,7 @@ from oncekey.flow import adrive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import DeadLetter
+    from oncekey.core.model import DeadLetter, RecordId
     from oncekey.core.operate import Moved
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
@@ -125,7 +125,13 @@ def retry(
     """
     wish = Wish(Order.RETRY, desk.given(reason))
     mover = desk.operator(by)
-    _settle(store, lambda engine: operate.retry(engine.store, letter_id, wish, mover), verbose, json_wanted=as_json)
+    _settle(
+        store,
+        letter_id,
+        lambda engine: operate.retry(engine.store, letter_id, wish, mover),
+        verbose,
+        json_wanted=as_json,
+    )
 
 
 def discard(
@@ -156,7 +162,13 @@ def discard(
     answer = answer_of(status, body, content_type, header, final_no=True) or given_up()
     wish = Wish(Order.DISCARD, desk.given(reason), answer=answer)
     mover = desk.operator(by)
-    _settle(store, lambda engine: operate.discard(engine.store, letter_id, wish, mover), verbose, json_wanted=as_json)
+    _settle(
+        store,
+        letter_id,
+        lambda engine: operate.discard(engine.store, letter_id, wish, mover),
+        verbose,
+        json_wanted=as_json,
+    )
 
 
 def given_up() -> Completed:
@@ -167,18 +179,23 @@ def given_up() -> Completed:
 
 def _settle(
     store: str,
+    letter_id: UUID,
     flow: Callable[[AsyncEngine], Flow[Moved | LetterMoved | Forbidden]],
     verbose: bool,
     *,
     json_wanted: bool,
 ) -> None:
+    about: list[RecordId] = []
+
     async def doing(engine: AsyncEngine) -> Moved | LetterMoved | Forbidden:
+        letter = await adrive(operate.box_of(engine.store).find_dead_letter(letter_id), engine.driver.run)
+        about.extend(() if letter is None else (letter.parcel.record_id,))
         return await adrive(flow(engine), engine.driver.run)
 
     done = desk.work(store, doing)
     match done:
         case Forbidden():
-            desk.refuse(done, json_wanted=json_wanted, verbose=verbose)
+            desk.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
         case LetterMoved(letter, trigger):
             if json_wanted:
                 as_json_document({"changed": True, "letter": {**_line(letter), "trigger": trigger.value}})

@@ -25,7 +25,9 @@ NAMESPACE: Final = "ONCEKEY_NAMESPACE"
 SHORTEST: Final = 4
 """With fewer letters of a key nothing is looked for."""
 SHOWN: Final = 20
-NOT_HERE: Final = "there is no such key here (a LOCAL request that is under way on PostgreSQL has no row yet, and is seen with --tenant)"
+NOT_HERE: Final = (
+    "there is no such key here (a LOCAL request under way on PostgreSQL has no row yet, and is seen with --tenant only)"
+)
 _LENGTH: Final = re.compile(r"([0-9]+):")
 
 
@@ -53,6 +55,21 @@ async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | S
     return Forbidden(NOT_HERE) if scope is None else RecordId(scope, key)
 
 
+async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, ...]]:
+    """By operation, the calls of INLINE handlers: as workers wrote them down, and as an application's code says."""
+    found: dict[str, tuple[str, ...]] = {}
+    if engine.store.upkeep is not None:
+        roll = await adrive(engine.store.upkeep.workers(), engine.driver.run)
+        for operation in {name for one in roll.workers for name in one.calls}:
+            found[operation] = roll.inline_calls(operation)
+    if app is not None:
+        from oncekey.cli.worker import load
+        from oncekey.workers.reading import inline_calls_of
+
+        found |= inline_calls_of(load(app))
+    return found
+
+
 def scope_named(tenant: str | None, namespace: str | None, principal: str | None, scope: str | None) -> str | None:
     """The scope, as requests make it; None if none is named."""
     if scope is not None:
@@ -78,6 +95,11 @@ def whose(scope: str) -> str:
 
 def typed(record_id: RecordId) -> str:
     """A key with the options that name whose it is, ready for a shell."""
+    return " ".join(part for part in words_of(record_id) if part)
+
+
+def words_of(record_id: RecordId) -> tuple[str, str]:
+    """The same in two parts, the second for the end of the line: a key with a dash would be taken for an option."""
     match _parts(record_id.scope):
         case [namespace, tenant]:
             words = [*_namespace(namespace), "--tenant", tenant]
@@ -85,9 +107,9 @@ def typed(record_id: RecordId) -> str:
             words = [*_namespace(namespace), "--tenant", tenant, "--principal", principal]
         case _:
             words = ["--scope", record_id.scope]
-    # A key that begins with a dash would be taken for an option.
-    dashes = ["--"] if record_id.key.startswith("-") else []
-    return shlex.join([*words, *dashes, record_id.key]) if dashes else shlex.join([record_id.key, *words])
+    if record_id.key.startswith("-"):
+        return shlex.join(words), shlex.join(["--", record_id.key])
+    return shlex.join([record_id.key, *words]), ""
 
 
 def _namespace(name: str) -> list[str]:

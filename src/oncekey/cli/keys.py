@@ -12,7 +12,7 @@ import typer
 
 from oncekey.cli import desk
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, checked_by, result_of
-from oncekey.cli.finding import Several, find, scope_named
+from oncekey.cli.finding import Several, called, find, scope_named
 from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, row_of, say, shown, shown_entry
 from oncekey.cli.printing import as_json as to_json
 from oncekey.cli.printing import as_list, table
@@ -132,7 +132,8 @@ def show(
     PostgreSQL has no row until it is done; it is seen by its lock, for which --tenant has to be said, and the policy's
     secret has to be in ONCEKEY_SECRET if there is one.
 
-    An INLINE handler announces no call: --call, or the resolvers of --app, name those whose downstream keys are shown.
+    An INLINE handler announces no call. Workers write down which ones their application's code names; --call or --app
+    names them where no worker runs.
 
     JSON: what GET /idempotency-keys/KEY answers, and "means", "why", "scope", "effects", "recovery", "incarnation",
     "fence", "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries", "steps", "open_call",
@@ -365,11 +366,11 @@ def _act(
         found = await find(engine, target.key, target.scope)
         if not isinstance(found, RecordId):
             return found
-        about.append(found)
         record = (await engine.find(found)).record
         wrong = None if record is None else check(record)
         if wrong is not None:
             return Forbidden(wrong)
+        about.append(found)
         return await adrive(operate.act(engine.store, found, wish, mover), engine.driver.run)
 
     done = desk.work(target.store, doing)
@@ -392,11 +393,8 @@ async def _known(engine: AsyncEngine, sight: Sight, calls: tuple[str, ...], app:
     record = sight.snapshot.record
     if record is None:
         return Known(sight)
-    if app is not None and record.effects is Effects.INLINE:
-        from oncekey.cli.worker import load
-
-        named = load(app).resolvers.inline_calls.get(record.operation)
-        calls = calls if named is None else (*calls, named)
+    if record.effects is Effects.INLINE:
+        calls = (*calls, *(await called(engine, app)).get(record.operation, ()))
     by_hand = record.memo[-1].name if record.memo and record.memo[-1].by_hand else None
     phase = by_hand if record.intent is None else record.intent.phase
     if phase is None or record.effects is not Effects.PHASED:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from oncekey.cli.desk import age, possibility
-from oncekey.cli.finding import typed, whose
-from oncekey.cli.printing import pairs, plain
+from oncekey.cli.finding import typed, whose, words_of
+from oncekey.cli.printing import broken, pairs, plain
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, State
@@ -125,7 +126,8 @@ def shown(known: Known, key: str) -> dict[str, Any]:
         ],
         "retry": prospect(record, now),
         "possible": [
-            possibility(one, record.id, _result_option(shape)) for one in possible(record, now, sight.parcels)
+            {**possibility(one), "command": command_of(one, record, _result_option(shape))}
+            for one in possible(record, now, sight.parcels)
         ],
         "now": moment(now),
     }
@@ -165,10 +167,14 @@ def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -
     else:
         yield _BY_ITSELF[situation]
     result = _result_option(shape["result_shape"])
-    for one in possible(record, now, known.sight.parcels):
+    offered = possible(record, now, known.sight.parcels)
+    released = {one.row for one in offered if one.order is Order.RELEASE}
+    for one in offered:
+        if one.order is Order.NOT_EXECUTED and one.row in released:
+            continue  # no call is open, so it says no more than a release
         yield ""
         yield _purpose(one, record)
-        yield f"  {one.typed(typed(record.id), result=result or RESULT)}"
+        yield from (f"  {line}" for line in broken(command_of(one, record, result), indent=6))
         if one.note:
             yield f"  {one.note}"
 
@@ -185,12 +191,14 @@ def _looking(record: Record, shape: dict[str, Any]) -> Iterator[str]:
             yield f"   {key}"
     else:
         yield "1. Look at the provider. Its key there is op.downstream_key(NAME):"
-        yield f"   oncekey keys show {typed(record.id)} --call NAME"
-    asks = "A resolver asks by itself, too" if record.reconcile_after is not None else "No resolver asks any more"
-    yield f"   ({asks}; {record.reconcile_tries} looks so far.)"
+        yield f"   oncekey keys show --call NAME {typed(record.id)}"
+    if record.reconcile_after is None:
+        yield f"   (A resolver has asked {record.reconcile_tries} times, and asks no more.)"
+    elif record.reconcile_tries:
+        yield f"   (A resolver has asked {record.reconcile_tries} times, and will ask again.)"
     yield "2. Say what you found:"
     if shape["result_shape"] is not None:
-        yield f"   The call's result looked like this the last time: {json.dumps(shape['result_shape'])}"
+        yield f"   The call's result looked like this the last time: {_outline(shape['result_shape'])}"
 
 
 def _purpose(one: Possibility, record: Record) -> str:
@@ -198,6 +206,13 @@ def _purpose(one: Possibility, record: Record) -> str:
         what = "was something else" if one.order is Order.EXECUTED else "was a final no"
         return f"The result that was given by hand is wrong, and {what}:"
     return _FOUND[one.order]
+
+
+def command_of(one: Possibility, record: Record, result: str | None) -> str:
+    """As it is typed for this key; a final no looks like nothing that was seen before."""
+    given = result if one.order is Order.EXECUTED and result else RESULT
+    target, last = words_of(record.id)
+    return one.typed(target, last=last, result=given)
 
 
 def downstream_keys(record: Record, calls: tuple[str, ...]) -> dict[str, str]:
@@ -214,8 +229,15 @@ def _result_shape(known: Known) -> Any:
 
 
 def _result_option(shape: Any) -> str | None:
-    """A result to be filled in, quoted for a shell."""
-    return None if shape is None else f"'{json.dumps(shape)}'".replace("'\"'\"'", "'")
+    """A result to be filled in, quoted for a shell; before that it is no JSON, so nothing takes it as it is."""
+    return None if shape is None else shlex.quote(_outline(shape))
+
+
+def _outline(shape: Any) -> str:
+    """The shape of a result with a gap for each value."""
+    if isinstance(shape, dict):
+        return "{" + ", ".join(f"{json.dumps(name)}: {_outline(one)}" for name, one in shape.items()) + "}"
+    return f"[{', '.join(map(_outline, shape))}]" if isinstance(shape, list) else f"<{shape}>"
 
 
 def in_doubt(

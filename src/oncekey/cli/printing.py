@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -90,3 +91,30 @@ def pairs(rows: Sequence[tuple[str, Any]]) -> None:
     longest = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         typer.echo(f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip())
+
+
+def broken(command: str, *, indent: int) -> list[str]:
+    """A command in lines that fit, each but the last one continued, so that it can be copied from any terminal."""
+    words = shlex.split(command, posix=False)
+    room = width() - indent - len(" \\")
+    if len(command) <= room or " ".join(words) != command:
+        return [command]
+    lines, line = [], ""
+    for group in _options(words):
+        if line and len(line) + 1 + len(group) > room:
+            lines.append(f"{line} \\")
+            line = f"  {group}"
+        else:
+            line = f"{line} {group}".strip() if not line.startswith("  ") else f"{line} {group}"
+    return [*lines, line]
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """Words, with each option and its value in one piece."""
+    groups: list[list[str]] = []
+    for word in words:
+        if groups and groups[-1][0].startswith("--") and len(groups[-1]) == 1 and not word.startswith("--"):
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return [" ".join(group) for group in groups]

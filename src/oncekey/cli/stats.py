@@ -40,8 +40,8 @@ def stats(store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
 
     JSON: {"now", "items": [{"state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest",
     "newest"}], "next", "keys", "by_state", "by_effects", "by_operation": {name: {state: n}}, "waiting": {what:
-    {"count", "oldest", "age_seconds"}}, "outbox": {"depth", "held", "oldest_due", "by_topic": [...]}, "dead_letters": {"count", "oldest",
-    "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
+    {"count", "oldest", "age_seconds"}}, "outbox": {"depth", "held", "oldest_due", "by_topic": [...]}, "dead_letters":
+    {"count", "oldest", "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
     """
 
     async def counting(engine: AsyncEngine) -> Census:

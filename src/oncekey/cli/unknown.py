@@ -8,17 +8,16 @@ import typer
 
 from oncekey.cli import desk
 from oncekey.cli.desk import age
-from oncekey.cli.finding import scope_named, whose
+from oncekey.cli.finding import called, scope_named, whose
 from oncekey.cli.keys_show import downstream_keys, in_doubt
 from oncekey.cli.printing import as_list, table
-from oncekey.cli.reconcile import inline_calls, option_pairs
+from oncekey.cli.reconcile import option_pairs
 from oncekey.core.model import State
 from oncekey.core.operate import Search
 from oncekey.engine import operate
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Record
     from oncekey.core.upkeep import Page
     from oncekey.engine.shell import AsyncEngine
 
@@ -53,7 +52,7 @@ def list_unknown(
     ] = None,
     app: Annotated[
         str | None,
-        typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, whose resolvers name calls."),
+        typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, whose code names calls."),
     ] = None,
     limit: desk.Limit = 100,
     as_json: desk.AsJson = False,
@@ -64,8 +63,8 @@ def list_unknown(
     `oncekey keys resolve KEY --executed | --declined | --not-executed`. A resolver asks by itself; what it gave up is
     listed all the same.
 
-    An INLINE handler announces no call: --call OPERATION=NAME, or the resolvers of --app, name those whose downstream
-    keys are shown.
+    An INLINE handler announces no call. Workers write down which ones their application's code names; --call
+    OPERATION=NAME or --app names them where no worker runs.
 
     JSON: {"now", "items": [what `keys list` shows, and "open_call", "downstream_keys",
     "not_executed_is_believed_from", "reconcile_after", "reconcile_tries", "given_up"], "next"}.
@@ -76,25 +75,23 @@ def list_unknown(
         older_than=desk.span(older_than),
     )
 
-    async def looking(engine: AsyncEngine) -> Page:
-        return await adrive(operate.desk_of(engine.store).search(wanted, limit), engine.driver.run)
+    async def looking(engine: AsyncEngine) -> tuple[Page, dict[str, tuple[str, ...]]]:
+        page = await adrive(operate.desk_of(engine.store).search(wanted, limit), engine.driver.run)
+        return page, await called(engine, app)
 
-    page = desk.work(store, looking)
+    page, calls = desk.work(store, looking)
     records = [one for one in page.records if one.reconcile_after is None or not given_up]
-    calls = {**inline_calls(app), **option_pairs(call, "--call")}
-
-    def called(one: Record) -> tuple[str, ...]:
-        return (calls[one.operation],) if one.operation in calls else ()
-
+    for operation, name in option_pairs(call, "--call").items():
+        calls[operation] = (name,)
     if as_json:
-        as_list([in_doubt(one, page.now, calls=called(one)) for one in records], now=page.now)
+        as_list([in_doubt(one, page.now, calls=calls.get(one.operation, ())) for one in records], now=page.now)
         return
     table(
         ("key", "downstream key", "whose", "operation", "effects", "last error", "open call", "looks", "age"),
         [
             (
                 one.id.key,
-                ", ".join(downstream_keys(one, called(one)).values()),
+                ", ".join(downstream_keys(one, calls.get(one.operation, ())).values()),
                 whose(one.id.scope),
                 one.operation,
                 one.effects,

@@ -68,8 +68,8 @@ def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: 
 
     Answers and failures are deleted, or marked where the policy keeps them; work that was begun and never gone on with
     becomes unknown; a deferred call that no worker ever took is answered with a time-out. What is in progress, unknown
-    or a dead letter stays. Lines of the audit go after their own time. Say --app, so that the application's own settings
-    are used: without it the defaults are. `oncekey worker` does the same all the time.
+    or a dead letter stays. Lines of the audit go after their own time. Say --app, so that the application's own
+    settings are used: without it the defaults are. `oncekey worker` does the same all the time.
 
     JSON, with --once: {"moved", "by": {"purged", "marked", "parked", "abandoned", "notes", "workers"}}.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Worker:
     seen_at: Instant
     every: Duration
     """After how long it promises to be seen again."""
+    calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By operation, the calls of INLINE handlers, as the worker's application names them."""
 
     def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
         """Whether it was seen lately: within `silence`, or else within a few of its own beats."""
@@ -98,3 +101,7 @@ class Roll:
 
     now: Instant
     workers: tuple[Worker, ...]
+
+    def inline_calls(self, operation: str) -> tuple[str, ...]:
+        """The calls of an INLINE operation, as far as any worker's application names them."""
+        return tuple(dict.fromkeys(name for one in self.workers for name in one.calls.get(operation, ())))

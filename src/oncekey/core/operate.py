@@ -159,12 +159,14 @@ class Possibility:
         """As it is typed, with KEY or ID for what it is about."""
         return self.typed("KEY", "ID")
 
-    def typed(self, key: str, letter: str | None = None, result: str = RESULT) -> str:
-        """As it is typed for one key; JSON and FILE stand for what only the operator knows."""
+    def typed(self, key: str, letter: str | None = None, *, last: str = "", result: str = RESULT) -> str:
+        """As it is typed for one key; JSON stands for what only the operator knows. `last` ends the line."""
         group, verb, *flags = self.order.split()
-        target = (letter or str(self.letter)) if group == "dlq" else key
+        by_letter = group == "dlq"
+        target, end = ((letter or str(self.letter)), "") if by_letter else (key, last)
         options = self.options.replace(RESULT, result)
-        return " ".join(part for part in ("oncekey", group, verb, target, *flags, options, "--reason '...'") if part)
+        words = ("oncekey", group, verb, target, *flags, options, "--reason '...'", end)
+        return " ".join(word for word in words if word)
 
 
 _NO_RECORD: Final = "there is no record of this key"

@@ -108,9 +108,9 @@ def roll_commands() -> Mapping[str, Command]:
     """The statements of a roll of workers that starts empty: it lies beside the table, as the audit does."""
     roll: dict[str, Line] = {}
 
-    def beat(_: Table, *, now: Instant, name: str, tasks: str, every: int) -> Rows:
+    def beat(_: Table, *, now: Instant, name: str, **columns: Any) -> Rows:
         started_at = roll.get(name, {"started_at": now})["started_at"]
-        roll[name] = {"name": name, "tasks": tasks, "started_at": started_at, "seen_at": now, "every": every}
+        roll[name] = {"name": name, "started_at": started_at, "seen_at": now, **columns}
         return [roll[name]]
 
     def leave(_: Table, *, now: Instant, name: str) -> Rows:  # noqa: ARG001  (every statement is told the time)

@@ -7,7 +7,8 @@ wanted: both are there, or neither is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from oncekey.core.census import Roll, Worker
@@ -46,6 +47,7 @@ STATEMENTS: tuple[str, ...] = (
 Noting: TypeAlias = "Callable[[Record], Note] | None"
 """Makes the line of the audit about a record; None: there is to be none."""
 
+_NO_CALLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MOVED = "what was about to be abandoned has moved: the transaction is undone"
 
 
@@ -129,9 +131,17 @@ class UpkeepStore:
 
         return (yield from said(Transaction("live_keys", Mode.READ, body)))
 
-    def beat(self, name: str, tasks: Sequence[str], every: Duration) -> Flow[Instant]:
-        """Write down that a worker is alive, and after how long it will be seen again."""
-        params: dict[str, Value] = {"name": name, "tasks": json.dumps(list(tasks)), "every": every}
+    def beat(
+        self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = _NO_CALLS
+    ) -> Flow[Instant]:
+        """Write down that a worker is alive, after how long it will be seen again, and what its application calls."""
+        named = {operation: list(names) for operation, names in calls.items()}
+        params: dict[str, Value] = {
+            "name": name,
+            "tasks": json.dumps(list(tasks)),
+            "every": every,
+            "calls": json.dumps(named),
+        }
 
         def body() -> Steps[Instant]:
             rows = yield self._statements.say("beat", params)
@@ -196,7 +206,8 @@ class UpkeepStore:
 
 def _worker(row: Row) -> Worker:
     tasks = tuple(str(name) for name in json.loads(row["tasks"]))
-    return Worker(row["name"], tasks, int(row["started_at"]), int(row["seen_at"]), int(row["every"]))
+    calls = {operation: tuple(names) for operation, names in json.loads(row["calls"]).items()}
+    return Worker(row["name"], tasks, int(row["started_at"]), int(row["seen_at"]), int(row["every"]), calls)
 
 
 def _mode(noting: Noting) -> Mode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import StoreError
@@ -14,7 +15,7 @@ from oncekey.workers.clocks import this_process
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from oncekey.flow import Transaction
     from oncekey.ports import Upkeep
@@ -24,6 +25,7 @@ log = logging.getLogger("oncekey.worker")
 
 EVERY: Final = 15.0
 """Seconds between two beats, at most."""
+NO_CALLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 FORGOTTEN: Final = 24 * 3600 * SECOND
 """How long the row of a worker that died is kept, so that an operator can see that it did."""
 
@@ -40,6 +42,7 @@ class Presence:
         run: Callable[[Transaction[object]], Awaitable[object]],
         tasks: Iterable[Task],
         *,
+        calls: Mapping[str, tuple[str, ...]] = NO_CALLS,
         every: float = EVERY,
         who: str | None = None,
     ) -> None:
@@ -49,6 +52,7 @@ class Presence:
         self._store = store
         self._run = run
         self._tasks = tuple(task.name for task in tasks)
+        self._calls = calls
         self._every = round(every * SECOND)
         self._stopped = False
         self._writing = asyncio.Lock()
@@ -57,7 +61,7 @@ class Presence:
         """Beat once."""
         async with self._writing:
             if not self._stopped:
-                await adrive(self._store.beat(self.who, self._tasks, self._every), self._run)
+                await adrive(self._store.beat(self.who, self._tasks, self._every, self._calls), self._run)
         return 0
 
     async def drain(self) -> None:

@@ -8,6 +8,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.workers.completer import Completer, Served
 from oncekey.workers.presence import Presence
+from oncekey.workers.reading import inline_calls_of
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import Pace
@@ -69,7 +70,9 @@ def tasks_for(
 def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
     """The row by which others see that these tasks run; None for a store that keeps no roll."""
     engine = once.asynchronous()
-    return None if engine.store.upkeep is None else Presence(engine.store.upkeep, engine.driver.run, tasks)
+    if engine.store.upkeep is None:
+        return None
+    return Presence(engine.store.upkeep, engine.driver.run, tasks, calls=inline_calls_of(once))
 
 
 def chosen(only: str | None, without: str | None) -> frozenset[str]:

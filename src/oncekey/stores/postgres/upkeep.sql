@@ -180,10 +180,11 @@ RETURNING line.id;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
-INSERT INTO oncekey.worker AS worker (name, tasks, started_at, seen_at, every)
-SELECT :name::text, :tasks::text, clock.now, clock.now, :every::bigint
+INSERT INTO oncekey.worker AS worker (name, tasks, started_at, seen_at, every, calls)
+SELECT :name::text, :tasks::text, clock.now, clock.now, :every::bigint, :calls::text
 FROM clock
-ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen_at, every = excluded.every
+ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen_at, every = excluded.every,
+    calls = excluded.calls
 RETURNING worker.seen_at;
 
 -- name: leave
@@ -195,7 +196,7 @@ RETURNING worker.name;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
-SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every
+SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
 FROM clock LEFT JOIN oncekey.worker AS worker ON true
 ORDER BY worker.started_at, worker.name;
 

@@ -142,11 +142,12 @@ WHERE id IN (
 RETURNING id;
 
 -- name: beat
-INSERT INTO oncekey_worker (name, tasks, started_at, seen_at, every)
-SELECT :name, :tasks, clock.now, clock.now, :every
+INSERT INTO oncekey_worker (name, tasks, started_at, seen_at, every, calls)
+SELECT :name, :tasks, clock.now, clock.now, :every, :calls
 FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock
 WHERE true
-ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen_at, every = excluded.every
+ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen_at, every = excluded.every,
+    calls = excluded.calls
 RETURNING seen_at;
 
 -- name: leave
@@ -154,7 +155,7 @@ DELETE FROM oncekey_worker WHERE name = :name
 RETURNING name;
 
 -- name: workers
-SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every
+SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
 FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN oncekey_worker AS worker
 ORDER BY worker.started_at, worker.name;
 

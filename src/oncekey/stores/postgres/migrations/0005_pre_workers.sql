@@ -8,5 +8,6 @@ CREATE TABLE oncekey.worker (
     tasks       text    NOT NULL,              -- what it runs, as a JSON array of names
     started_at  bigint  NOT NULL,
     seen_at     bigint  NOT NULL,              -- by the store's clock
-    every       bigint  NOT NULL               -- after how long it promises to be seen again
+    every       bigint  NOT NULL,              -- after how long it promises to be seen again
+    calls       text    NOT NULL               -- the calls of INLINE handlers, which announce none: {operation: [name]}
 );
