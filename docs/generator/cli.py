@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from unittest.mock import patch
 
 import typer
 from typer.testing import CliRunner
@@ -65,14 +64,15 @@ def commands() -> list[str]:
 
 
 def help_of(command: str) -> str:
-    """The help as plain text: frames and colours depend on the terminal."""
+    """The help, as it is on a terminal of 80 columns."""
     _, *words = command.split()
-    with patch.object(typer.core, "HAS_RICH", False):  # noqa: FBT003  (the value of somebody else's constant)
-        shown = CliRunner().invoke(make_app(), [*words, "--help"], prog_name="oncekey", env={"COLUMNS": "80"})
+    shown = CliRunner().invoke(make_app(), [*words, "--help"], prog_name="oncekey", env={"COLUMNS": "80"})
     return "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
 
 
 def _walk(path: str, command: Any) -> Iterator[str]:  # noqa: ANN401  (typer keeps its commands' class to itself)
     yield path
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from _walk(f"{path} {name}", inner)
+    if hasattr(command, "list_commands"):
+        context = typer.Context(command)
+        for name in command.list_commands(context):
+            yield from _walk(f"{path} {name}", command.get_command(context, name))

@@ -1,28 +1,62 @@
-"""oncekey: a client may send a state-changing request as often as it likes, and it happens once."""
+"""oncekey: a client may send a state-changing request as often as it likes, and it happens once.
 
-from oncekey.core.errors import (
-    ConfigurationError,
-    LeaseLostError,
-    NotExecuted,
-    OncekeyError,
-    Rejected,
-    SchemaError,
-    StoreError,
-    StoreUnavailableError,
-)
-from oncekey.core.fingerprint import Selection
-from oncekey.core.model import Effects, Record, State, StoredResponse
-from oncekey.core.policy import Policy, lifetime
-from oncekey.drivers.sqlite_files import repaired_module
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.frameworks.asgi.enrolment import Enrolment
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.resuming import resumed_as
-from oncekey.once import SINGLE_TENANT, Once
-from oncekey.resolvers import Declined, Executed, Question, Sighting, Undecided, Unexecuted
-from oncekey.topics import Message, Reply
+Every public name is imported when it is first used: `import oncekey` itself loads nothing, so that a command line and
+a client pay for no server. Type checkers and editors read the imports below.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oncekey.core.errors import (
+        ConfigurationError,
+        LeaseLostError,
+        NotExecuted,
+        OncekeyError,
+        Rejected,
+        SchemaError,
+        StoreError,
+        StoreUnavailableError,
+    )
+    from oncekey.core.fingerprint import Selection
+    from oncekey.core.model import Effects, Record, State, StoredResponse
+    from oncekey.core.policy import Policy, lifetime
+    from oncekey.drivers.sqlite_files import repaired_module
+    from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+    from oncekey.frameworks.asgi.resuming import resumed_as
+    from oncekey.once import SINGLE_TENANT, Once
+    from oncekey.resolvers import Declined, Executed, Question, Sighting, Undecided, Unexecuted
+    from oncekey.topics import Message, Reply
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "oncekey.core.errors": (
+        "ConfigurationError",
+        "LeaseLostError",
+        "NotExecuted",
+        "OncekeyError",
+        "Rejected",
+        "SchemaError",
+        "StoreError",
+        "StoreUnavailableError",
+    ),
+    "oncekey.core.fingerprint": ("Selection",),
+    "oncekey.core.model": ("Effects", "Record", "State", "StoredResponse"),
+    "oncekey.core.policy": ("Policy", "lifetime"),
+    "oncekey.drivers.sqlite_files": ("repaired_module",),
+    "oncekey.effects": ("INLINE", "LOCAL", "OUTBOX", "PHASED"),
+    "oncekey.frameworks.asgi.enrolment": ("Enrolment",),
+    "oncekey.frameworks.asgi.operation": ("Operation", "SyncOperation"),
+    "oncekey.frameworks.asgi.resuming": ("resumed_as",),
+    "oncekey.once": ("SINGLE_TENANT", "Once"),
+    "oncekey.resolvers": ("Declined", "Executed", "Question", "Sighting", "Undecided", "Unexecuted"),
+    "oncekey.topics": ("Message", "Reply"),
+}
+"""Where each public name lives: the same as the imports above, which a test compares."""
+
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = [
     "INLINE",
@@ -61,3 +95,18 @@ __all__ = [
     "repaired_module",
     "resumed_as",
 ]
+
+
+def __getattr__(name: str) -> object:
+    place = _PLACE_OF.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  (this module is imported by every command)
+
+    found: object = getattr(import_module(place), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

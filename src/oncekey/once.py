@@ -42,7 +42,7 @@ from oncekey.starting import check_effects, check_routes, check_running, serving
 from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, check_store, connect
 from oncekey.workers.service import Service
-from oncekey.workers.tasks import tasks_for
+from oncekey.workers.tasks import presence_of, tasks_for
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -338,7 +338,8 @@ class Once:
             self._service.wake()
 
     def _work(self) -> asyncio.Task[None]:
-        self._service = Service(tasks_for(self), grace=DRAIN_SECONDS)
+        tasks = tasks_for(self)
+        self._service = Service(tasks, presence=presence_of(self, tasks), grace=DRAIN_SECONDS)
         for installation in self._installed.values():
             installation.wake = self.wake
         return asyncio.create_task(self._service.run(), name="oncekey-workers")

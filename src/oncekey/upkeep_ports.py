@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import AuditEntry, Note
-    from oncekey.core.census import Census
+    from oncekey.core.census import Census, Roll
     from oncekey.core.model import (
         Completed,
         DeadLetter,
         Duration,
         Instant,
+        MemoEntry,
         Record,
         RecordId,
         Snapshot,
@@ -67,6 +68,20 @@ class Upkeep(Protocol):
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
         """How many keys of a scope are remembered now, counted up to `limit`."""
 
+    def beat(
+        self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = ...
+    ) -> Flow[Instant]:
+        """Write down that a worker is alive, after how long it will be seen again, and what its application calls."""
+
+    def leave(self, name: str) -> Flow[None]:
+        """Take a worker off the roll: it stops on purpose."""
+
+    def workers(self) -> Flow[Roll]:
+        """Who is on the roll, the longest there first."""
+
+    def forget_workers(self, age: Duration) -> Flow[int]:
+        """Delete those who were to be seen longer than `age` ago; how many that were."""
+
 
 class Audit(Protocol):
     """The lines about moves: only added to, and forgotten after a time of their own."""
@@ -86,6 +101,12 @@ class Operate(Protocol):
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
         """Records, the newest first, from before a place on; without their answers."""
+
+    def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
+        """Records whose key begins like this, of one scope or of all; the key itself first, without answers."""
+
+    def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
+        """What the same call returned when it was last made, for any key; not what somebody gave by hand."""
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
         """Where the parcels of a record are."""

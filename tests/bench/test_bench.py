@@ -14,6 +14,7 @@ import pytest
 from bench.figures import BASE, Result, Slice, document, table
 from bench.load import Load, fire
 
+from bench import startup
 from harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -78,3 +79,21 @@ async def test_wrong_answers_are_no_figures(answer: bytes, complaint: str | None
     assert volley.wrong[:1] == ([] if complaint is None else [complaint])
     assert 2 <= volley.count <= 22
     assert volley.rate > 0
+
+
+def test_start_up_is_compared_within_one_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    took = {"pass": 0.25, startup.HELP: 0.75, "import typer, rich": 0.5, "import fastapi": 1.25, "import oncekey": 0.5}
+    monkeypatch.setattr(startup, "seconds", lambda script: took.get(script, 0.25))
+    monkeypatch.setattr(sys, "argv", ["startup", "--rounds", "3", "--json"])
+
+    startup.main()
+
+    said = json.loads(capsys.readouterr().out)
+    assert said["seconds"]["oncekey --help"] == 0.5  # what the interpreter itself takes is taken off
+    assert said["ratios"] == {"oncekey --help": 2.0, "import oncekey": 0.25, "from oncekey import Once": 0.0}
+
+
+def test_the_bench_of_start_up_starts_interpreters() -> None:
+    assert startup.seconds("pass") > 0
+    with pytest.raises(subprocess.CalledProcessError):
+        startup.seconds("import no_such_module_of_ours")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import pkgutil
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import oncekey
 from oncekey import cli
-from oncekey.cli.app import make_app
+from oncekey.cli.app import COMMANDS, make_app
 from oncekey.core.errors import OncekeyError
 
 
@@ -27,14 +32,70 @@ def test_without_a_command_it_lists_them():
     assert "migrate" in result.output
 
 
-def test_a_module_with_register_is_a_command(monkeypatch):
-    def register(app: typer.Typer) -> None:
-        app.command("hello")(lambda: typer.echo("hello"))
+def test_the_list_of_commands_is_what_the_modules_register():
+    # Each module registers its own commands; the table of all of them is read without importing one.
+    registered = {}
+    for found in pkgutil.iter_modules(cli.__path__):
+        module = import_module(f"oncekey.cli.{found.name}")
+        if hasattr(module, "register"):
+            own = typer.Typer()
+            own.callback()(lambda: None)
+            module.register(own)
+            registered |= dict.fromkeys(typer.main.get_command(own).commands, found.name)
 
-    monkeypatch.setattr("oncekey.cli.migrate.register", register)
-    result = CliRunner().invoke(make_app(), ["hello"])
+    assert {name: place for name, (place, _) in COMMANDS.items()} == registered
+    assert all(summary.endswith(".") and len(summary) <= 66 for _, summary in COMMANDS.values())
 
-    assert (result.exit_code, result.stdout) == (0, "hello\n")
+
+def test_a_command_that_is_not_there():
+    result = CliRunner().invoke(make_app(), ["helo"], env={"NO_COLOR": "1"})
+
+    assert result.exit_code == 2
+    assert "No such command" in result.output
+
+
+def loaded(statement: str) -> set[str]:
+    """The modules that a new interpreter has loaded after a statement."""
+    script = f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\nsys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    return set(done.stderr.split())
+
+
+def test_help_loads_no_command_and_no_engine():
+    modules = loaded("sys.argv = ['oncekey', '--help']; from oncekey.cli import main; main()")
+
+    assert "oncekey.cli.app" in modules
+    assert {name for name in modules if name.startswith("oncekey")} == {
+        "oncekey", "oncekey.cli", "oncekey.cli.app", "oncekey.core", "oncekey.core.errors",
+    }  # fmt: skip
+    assert not modules & {
+        "rich.console",
+        "rich.markdown",
+        "asyncio",
+        "sqlite3",
+        "fastapi",
+        "httpx",
+        "importlib.metadata",
+    }
+
+
+def test_the_package_loads_what_is_used():
+    assert {name for name in loaded("import oncekey") if name.startswith("oncekey")} == {"oncekey"}
+    errors = {name for name in loaded("from oncekey import NotExecuted") if name.startswith("oncekey")}
+    assert errors == {"oncekey", "oncekey.core", "oncekey.core.errors"}
+    assert "fastapi" not in loaded("from oncekey import Once")
+
+
+def test_type_checkers_and_programs_see_the_same_names():
+    (block,) = (node for node in ast.parse(inspect.getsource(oncekey)).body if isinstance(node, ast.If))
+    seen = {node.module: {alias.name for alias in node.names} for node in block.body}
+
+    assert seen == {place: set(names) for place, names in oncekey._PLACES.items()}
+    assert {name for names in seen.values() for name in names} | {"__version__"} == set(oncekey.__all__)
+    assert set(oncekey.__all__) <= set(dir(oncekey))
+    assert all(hasattr(oncekey, name) for name in oncekey.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Twice'"):
+        oncekey.Twice  # noqa: B018  (looking is the point)
 
 
 def test_without_typer_it_says_how_to_get_it(monkeypatch, capsys):

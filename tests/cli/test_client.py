@@ -45,7 +45,7 @@ def test_resume_sends_what_is_open_and_list_shows_it(journal, tmp_path):
     assert (before.returncode, before.stdout.splitlines()[1].split()[:2]) == (1, ["open", "invoice-7"])
     assert (done.returncode, done.stdout.splitlines()[1].split()[:3]) == (0, ["answered", "201", "invoice-7"])
     assert (after.returncode, after.stdout) == (0, done.stdout)
-    assert (again.returncode, json.loads(again.stdout)) == (0, [])
+    assert (again.returncode, json.loads(again.stdout)["items"]) == (0, [])
     (seen,) = server.seen
     assert (seen.key, seen.body) == (f'"{KEY}"', b'{"secret": "body"}')
     assert (seen.target, seen.headers["authorization"]) == ("/orders?token=t", "Bearer t")
@@ -59,7 +59,7 @@ def test_what_stays_without_an_answer_is_exit_code_1(journal, tmp_path):
         begin(journal, server.url)
         done = oncekey("resume", "--journal", "journal.db", "--json", cwd=tmp_path)
     assert done.returncode == 1
-    (line,) = json.loads(done.stdout)
+    (line,) = json.loads(done.stdout)["items"]
     assert (line["key"], line["state"], line["status"]) == (KEY, "open", None)
 
 
@@ -67,7 +67,7 @@ def test_a_key_that_is_too_old_is_not_sent(journal, tmp_path):
     with ScriptedServer() as server:
         begin(journal, server.url)
         done = oncekey("resume", "--journal", "journal.db", "--max-age", "0", "--json", cwd=tmp_path)
-    assert (done.returncode, json.loads(done.stdout)[0]["state"], server.seen) == (1, "unknown", [])
+    assert (done.returncode, json.loads(done.stdout)["items"][0]["state"], server.seen) == (1, "unknown", [])
 
 
 def test_credentials_go_to_one_origin_only(journal, tmp_path):

@@ -65,7 +65,7 @@ def emitted(shop):
 def test_list_and_show(shop, url):
     # R138
     call, message = deferred(shop), emitted(shop)
-    lines = json.loads(oncekey("dlq", "list", "--store", url, "--json").stdout)
+    lines = json.loads(oncekey("dlq", "list", "--store", url, "--json").stdout)["items"]
     assert [(line["id"], line["kind"], line["topic"], line["last_error"]) for line in lines] == [
         (str(call.id), "defer", "charge", "time-out"),
         (str(message.id), "emit", "receipts", "no such mailbox"),
@@ -92,7 +92,7 @@ def test_a_call_is_tried_again_within_its_window(shop, url):
     assert "a worker makes the call" in said["retry"]
     assert shop.find(ID).record.state is State.PENDING
     assert oncekey("dlq", "list", "--store", url).stdout == "there are no dead letters\n"
-    entries = json.loads(oncekey("keys", "history", KEY, "--scope", SCOPE, "--store", url, "--json").stdout)
+    entries = json.loads(oncekey("keys", "history", KEY, "--scope", SCOPE, "--store", url, "--json").stdout)["items"]
     assert (entries[-1]["trigger"], entries[-1]["why"]) == ("dlq_retry", "back again")
 
 
@@ -104,7 +104,7 @@ def test_a_call_that_may_not_be_repeated_says_what_is_possible(shop, url):
     assert {one["row"] for one in said["possible"]} == {19, 22}
     text = oncekey("dlq", "retry", str(parcel.id), "--store", url, "--reason", "impatient")
     assert text.exit_code == 1
-    assert "oncekey dlq discard ID --reason ..." in text.stderr
+    assert f"oncekey dlq discard {parcel.id} --reason '...'" in text.stderr
     assert shop.find(ID).record.state is State.UNKNOWN
 
 

@@ -13,32 +13,42 @@ from cli.operating import oncekey
 from cli.test_stats import fill
 from oncekey import wire
 from oncekey.core import doctor
+from oncekey.core.census import Census, Queue, Roll, Waiting, Worker
 from oncekey.core.doctor import Level
-from oncekey.core.model import HOUR, MINUTE, SECOND
+from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
 from oncekey.core.upkeep import Run
+from oncekey.flow import drive
 
 
 def examined(url, *options):
     result = oncekey("doctor", "--store", url, "--json", *options)
     said = json.loads(result.stdout)
-    assert set(said) == {"level", "findings"}
-    assert all(set(one) == {"level", "about", "seen", "means", "todo"} for one in said["findings"])
-    assert all(one["means"] and one["todo"] for one in said["findings"] if one["level"] != "ok")
+    assert set(said) == {"now", "items", "next", "level"}
+    assert all(set(one) == {"level", "about", "seen", "means", "todo"} for one in said["items"])
+    assert all(one["means"] and one["todo"] for one in said["items"] if one["level"] != "ok")
     assert result.exit_code == {"ok": 0, "note": 0, "warning": 1, "error": 2}[said["level"]]
     return said
 
 
 def about(said, what, level=None):
-    return [one for one in said["findings"] if one["about"] == what and level in {None, one["level"]}]
+    return [one for one in said["items"] if one["about"] == what and level in {None, one["level"]}]
+
+
+def beat(shop, name="host:7:aa", tasks=("relay", "completer", "sweeper", "reaper"), every=15 * SECOND):
+    """A worker that was just seen."""
+    drive(shop.store.upkeep.beat(name, tasks, every), shop.driver.run)
 
 
 def test_a_healthy_store_is_in_order(shop, url):
+    beat(shop)
     said = examined(url)
     assert said["level"] in {"ok", "note"}
-    assert {one["about"] for one in said["findings"]} >= {
-        "schema", "clock", "indexes", "unknown", "stale", "resumable", "expired", "parcels_due", "dead_letters",
+    assert {one["about"] for one in said["items"]} >= {
+        "schema", "clock", "indexes", "workers", "unknown", "stale", "resumable", "expired", "parcels_due",
+        "dead_letters",
     }  # fmt: skip
     text = oncekey("doctor", "--store", url)
+    assert "\x1b" not in text.stdout
     assert text.exit_code == 0
     assert "OK       schema: all" in text.stdout
     assert "schema" not in oncekey("doctor", "--store", url, "--quiet").stdout
@@ -50,7 +60,32 @@ def test_what_waits_is_found(shop, url):
     assert said["level"] == "warning"
     assert [one["seen"].split(",")[0] for one in about(said, "dead_letters", "warning")] == ["2"]
     assert about(said, "stale", "warning")
-    assert about(said, "unknown", "ok")  # not for an hour yet
+    assert about(said, "unknown", "note")  # not for an hour yet
+    patient = examined(url, "--workers", "0", "--dead-after", "1h", "--stale-after", "90d", "--expired-after", "90d")
+    assert patient["level"] == "note"
+    assert about(patient, "dead_letters", "note")
+    assert about(examined(url, "--unknown-after", "0"), "unknown", "warning")
+
+
+def test_a_store_without_a_living_worker_is_warned_of(shop, url):
+    (finding,) = about(examined(url), "workers")
+    assert (finding["level"], finding["seen"]) == ("warning", "no living")
+    assert "oncekey worker" in finding["todo"]
+    assert about(examined(url, "--workers", "0"), "workers", "ok")
+    beat(shop)
+    (finding,) = about(examined(url), "workers")
+    assert (finding["level"], finding["seen"]) == ("ok", "1 living; host:7:aa runs relay, completer, sweeper, reaper")
+    assert about(examined(url, "--workers", "2"), "workers", "warning")
+
+
+def test_dead_workers_and_tasks_that_none_runs(shop, url):
+    beat(shop, "host:7:dead", every=-HOUR)  # it promised to be seen an hour ago
+    beat(shop, "host:8:aa", tasks=("relay",))
+    said = about(examined(url), "workers")
+    assert [one["level"] for one in said] == ["ok", "warning", "note"]
+    assert said[1]["seen"] == "no living worker runs sweeper or reaper"
+    assert said[2]["seen"].startswith("host:7:dead was last seen")
+    assert [one["level"] for one in about(examined(url, "--silent-after", "1h"), "workers")] == ["ok"]
 
 
 def test_a_missing_index_is_an_error(tmp_path):
@@ -73,7 +108,7 @@ def test_missing_tables_are_an_error(tmp_path):
 
 def test_a_store_that_does_not_answer():
     said = examined("postgresql://nobody@127.0.0.1:1/nothing")
-    assert [(one["about"], one["level"]) for one in said["findings"]] == [("store", "error")]
+    assert [(one["about"], one["level"]) for one in said["items"]] == [("store", "error")]
 
 
 def test_postgresql_says_more(postgres_dsn):
@@ -170,3 +205,33 @@ def test_sqlite_files(mode, safe, wal, levels):
 def test_unused_indexes_are_only_noted():
     rows = [{"name": "a", "on_table": "record", "valid": True, "scans": 0, "rows": 20_000}]
     assert [one.level for one in doctor.indexes((), rows)] == ["note", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("what", "fresh", "limit"),
+    [
+        ("unknown", Level.NOTE, HOUR),
+        ("stale", Level.NOTE, doctor.Limits().stale),
+        ("resumable", Level.NOTE, HOUR),
+        ("expired", Level.OK, 24 * HOUR),
+        ("parcels_due", Level.NOTE, 5 * MINUTE),
+        ("dead_letters", Level.WARNING, 0),
+    ],
+)
+def test_whatever_waits_is_a_note_at_least(what, fresh, limit):
+    def level(age):
+        census = Census(100 * HOUR, (), (), (), (Waiting(what, 1, 100 * HOUR - age),))
+        return next(one.level for one in doctor.unresolved(census) if one.about == what)
+
+    assert level(0) is fresh
+    assert level(max(0, limit - 1)) is (fresh if limit else Level.WARNING)
+    assert level(limit) is Level.WARNING
+
+
+def test_a_relay_and_a_completer_are_wanted_where_there_is_work_for_them():
+    queue = Queue("charge", ParcelKind.DEFER, 1, 0, 0)
+    roll = Roll(0, (Worker("host:1:aa", ("sweeper", "reaper"), 0, 0, SECOND),))
+    idle = Census(0, (), (), (), ())
+    busy = Census(0, (), (queue,), (), (Waiting("resumable", 1, 0),))
+    assert [one.level for one in doctor.workers(roll, idle)] == [Level.OK]
+    assert [one.seen for one in doctor.workers(roll, busy)][1] == "no living worker runs relay or completer"

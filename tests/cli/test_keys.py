@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
+import sys
 import uuid
 from dataclasses import replace
 
@@ -29,6 +31,8 @@ from oncekey.core.model import (
     Retryable,
 )
 from oncekey.core.policy import Policy
+from oncekey.core.scope import scope_of
+from oncekey.core.seed import downstream_key
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.testing.claims import a_claim, answered
 
@@ -38,7 +42,7 @@ WHOSE = ("--tenant", "acme")
 
 def own(shop, effects=Effects.LOCAL, recovery=Recovery.RETRY, **changes):
     """A record in progress."""
-    claim = a_claim(id=ID, effects=effects, recovery=recovery, **changes)
+    claim = a_claim(effects=effects, recovery=recovery, **{"id": ID, **changes})
     return shop.begin(claim, Policy()).lease
 
 
@@ -72,23 +76,22 @@ def test_show_says_everything(shop, url):
     }  # fmt: skip
     assert said["response"]["body"] == '{"id":7}'
     assert said["retry"] == "A retry gets the stored answer (201). Nothing is executed."
-    assert said["possible"] == [
-        {
-            "command": "oncekey keys bust KEY --runs-again --reason ...",
-            "row": 32,
-            "to": "failed_retryable",
-            "note": "",
-        }
-    ]
+    assert said["possible"] == []  # that a success could be executed again is nothing to suggest
+    assert (said["means"], said["why"]) == ("Done: it succeeded (201).", None)
     assert set(said) == {
         "key", "state", "outcome", "operation", "method", "path", "recovery_point", "attempts", "last_error",
         "created_at", "last_run_at", "finished_at", "expires_at", "response", "scope", "effects", "recovery",
         "incarnation", "fence", "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries",
         "steps", "open_call", "not_executed_is_believed_from", "parcels", "evidence", "retry", "possible", "now",
+        "means", "why", "downstream_keys", "result_shape",
     }  # fmt: skip
     assert not {"seed", "fingerprint"} & set(said)
     text = oncekey("keys", "show", KEY, *WHOSE, "--store", url).stdout
+    assert text.startswith("Done: it succeeded (201).\nA retry gets the stored answer (201). Nothing is executed.\n")
+    assert "incarnation" not in text
+    text = oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--verbose").stdout
     assert re.search(r"^state +completed$", text, re.MULTILINE)
+    assert re.search(r"^incarnation +[0-9a-f-]{36}$", text, re.MULTILINE)
 
 
 def test_a_key_that_is_not_there(shop, url):
@@ -112,7 +115,7 @@ def test_a_record_that_cannot_be_read_is_one_line(shop, url, command):
         "version of oncekey (response_schema 2; this one reads 1)\n"
     )
     listed = json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json").stdout)
-    assert [(line["key"], line["digest"]) for line in listed["keys"]] == [(KEY, key_digest(KEY))]
+    assert [(line["key"], line["digest"]) for line in listed["items"]] == [(KEY, key_digest(KEY))]
 
 
 def saying(sql):
@@ -147,20 +150,20 @@ def test_list_and_its_filters(shop, url):
         return json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json", *options).stdout)
 
     everything = keys()
-    assert {line["key"] for line in everything["keys"]} == {KEY, other.key}
+    assert {line["key"] for line in everything["items"]} == {KEY, other.key}
     assert everything["next"] is None
-    assert set(everything["keys"][0]) == {
+    assert set(everything["items"][0]) == {
         "key", "scope", "state", "outcome", "operation", "effects", "recovery_point", "attempts", "last_error",
         "status", "created_at", "last_run_at", "lease_until", "expires_at", "digest", "stale",
     }  # fmt: skip
     first = keys("--limit", "1")
     second = keys("--limit", "1", "--before", first["next"])
-    assert {first["keys"][0]["key"], second["keys"][0]["key"]} == {KEY, other.key}
-    assert [line["key"] for line in keys("--state", "completed")["keys"]] == [KEY]
-    assert [line["key"] for line in keys("--effects", "inline")["keys"]] == [other.key]
-    digest = next(line["digest"] for line in everything["keys"] if line["key"] == KEY)
-    assert [line["key"] for line in keys("--digest", digest)["keys"]] == [KEY]
-    assert keys("--older-than", "1h")["keys"] == keys("--stale")["keys"] == []
+    assert {first["items"][0]["key"], second["items"][0]["key"]} == {KEY, other.key}
+    assert [line["key"] for line in keys("--state", "completed")["items"]] == [KEY]
+    assert [line["key"] for line in keys("--effects", "inline")["items"]] == [other.key]
+    digest = next(line["digest"] for line in everything["items"] if line["key"] == KEY)
+    assert [line["key"] for line in keys("--digest", digest)["items"]] == [KEY]
+    assert keys("--older-than", "1h")["items"] == keys("--stale")["items"] == []
     text = oncekey("keys", "list", "--scope", SCOPE, "--store", url).stdout
     assert KEY in text
     assert "no such keys" in oncekey("keys", "list", "--tenant", "nobody", "--store", url).stdout
@@ -171,7 +174,7 @@ def test_resolve_settles_audits_and_says_what_a_retry_will_do(shop, url, tmp_pat
     doubt(shop)
     body = tmp_path / "answer.json"
     body.write_bytes(b'{"id":"ch_7"}')
-    (line,) = json.loads(oncekey("unknown", "list", "--store", url, "--json").stdout)["unknown"]
+    (line,) = json.loads(oncekey("unknown", "list", "--store", url, "--json").stdout)["items"]
     assert (line["key"], line["last_error"], line["given_up"]) == (KEY, "call_uncertain", False)
     result = oncekey(
         "keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--status", "201", "--body", str(body),
@@ -186,7 +189,7 @@ def test_resolve_settles_audits_and_says_what_a_retry_will_do(shop, url, tmp_pat
         "headers": [["content-type", "application/json"], ["location", "/charges/7"]],
         "body": '{"id":"ch_7"}',
     }
-    entries = json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)
+    entries = json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)["items"]
     entry = entries[-1]
     assert {name: entry[name] for name in ("from", "to", "trigger", "actor", "who", "why", "fence")} == {
         "from": "unknown", "to": "completed", "trigger": "executed", "actor": "operator", "who": "ann",
@@ -203,7 +206,7 @@ def test_the_body_may_come_from_standard_input(shop, url):
         make_app(), ["keys", "resolve", KEY, *WHOSE, "--store", url, *arguments], input=b"declined"
     )
     assert result.exit_code == 0
-    assert "unknown -> completed (row 19" in result.stdout
+    assert f"{KEY} of acme: unknown -> completed (audited)" in result.stdout
     said = shown(shop, url)
     assert (said["outcome"], said["response"]["body"]) == ("failure", "declined")
 
@@ -218,9 +221,11 @@ def test_a_phase_gets_its_result(shop, url):
     result = oncekey(
         "keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--result", '{"id": "ch_1"}', "--reason", "r"
     )
-    assert "unknown -> failed_retryable (row 20" in result.stdout
+    assert "unknown -> failed_retryable (audited)" in result.stdout
     assert "goes on after the step 'charge'" in result.stdout
-    assert shown(shop, url)["steps"][-1] == {"name": "charge", "kind": "call", "result": '{"id":"ch_1"}'}
+    assert shown(shop, url)["steps"][-1] == {
+        "name": "charge", "kind": "call", "result": '{"id":"ch_1"}', "by_hand": True,
+    }  # fmt: skip
 
 
 def test_a_declined_phase_is_a_rejection(shop, url):
@@ -256,7 +261,7 @@ def test_release_never_takes_a_live_lease(shop, url):
     assert "not done" in text.stderr
     after = shown(shop, url)
     assert {**after, "now": 0} == {**before, "now": 0}
-    assert json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout) == []
+    assert json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)["items"] == []
 
 
 def test_release_of_what_was_left_behind(shop, url):
@@ -264,7 +269,7 @@ def test_release_of_what_was_left_behind(shop, url):
     own(shop, lease=1)
     result = oncekey("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "the host is gone")
     assert result.exit_code == 0
-    assert "in_progress -> failed_retryable (row 14" in result.stdout
+    assert "in_progress -> failed_retryable (audited)" in result.stdout
     assert "executes the operation, from the beginning" in result.stdout
     assert shown(shop, url)["last_error"] == "in_progress_lock_expired"
 
@@ -273,10 +278,10 @@ def test_bust_of_a_success_needs_a_second_word(shop, url):
     # R106, row 32
     shop.settle(own(shop), answered())
     said = refused("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price")
-    assert "--runs-again" in said["why"]
-    assert said["possible"][0]["command"].startswith("oncekey keys bust KEY --runs-again")
+    assert "made twice" in said["why"]
+    assert said["possible"] == []
     result = oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price", "--runs-again")
-    assert "completed -> failed_retryable (row 32" in result.stdout
+    assert "completed -> failed_retryable (audited)" in result.stdout
     again = shop.begin(a_claim(id=ID), Policy())
     assert again.lease.fence == 3  # the bust put it up, and so did the take-over
 
@@ -298,7 +303,6 @@ def test_only_at_the_version_that_was_seen(shop, url):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["show", KEY], "whose key"),
         (["show", KEY, "--principal", "bob"], "--tenant too"),
         (["show", KEY, *WHOSE, "--scope", "x"], "one or the other"),
         (["list", "--older-than", "soon"], "no span"),
@@ -307,6 +311,7 @@ def test_only_at_the_version_that_was_seen(shop, url):
         (["release", KEY, *WHOSE], "--reason"),
         (["release", KEY, *WHOSE, "--reason", "r", "--by", " "], "--by is empty"),
         (["bust", KEY, *WHOSE, "--reason", ""], "--reason is empty"),
+        (["bust", KEY, *WHOSE, "--reason", "..."], "--reason is empty"),
         (["resolve", KEY, *WHOSE, "--reason", "r"], "one of --executed"),
         (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--declined"], "one of --executed"),
         (["resolve", KEY, *WHOSE, "--reason", "r", "--not-executed", "--status", "200"], "no answer"),
@@ -362,7 +367,7 @@ def test_scopes_are_those_of_requests(shop, url):
 
 def test_what_clients_wrote_cannot_move_the_cursor(shop, url):
     shop.settle(own(shop, path="/a\x1b[2J\nb"), Retryable("gone"))
-    text = oncekey("keys", "show", KEY, *WHOSE, "--store", url).stdout
+    text = oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--verbose").stdout
     assert "\x1b" not in text
     assert "/a\\x1b[2J\\nb" in text
 
@@ -386,21 +391,162 @@ def test_no_key_in_a_log(shop, url, caplog):
 @pytest.mark.parametrize(
     ("command", "teaches"),
     [
-        (("keys", "resolve"), ["row 19", "row 20", "row 21", "row 22", "a retry", "--closed", "Exit code 1"]),
-        (("keys", "release"), ["row 14", "row 15", "row 21", "Never on a live lease", "a retry"]),
-        (("keys", "bust"), ["row 32", "--runs-again", "next retry executes"]),
+        (("keys", "resolve"), ["a retry", "--closed", "replaced", "Exit code 1"]),
+        (("keys", "release"), ["Never on a live lease", "a retry"]),
+        (("keys", "bust"), ["--runs-again", "next retry executes"]),
         (("keys", "show"), ["Changes nothing", "GET"]),
         (("keys", "list"), ["Changes nothing", "JSON"]),
         (("keys", "history"), ["Changes nothing", "JSON"]),
         (("unknown", "list"), ["downstream key", "keys resolve"]),
-        (("dlq", "retry"), ["row 22", "window", "emit", "defer"]),
-        (("dlq", "discard"), ["row 19", "for good"]),
+        (("dlq", "retry"), ["window", "emit", "defer"]),
+        (("dlq", "discard"), ["for good"]),
         (("doctor",), ["Exit code 0", "JSON"]),
         (("stats",), ["duplicates", "JSON"]),
-        (("sweep",), ["row", "audited"]),
-        (("reap",), ["rows 18, 28, 29, 30", "--app"]),
+        (("sweep",), ["audited"]),
+        (("reap",), ["--app"]),
     ],
 )
 def test_help_teaches(command, teaches):
     text = " ".join(CliRunner().invoke(make_app(), [*command, "--help"], env={"COLUMNS": "400"}).stdout.split())
     assert [word for word in teaches if word not in text] == []
+    assert not re.search(r"\brows? \d", text)  # the table's own numbers are for --verbose
+
+
+def test_a_key_is_found_by_itself_and_by_its_beginning(shop, url):
+    # unique: neither its tenant nor all of it is needed
+    shop.settle(own(shop), answered())
+    for typed in (KEY, KEY[:9]):
+        said = json.loads(oncekey("keys", "show", typed, "--store", url, "--json").stdout)
+        assert (said["key"], said["scope"]) == (KEY, SCOPE)
+    moved = oncekey("keys", "bust", KEY[:9], "--store", url, "--reason", "wrong price", "--runs-again")
+    assert f"{KEY} of acme: completed -> failed_retryable" in moved.stdout
+    assert len(json.loads(oncekey("keys", "history", KEY[:9], "--store", url, "--json").stdout)["items"]) == 1
+
+
+def test_several_keys_that_fit_are_listed_and_nothing_is_changed(shop, url):
+    shop.settle(own(shop), answered(status=402))
+    others = [RecordId(scope_of("-", "globex corp"), KEY), RecordId(SCOPE, f"{KEY}-2")]
+    for other in others:
+        shop.begin(a_claim(id=other), Policy())
+    text = oncekey("keys", "bust", KEY, "--store", url, "--reason", "wrong price")
+    assert (text.exit_code, text.stdout) == (1, "")
+    assert "2 keys fit" in text.stderr
+    assert f"  {KEY} --tenant acme\n" in text.stderr
+    assert f"  {KEY} --tenant 'globex corp'\n" in text.stderr
+    assert f"{KEY}-2" not in text.stderr  # the whole key comes before its being a beginning
+    said = json.loads(oncekey("keys", "show", KEY[:9], "--store", url, "--json").stdout)
+    assert len(said["found"]) == 3
+    assert shown(shop, url)["state"] == "completed"
+    assert json.loads(oncekey("keys", "show", f"{KEY}-", "--store", url, "--json").stdout)["key"] == f"{KEY}-2"
+    short = oncekey("keys", "show", "ord", "--tenant", "nobody", "--store", url)
+    assert "no such key" in short.stderr
+
+
+def test_too_little_of_a_key_finds_nothing(shop, url):
+    shop.settle(own(shop), answered())
+    assert "4 letters" in oncekey("keys", "show", KEY[:3], "--store", url).stderr
+    assert "seen with --tenant" in oncekey("keys", "show", "elsewhere", "--store", url).stderr
+
+
+@pytest.mark.parametrize("key", ["-begins-with-a-dash-0001", "it's quoted and spaced", "100% \u00fc \u2603 *"])
+def test_commands_are_ready_to_be_copied(shop, url, key):
+    # typed into a shell as they are shown, with the reason and the result filled in
+    doubt(shop, id=RecordId(SCOPE, key))
+    said = json.loads(oncekey("keys", "show", "--store", url, "--json", "--", key).stdout)
+    command = next(one["command"] for one in said["possible"] if "--closed" in one["command"])
+    words = shlex.split(command.replace("'...'", "seen"))
+    assert words[0] == "oncekey"
+    assert oncekey(*words[1:3], "--store", url, *words[3:]).exit_code == 0
+    assert shop.find(RecordId(SCOPE, key)).record.state.value == "failed_retryable"
+
+
+def test_what_to_do_comes_first(shop, url):
+    phased(shop)
+    text = oncekey("keys", "show", KEY, "--store", url).stdout
+    lines = text.splitlines()
+    assert lines[0] == "Unknown: the call 'charge' may have been made, and its result did not come back."
+    assert lines[1] == "Why: a call to the outside got no answer."
+    assert "     dk-1" in lines
+    assert f"    oncekey keys resolve {KEY} --tenant acme --executed --result JSON --reason '...'" in lines
+    assert not re.search(r"\brow \d|guard|fence|incarnation", text)
+    refused_text = oncekey("keys", "bust", KEY, "--store", url, "--reason", "impatient").stderr
+    assert "only a stored answer is busted; this one is unknown" in refused_text
+    assert "not possible from" not in refused_text
+    verbose = oncekey("keys", "bust", KEY, "--store", url, "--reason", "impatient", "--verbose").stderr
+    assert "The table of moves: bust is not possible from unknown" in verbose
+
+
+def test_an_inline_key_shows_its_downstream_key(shop, url):
+    # named on the command line, or by a worker's application
+    lease = doubt(shop)
+    seed = shop.find(ID).record.seed
+    assert lease
+    expected = downstream_key(seed, "charge")
+    assert "--call NAME" in oncekey("keys", "show", KEY, "--store", url).stdout
+    assert expected in oncekey("keys", "show", KEY, "--store", url, "--call", "charge").stdout
+    listed = oncekey("unknown", "list", "--store", url, "--call", "create_order=charge")
+    assert expected in listed.stdout
+    drive(shop.store.upkeep.beat("host:1:aa", (), SECOND, {"create_order": ["charge"]}), shop.driver.run)
+    assert expected in oncekey("keys", "show", KEY, "--store", url).stdout
+    (line,) = json.loads(oncekey("unknown", "list", "--store", url, "--json").stdout)["items"]
+    assert line["downstream_keys"] == {"charge": expected}
+
+
+def test_the_shape_of_a_result_is_that_of_the_last_one(shop, url):
+    # of any key, without anything of its content, and nothing that could be sent as it is
+    phased(shop)
+    other = shop.begin(
+        a_claim(id=RecordId(SCOPE, "another-key-of-the-same-call"), effects=Effects.PHASED, recovery=Recovery.RESUME),
+        Policy(),
+    ).lease
+    call = Announcement("charge", "dk-2", "digest", 1, None, 5 * SECOND, 30 * SECOND)
+    drive(shop.store.phases.announce(other, (), (), call), shop.driver.run)
+    result = MemoEntry("charge", EntryKind.CALL, '{"id":"ch_secret","amount":7,"at":{"$":"decimal","v":"1.5"}}')
+    drive(shop.store.phases.result(other, (), (result,), SECOND), shop.driver.run)
+    said = shown(shop, url)
+    assert said["result_shape"] == {"id": "text", "amount": "a whole number", "at": "Decimal"}
+    assert "ch_secret" not in json.dumps(said)
+    text = oncekey("keys", "show", KEY, "--store", url).stdout
+    assert '{"id": <text>, "amount": <a whole number>, "at": <Decimal>}' in text
+    command = next(one["command"] for one in said["possible"] if "--executed" in one["command"])
+    taken = oncekey(*shlex.split(command.replace("'...'", "seen"))[1:], "--store", url)
+    assert (taken.exit_code, "no JSON" in taken.stderr) == (2, True)
+
+
+SHOP = """
+from dataclasses import dataclass
+from oncekey import PHASED, Once, Operation
+
+once = Once("sqlite:///unused.db")
+
+@dataclass
+class Charge:
+    id: str
+
+@once.protect(effects=PHASED, operation="create_order")
+async def create_order(op: Operation) -> None:
+    await op.call("charge", print, repeatable=False, result=Charge)
+"""
+
+
+def test_a_result_is_checked_by_what_the_handler_declares(shop, url, tmp_path, monkeypatch):
+    (tmp_path / "declaring_shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    phased(shop)
+    whole = ("keys", "resolve", KEY, "--store", url, "--executed", "--reason", "seen")
+    said = refused(*whole, "--app", "declaring_shop:once", "--result", '{"id": 7}')
+    assert said["why"] == (
+        "--result is not Charge: at .id: it is a whole number, and text was declared, which the handler declares for "
+        "'charge'"
+    )
+    assert shown(shop, url)["state"] == "unknown"
+    assert oncekey(*whole, "--result", '{"wrong": 7}').exit_code == 0  # without --app nothing checks it
+    # It can be replaced, until the next step is stored.
+    text = oncekey("keys", "show", KEY, "--store", url).stdout
+    assert "The result that was given by hand is wrong, and was something else:" in text
+    again = oncekey(*whole, "--app", "declaring_shop:once", "--result", '{"id": "ch_9"}')
+    assert "failed_retryable -> failed_retryable (audited)" in again.stdout
+    assert shown(shop, url)["steps"][-1]["result"] == '{"id":"ch_9"}'
+    entries = json.loads(oncekey("keys", "history", KEY, "--store", url, "--json").stdout)["items"]
+    assert [entry["trigger"] for entry in entries] == ["executed", "replace"]

@@ -40,7 +40,12 @@ def test_status_for_programs(tmp_path):
     result = oncekey("migrate", "status", "--json", cwd=tmp_path, ONCEKEY_STORE="sqlite:///shop.db")
 
     assert result.returncode == 1
-    assert json.loads(result.stdout)[0] == {"number": 1, "phase": "pre", "name": "records", "status": "pending"}
+    assert json.loads(result.stdout)["items"][0] == {
+        "number": 1,
+        "phase": "pre",
+        "name": "records",
+        "status": "pending",
+    }
 
 
 def test_only_what_older_code_can_live_with(tmp_path):

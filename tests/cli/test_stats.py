@@ -33,7 +33,7 @@ def test_counts(shop, url):
     assert said["by_state"] == {"completed": 2, "in_progress": 1, "unknown": 2}
     assert said["by_effects"] == {"local": 3, "inline": 1, "outbox": 1}
     assert said["by_operation"]["pay"] == {"completed": 2}
-    (left,) = [group for group in said["groups"] if group["operation"] == "order"]
+    (left,) = [group for group in said["items"] if group["operation"] == "order"]
     assert (left["keys"], left["stale"], left["expired"]) == (1, 1, 0)
     assert {what: line["count"] for what, line in said["waiting"].items()} == {
         "unknown": 2, "stale": 1, "resumable": 0, "expired": 1, "parcels_due": 0, "dead_letters": 2,
@@ -57,5 +57,5 @@ def test_for_people(shop, url):
 def test_one_round_of_the_reaper(shop, url):
     fill(shop)
     said = json.loads(oncekey("reap", "--once", "--store", url, "--json").stdout)
-    assert said == {"moved": 1, "by": {"purged": 1, "marked": 0, "parked": 0, "abandoned": 0, "notes": 0}}
+    assert said == {"moved": 1, "by": {"purged": 1, "marked": 0, "parked": 0, "abandoned": 0, "notes": 0, "workers": 0}}
     assert "0 moved" in oncekey("reap", "--once", "--store", url).stdout

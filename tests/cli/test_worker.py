@@ -14,11 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from oncekey.cli.worker import NOTHING_TO_DO, load
+from oncekey import Once
+from oncekey.cli.worker import NOTHING_TO_DO, _place, load
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Deferred, Effects, Parcel, ParcelKind, Proceed, State
+from oncekey.core.model import SECOND, Deferred, Effects, Parcel, ParcelKind, Proceed, State
 from oncekey.core.policy import Policy
+from oncekey.flow import drive
 from oncekey.testing.claims import a_claim
 from oncekey.wire import connect
 from oncekey.workers.tasks import NAMES
@@ -39,6 +42,16 @@ def charge(message):
     if pathlib.Path("wait").exists():
         sys.stdin.readline()
     return {"paid": message.payload["amount"]}
+"""
+
+FAILING = """
+from oncekey import Once
+
+once = Once("sqlite:///shop.db")
+
+@once.topic("charge")
+def charge(message):
+    raise TimeoutError("away")
 """
 
 
@@ -86,7 +99,7 @@ def test_only_the_topics_that_were_asked_for(shop):
 
     result = oncekey("worker", "--app", "shop:once", "--once", "--topics", "charge", cwd=folder)
 
-    assert (result.returncode, result.stdout) == (0, "0 done\n")
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "0 done")
     assert engine.find(parcel.record_id).record.state is State.PENDING
 
 
@@ -100,7 +113,8 @@ def test_a_signal_lets_an_open_call_end(shop, number):  # P5, F10: one call, and
     with subprocess.Popen(
         command, cwd=folder, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as worker:
-        assert worker.stdout.readline() == "called\n"
+        while worker.stdout.readline() != "called\n":
+            assert worker.poll() is None
         assert engine.find(parcel.record_id).record.state is State.IN_PROGRESS
         worker.send_signal(number)
         _, told = worker.communicate("go on\n", timeout=60)
@@ -177,7 +191,7 @@ def test_a_worker_without_topics_still_sweeps_and_reaps(shop):
 
     result = oncekey("worker", "--app", "empty:once", "--once", cwd=folder)
 
-    assert (result.returncode, result.stdout) == (0, "0 done\n"), result.stderr
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "0 done"), result.stderr
 
 
 # R146, R169: each task of the worker can be left out, and says how it is
@@ -187,7 +201,7 @@ def test_a_worker_tells_how_its_tasks_are(shop):
     with subprocess.Popen(
         [*command, "--health", "127.0.0.1:0"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as worker:
-        port = int(worker.stdout.readline().rpartition(" ")[2])
+        port = _health_port(worker)
         alive = httpx.get(f"http://127.0.0.1:{port}/healthz")
         ready = _until_ready(port)
         nowhere = httpx.get(f"http://127.0.0.1:{port}/metrics")
@@ -195,10 +209,17 @@ def test_a_worker_tells_how_its_tasks_are(shop):
         _, told = worker.communicate(timeout=60)
 
     assert (alive.status_code, alive.json()) == (200, {"alive": True})
-    assert sorted(ready["tasks"]) == ["relay", "sweeper"]
+    assert sorted(ready["tasks"]) == ["heartbeat", "relay", "sweeper"]
     assert all(task["wrong"] is None for task in ready["tasks"].values())
     assert nowhere.status_code == 404
     assert worker.returncode == 0, told
+
+
+def _health_port(worker: subprocess.Popen) -> int:
+    for line in worker.stdout:
+        if line.startswith("health on port "):
+            return int(line.rpartition(" ")[2])
+    raise AssertionError("the worker ended")
 
 
 def _until_ready(port: int) -> dict:
@@ -209,3 +230,51 @@ def _until_ready(port: int) -> dict:
         assert answer.status_code == 503
         time.sleep(0.05)
     raise AssertionError("the worker was never ready")
+
+
+def test_a_worker_says_what_it_runs_and_is_on_the_roll(shop):
+    folder, engine = shop
+    command = [str(ONCEKEY), "worker", "--app", "shop:once", "--without", "reaper", "--health", "127.0.0.1:0"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as worker:
+        lines = [worker.stdout.readline() for _ in range(3)]
+        _until_ready(_health_port(worker))
+        (seen,) = drive(engine.store.upkeep.workers(), engine.driver.run).workers
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=60)
+
+    assert lines[0] == f"oncekey worker {seen.name}: shop:once on sqlite:///shop.db\n"
+    assert lines[1].split() == ["relay", "every", "0.05", "to", "2", "s;", "topics", "charge"]
+    assert lines[2].split() == ["sweeper", "every", "60", "s"]
+    assert (seen.tasks, seen.every) == (("relay", "sweeper"), 15 * SECOND)
+    assert drive(engine.store.upkeep.workers(), engine.driver.run).workers == ()  # it left
+
+
+def test_once_says_that_something_failed(shop):
+    folder, engine = shop
+    (folder / "failing.py").write_text(FAILING)
+    parcel = deferred(engine)
+
+    result = oncekey("worker", "--app", "failing:once", "--once", cwd=folder)
+
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[-1] == "1 done, 1 failed: the log says what"
+    assert engine.find(parcel.record_id).record.state is State.UNKNOWN
+    assert "k-1" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("store", "shown"),
+    [
+        ("postgresql://ann:s3cret@db.example/shop?password=s3cret", "postgresql://db.example/shop"),
+        ("sqlite:///shop.db", "sqlite:///shop.db"),
+        (
+            create_async_engine("postgresql+asyncpg://ann:s3cret@db.example/shop"),
+            "postgresql+asyncpg://db.example/shop",
+        ),
+    ],
+)
+def test_a_password_is_not_shown(store, shown):
+    assert _place(Once(store)) == shown

@@ -8,7 +8,7 @@ import pytest
 
 from core.records import MEMO, NOW, a_record, all_records, an_intent
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.model import HOUR, MINUTE, Effects, Outcome, Recovery, State
+from oncekey.core.model import HOUR, MINUTE, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
 from oncekey.core.transitions import ROWS, TRANSITIONS, Actor, Fence, Illegal, Proof, Row, Trigger, judge
 
 PENDING, RUNNING, DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
@@ -69,6 +69,7 @@ PROTOCOL = {
     ],
     32: [((DONE,), (T.BUST,), FR, (A.OPERATOR,), V, UP)],
     33: [((RUNNING,), (T.WITHDRAW,), RUNNING, (A.OWNER,), O, SAME)],  # ADR 0011
+    34: [((FR, UNKNOWN), (T.REPLACE,), FR, (A.OPERATOR,), V, UP)],  # ADR 0025
 }
 
 FLAGS = ("waited", "result_given", "item_sent", "item_repeatable", "locked")
@@ -98,8 +99,8 @@ def test_row_says_what_the_protocol_says(row_number):
     assert {shape(row) for row in ROWS if row.number == row_number} == expected
 
 
-def test_there_are_thirty_three_numbers_and_no_other():
-    assert {row.number for row in ROWS} == set(PROTOCOL) == set(range(1, 34))
+def test_there_are_thirty_four_numbers_and_no_other():
+    assert {row.number for row in ROWS} == set(PROTOCOL) == set(range(1, 35))
 
 
 def test_the_table_holds_the_rows_and_nothing_else():
@@ -173,6 +174,7 @@ def test_only_a_change_of_ownership_puts_the_fence_up():  # P1, F11
         (31, T.COMMIT),
         (31, T.DEFER),
         (32, T.BUST),
+        (34, T.REPLACE),  # whoever ran with the result that was there before
     }
     assert all((row.fence is Fence.FIRST) is (row.source is None) for row in ROWS)
     assert all((row.fence is Fence.GONE) is (row.to is None) for row in ROWS)
@@ -342,6 +344,22 @@ class TestDoubt:
         assert number(T.EXECUTED, A.WEBHOOK, inline) == 19
         assert number(T.EXECUTED, A.WEBHOOK, phased, result_given=True) == 20
         assert number(T.EXECUTED, A.WEBHOOK, phased) == "executed from unknown needs inline_or_outbox, result_given"
+
+    def test_a_result_given_by_hand_is_replaced_until_the_next_step(self):  # H5
+        given = MemoEntry("charge", EntryKind.CALL, '"ch_1"', by_hand=True)
+        said = {"result_given": True, "reason": True}
+        for state in (FR, UNKNOWN):
+            record = a_record(state, effects=Effects.PHASED, memo=(*MEMO, given))
+            assert number(T.REPLACE, A.OPERATOR, record, **said) == 34
+            assert "not for the resolver" in number(T.REPLACE, A.RESOLVER, record, **said)
+            later = replace(record, memo=(*record.memo, *MEMO))
+            assert "last_result_by_hand" in number(T.REPLACE, A.OPERATOR, later, **said)
+            provider = replace(record, memo=(*MEMO, replace(given, by_hand=False)))
+            assert "last_result_by_hand" in number(T.REPLACE, A.OPERATOR, provider, **said)
+            announced = replace(record, intent=an_intent())
+            assert "no_intent" in number(T.REPLACE, A.OPERATOR, announced, **said)
+        running = a_record(RUNNING, effects=Effects.PHASED, memo=(*MEMO, given))
+        assert "not possible" in number(T.REPLACE, A.OPERATOR, running, **said)
 
     def test_a_resolver_cannot_give_the_result_of_a_call_that_is_not_open(self):
         record = a_record(UNKNOWN, effects=Effects.PHASED, memo=MEMO)

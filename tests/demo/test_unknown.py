@@ -133,7 +133,7 @@ def test_without_a_provider_to_ask_it_ends_at_an_operator(tmp_path: Path, store:
             )
             assert json.loads(done.stdout)["exhausted"] == 1
             told = _oncekey("unknown", "list", "--json", store=store)
-            (one,) = json.loads(told)["unknown"]
+            (one,) = json.loads(told)["items"]
             assert (one["reconcile_after"], one["reconcile_tries"]) == (None, 10)
             answer = tmp_path / "answer.json"
             answer.write_text(json.dumps({"charge_id": charge["id"]}))

@@ -104,7 +104,7 @@ class Shop:
 
     async def work(self) -> int:
         """Let a worker do what is due."""
-        return await Service(tasks_for(self.once)).once()
+        return (await Service(tasks_for(self.once)).once()).done
 
     @property
     def rows(self) -> list[str]:

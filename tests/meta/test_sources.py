@@ -76,3 +76,16 @@ def test_every_module_is_short_enough_to_hold_one_idea() -> None:
 def test_every_module_says_what_it_is() -> None:
     mute = [str(path.relative_to(ROOT)) for path in MODULES if not ast.get_docstring(ast.parse(path.read_bytes()))]
     assert mute == []
+
+
+def test_what_make_run_and_the_tutorial_make_is_ignored(tmp_path):
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    made = {"oncekey-demo.db", "oncekey-demo.db-wal", "oncekey-demo-provider.db", "oncekey.db"}
+    made |= set(re.findall(r"> (\w+\.json)", page)) | set(re.findall(r"^# (\w+\.py)$", page, re.MULTILINE))
+    made |= set(re.findall(r"sqlite:///([\w-]+\.db)", page))
+    assert {"order.json", "shop.py", "shop.db"} <= made
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    command = ["git", "-C", str(tmp_path), "check-ignore", *sorted(made)]
+    ignored = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
+    assert ignored == sorted(made)

@@ -12,6 +12,7 @@ TOUR = (
     "local",
     "phased",
     "phased, closing",
+    "phased, by hand",
     "outbox, used anew",
     "outbox, repeatable",
     "outbox, in doubt by policy",

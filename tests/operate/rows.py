@@ -35,6 +35,8 @@ from oncekey.testing.contract.world import World
 
 NOW = START
 MEMO = (MemoEntry("order_created", EntryKind.PHASE, '"o_1"'),)
+GIVEN = (MemoEntry("charge", EntryKind.CALL, '"ch_0"', by_hand=True),)
+"""A result that an operator gave before."""
 RESULT = (MemoEntry("charge", EntryKind.CALL, '"ch_1"'),)
 RECOVERIES = {
     Effects.LOCAL: Recovery.RETRY,
@@ -104,6 +106,8 @@ _INTENTS = {
 
 def every_row() -> Iterator[Record]:
     """Every combination that matters to an operator and that the schema allows."""
+    for state in (State.FAILED_RETRYABLE, State.UNKNOWN, State.COMPLETED):
+        yield a_row(state, Effects.PHASED, memo=(*MEMO, *GIVEN))
     for state, effects, memo in product(State, Effects, ((), MEMO)):
         for intent in _INTENTS.get(state, INTENTS):
             row = a_row(state, effects, memo=memo, intent=intent)

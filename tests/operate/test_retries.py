@@ -116,7 +116,7 @@ def test_the_result_of_a_phase_lets_the_handler_go_on(world):
     assert "--result" in refused.why
     done = act(world, row, Order.EXECUTED, result='"ch_1"')
     record = done.snapshot.record
-    assert record.memo == (*MEMO, MemoEntry("charge", EntryKind.CALL, '"ch_1"'))
+    assert record.memo == (*MEMO, MemoEntry("charge", EntryKind.CALL, '"ch_1"', by_hand=True))
     assert (record.recovery_point, record.intent) == ("charge", None)
     assert record.expires_at == world.clock() + row.ttl  # or the reaper would park it again at once
     assert "after the step 'charge'" in prospect(record, done.snapshot.now)
@@ -157,7 +157,7 @@ def test_closed_at_the_provider_needs_no_waiting(world):
 def test_busted_is_executed_again_and_an_old_owner_writes_nothing(world):
     # row 32, R106
     row = write(world, a_row(State.COMPLETED))
-    assert "--runs-again" in act(world, row, Order.BUST).why
+    assert "made twice" in act(world, row, Order.BUST).why
     done = act(world, row, Order.BUST, runs_again=True)
     assert "from the beginning" in prospect(done.snapshot.record, done.snapshot.now)
     assert not world.settle(Lease.of(row), YES).ours

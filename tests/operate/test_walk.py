@@ -46,6 +46,7 @@ CHANGES = {
     },
     20: {"state", "memo", "recovery_point", "intent", "reconcile_after", "expires_at"},
     21: {"state", "intent", "reconcile_after", "expires_at"},
+    34: {"state", "memo", "fence", "recovery_point", "reconcile_after", "expires_at"},
     22: {"state", "intent", "reconcile_after"},
     32: {
         "state", "outcome", "response_status", "response_headers", "response_body", "response_schema", "finished_at",
@@ -68,6 +69,11 @@ def expected(wish, row) -> Row | Illegal:
     trigger = TRIGGERS.get(wish.order)
     if wish.order is Order.RELEASE:  # A1: 14, 15 and 21
         trigger = Trigger.NOT_EXECUTED if row.state is State.UNKNOWN else Trigger.SWEEP
+    resumable = row.effects is Effects.PHASED and row.intent is None and row.memo
+    if wish.order in {Order.EXECUTED, Order.DECLINED} and (
+        row.state is State.FAILED_RETRYABLE or (row.state is State.UNKNOWN and resumable)
+    ):
+        trigger = Trigger.REPLACE
     intent = row.intent
     waited = wish.closed or (
         (intent is not None and intent.send_by + row.call_timeout + LAG <= NOW)
@@ -88,6 +94,8 @@ def expected(wish, row) -> Row | Illegal:
         return said
     if said.number == 19 and wish.answer is None:
         return Illegal("an answer is missing")
+    if said.number in {20, 34} and wish.answer is not None:
+        return Illegal("a phased handler computes its answer itself")
     if said.number == 22 and wish.order is Order.RELEASE:
         return Illegal("A1: release is 14, 15 and 21")
     return said
@@ -163,7 +171,7 @@ def test_what_is_possible_is_what_the_table_allows():
         **{order: Wish(order, "-", answer=YES) for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD)},
         Order.NOT_EXECUTED: Wish(Order.NOT_EXECUTED, "-", closed=True),
         Order.RELEASE: Wish(Order.RELEASE, "-"),
-        Order.BUST: Wish(Order.BUST, "-", runs_again=True),
+        Order.BUST: Wish(Order.BUST, "-"),  # of a failure: that a success could run again is never suggested
         Order.RETRY: Wish(Order.RETRY, "-"),
     }
     for row in every_row():

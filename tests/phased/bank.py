@@ -89,6 +89,7 @@ class Call:
     repeatable: bool | timedelta = True
     given: Any = None
     amount: int = 7
+    result: Any = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,9 @@ class Process:
                     await self.reach(f"after {step.name}")
                     return charged
 
-                return await op.call(step.name, charge, repeatable=step.repeatable, given=step.given)
+                return await op.call(
+                    step.name, charge, repeatable=step.repeatable, given=step.given, result=step.result
+                )
             case Value():
                 return await op.value(step.name, step.draw)
             case Here():
@@ -268,7 +271,7 @@ class Process:
                     self.reach_blocking(f"after {step.name}")
                     return charged
 
-                return op.call(step.name, charge, repeatable=step.repeatable, given=step.given)
+                return op.call(step.name, charge, repeatable=step.repeatable, given=step.given, result=step.result)
             case Value():
                 return op.value(step.name, step.draw)
             case Here():

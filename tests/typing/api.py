@@ -6,6 +6,7 @@ The test beside it compares; nobody imports this module.
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -75,6 +76,18 @@ async def charged(key: str) -> dict[str, str]:
     return {"id": key}
 
 
+@dataclass
+class Charge:
+    """What the provider answers."""
+
+    id: str
+
+
+def made(value: Any) -> Charge:
+    """The same from plain data."""
+    return Charge(value["id"])
+
+
 @once.protect(effects=PHASED, complete=False, call_timeout=10, send_window=3, max_attempts=5, max_result_bytes=1000)
 async def pay(op: Operation) -> dict[str, str]:
     assert_type(await op.phase("written", written), int)
@@ -83,6 +96,9 @@ async def pay(op: Operation) -> dict[str, str]:
     assert_type(charge, dict[str, str])
     assert_type(await op.call("plain call", len, repeatable=timedelta(hours=1)), int)
     assert_type(await op.value("drawn", lambda: 1.5), float)
+    assert_type(await op.call("typed", charged, repeatable=True, result=Charge), Charge)
+    assert_type(await op.call("typed by a function", charged, repeatable=True, result=made), Charge)
+    await op.call("typed", charged, repeatable=True, result=7)  # error: call-overload
     await op.call("charge", charged)  # error: call-overload
     await op.phase("charge", lambda: 7)  # error: arg-type
     await op.call("charge", charged, repeatable="yes")  # error: call-overload
@@ -94,7 +110,8 @@ def pay_blocking(op: SyncOperation) -> int:
     assert_type(op.phase("written", lambda connection: 7), int)
     assert_type(op.call("charge", len, repeatable=False), int)
     assert_type(op.value("drawn", lambda: "text"), str)
-    op.call("charge", len)  # error: call-arg
+    assert_type(op.call("typed", charged, repeatable=True, result=Charge), Charge)
+    op.call("charge", len)  # error: call-overload
     return 7
 
 

@@ -31,6 +31,7 @@ WANTED = {
     "mark_expired": (SEEN, "record_pkey"),
     "history": ({"scope": "s", "key_digest": "d", "after": 0, "limit": 10}, "audit_key"),
     "forget_notes": ({"age": DAY, "limit": 1000}, "audit_pkey"),
+    "find_keys": ({"first": "key-12", "last": "key-13", "scope": None, "limit": 21}, "record_key"),
     "live_keys": ({"scope": "shop|tenant-1", "limit": 1000}, "record_pkey"),
 }
 

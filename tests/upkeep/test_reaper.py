@@ -82,7 +82,7 @@ async def test_of_one_row_per_state_only_the_finished_ones_vanish(world):
     assert ticket.memo  # what was done is not forgotten
     world.advance(LONG)
     assert await reaper.run_once() == 0
-    assert dict(reaper.counts) == {"purged": 2, "parked": 2, "marked": 0, "abandoned": 0, "notes": 0}
+    assert dict(reaper.counts) == {"purged": 2, "parked": 2, "marked": 0, "abandoned": 0, "notes": 0, "workers": 0}
 
 
 async def test_deferred_work_is_abandoned_only_if_nobody_ever_took_it(sql_world):

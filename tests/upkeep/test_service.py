@@ -30,7 +30,7 @@ async def test_both_work_by_the_clock_of_a_real_store(tmp_path):
         verdict = await engine.begin(old, Policy())
         assert (await engine.settle(verdict.lease, answered())).ours
         # Both have their grace: nothing is due yet.
-        assert await Service(upkeep_tasks(engine, Policy())).once() == 0
+        assert (await Service(upkeep_tasks(engine, Policy())).once()).done == 0
         assert (await engine.find(stale.id)).record.state is State.IN_PROGRESS
         assert (await engine.find(old.id)).record.state is State.COMPLETED
 

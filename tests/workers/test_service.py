@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 
 import pytest
 
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.workers.service import Pace, Service
+from oncekey.workers.service import Done, Pace, Service
+
+NUMBERS = itertools.count()
 
 
 class Task:
     """A task that finds what the test says."""
 
-    name = "test"
+    failed = 0
 
     def __init__(self, finds=(), pace=Pace()):  # noqa: B008  (frozen)
+        self.name = f"test-{next(NUMBERS)}"
         self.pace = pace
         self.finds = list(finds)
         self.looks = 0
@@ -163,9 +167,34 @@ async def test_a_stop_before_the_start_is_a_stop():
 async def test_once_does_all_there_is_and_ends():
     tasks = [Task([2, 1]), Task([4])]
 
-    assert await Service(tasks).once() == 7
+    assert await Service(tasks).once() == Done(7, 0)
 
-    assert [(task.looks, len(task.stopped)) for task in tasks] == [(3, 1), (2, 1)]
+    # Once more round: what the second did may be work for the first.
+    assert [(task.looks, len(task.stopped)) for task in tasks] == [(4, 1), (3, 1)]
+
+
+async def test_once_goes_back_to_who_has_work_again():
+    first, second = Task([1]), Task([1])
+    look = second.run_once
+
+    async def makes_work():
+        did = await look()
+        first.finds += [5] * did
+        return did
+
+    second.run_once = makes_work
+
+    assert await Service([first, second]).once() == Done(7, 0)
+
+
+async def test_once_counts_what_failed_and_what_could_not_look(caplog):
+    failing, away, well = Task([2]), Task([StoreUnavailableError("gone"), 3]), Task([1])
+    failing.failed = 2
+
+    assert await Service([failing, away, well]).once() == Done(3, 3)
+
+    assert [len(task.stopped) for task in (failing, away, well)] == [1, 1, 1]
+    assert "StoreUnavailableError" in caplog.text
 
 
 async def test_who_has_a_schedule_is_not_woken_by_a_commit() -> None:

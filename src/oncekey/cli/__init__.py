@@ -1,7 +1,7 @@
 """The command `oncekey`.
 
-Each module of this package that has a function `register(app)` is a command, or a group of commands, and adds
-itself; nothing else needs to know of it. Such a module imports what only its command needs inside the command.
+Each module of this package that has a function `register(app)` is a command, or a group of commands. `app.COMMANDS`
+names it, so that only the module of the command that is typed is imported.
 """
 
 from __future__ import annotations

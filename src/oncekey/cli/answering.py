@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from oncekey.core.errors import ConfigurationError, ResultNotStorableError
-from oncekey.core.memo import encode, rejected
+from oncekey.core.errors import ConfigurationError, ResultInvalidError, ResultNotStorableError
+from oncekey.core.memo import decode, encode, rejected
 from oncekey.core.model import Completed, EntryKind, MemoEntry, Outcome, StoredResponse
 from oncekey.core.policy import Policy
+from oncekey.core.results import fitted
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Headers
+    from oncekey.core.model import Headers, Record
 
 _ERRORS: Final = 400
 _DEFAULTS: Final = Policy()
@@ -82,3 +84,28 @@ def _field(text: str) -> bytes:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         raise ConfigurationError("a header field is Latin-1 text") from None
+
+
+def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | None]:
+    """Whether a result fits what the handler declares, as far as its own code tells: why not, or None."""
+    if app is None or result is None:
+        return lambda _: None
+    from oncekey.cli.worker import load
+    from oncekey.workers.reading import declared_by
+
+    application, value = load(app), decode(encode(json.loads(result), _DEFAULTS.max_result_bytes))
+
+    def check(record: Record) -> str | None:
+        handler = application.enrolled.get(record.operation)
+        last = record.memo[-1].name if record.memo else None
+        phase = last if record.intent is None else record.intent.phase
+        declared = None if handler is None or phase is None else declared_by(handler, phase)
+        if declared is None:
+            return None
+        try:
+            fitted(value, declared)
+        except ResultInvalidError as error:
+            return f"--result is {error}, which the handler declares for {phase!r}"
+        return None
+
+    return check

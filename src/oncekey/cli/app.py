@@ -1,31 +1,77 @@
-"""The typer application, made of the modules that register themselves."""
+"""The typer application. A command's module is imported when the command is typed, and not for a list of all."""
 
 from __future__ import annotations
 
-import pkgutil
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import version
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from oncekey import cli
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "check": ("check", "Try whether an API keeps the promises of its keys."),
+        "client": ("client", "Look into a client's journal, and finish what it began."),
+        "demo": ("demo", "Serve a small shop whose requests may be sent again."),
+        "dlq": ("dlq", "Dead letters: what the outbox does not try any more."),
+        "doctor": ("doctor", "Say what is wrong with a store, or will be."),
+        "keys": ("keys", "Look at keys, and settle by hand what nothing else can."),
+        "migrate": ("migrate", "Create and update oncekey's own tables."),
+        "provider": ("provider", "Serve a simulated payment provider that can fail in any way."),
+        "reap": ("upkeep", "End keys whose time is over."),
+        "reconcile": ("reconcile", "Ask resolvers about unknown keys; compare the provider's books."),
+        "routes": ("routes", "List the routes that change something, and how each is protected."),
+        "stats": ("stats", "Count keys, and what waits."),
+        "sweep": ("upkeep", "Move keys whose owner did not come back."),
+        "torture": ("torture", "Kill, cut and repeat, and count what happened."),
+        "unknown": ("unknown", "Keys whose outcome is unknown."),
+        "worker": ("worker", "Do what no request waits for, until SIGTERM."),
+    }
+)
+"""Every command with the module that registers it and what `oncekey --help` says of it."""
+
+
+class Commands(TyperGroup):
+    """The commands by their names: `--help` reads the table, and only what is typed is imported.
+
+    The classes of click are `Any` here: some versions of typer bring a copy of their own.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  (click's signature)
+        """All names, in order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  (click's signature)
+        """The command of a name, from the module that registers it."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"oncekey.cli.{COMMANDS[cmd_name][0]}")
+        own = typer.Typer(rich_markup_mode=None)
+        own.callback()(lambda: None)  # a group, however few commands the module has
+        module.register(own)
+        group: Any = typer.main.get_command(own)
+        return group.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (click's signature)
+        """The table, without a command's own import."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 def make_app() -> typer.Typer:
-    """All commands."""
+    """All commands. Help is plain text: with frames it would take three times as long."""
     app = typer.Typer(
         name="oncekey",
+        cls=Commands,
         help="Make state-changing HTTP requests safe to retry.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,
     )
     app.callback()(_options)
-    for found in sorted(pkgutil.iter_modules(cli.__path__), key=lambda module: module.name):
-        register = getattr(import_module(f"{cli.__name__}.{found.name}"), "register", None)
-        if register is not None:
-            register(app)
     return app
 
 
@@ -40,5 +86,7 @@ def _options(
 
 def _version(*, asked: bool) -> None:
     if asked:
+        from importlib.metadata import version
+
         typer.echo(f"oncekey {version('oncekey')}")
         raise typer.Exit

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oncekey.cli.printing import as_list, table
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ def register(app: typer.Typer) -> None:
 
 
 def show(journal: JournalFile, *, as_json: AsJson = False) -> None:
-    """List the operations of a journal, the oldest first. Exit code 1 if any has no answer."""
+    """List the operations of a journal, the oldest first. Exit code 1 if any has no answer.
+
+    JSON: {"now", "items": [{"key", "name", "state", "status", "begun", "request", "note"}], "next"}.
+    """
     entries = _open(journal).entries()
     _say([_line(entry) for entry in entries], as_json=as_json)
     if any(entry.reply is None for entry in entries):
@@ -49,6 +52,8 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Send what has no answer, with the same keys. Exit code 1 if anything still has none.
+
+    JSON: what `client list` shows of them.
 
     The fields of --header go to every origin that something is sent to: name one with --origin if there are several.
     """
@@ -109,10 +114,8 @@ def _line(entry: Entry) -> dict[str, Any]:
 
 def _say(lines: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(lines, indent=2))
+        as_list(lines)
         return
-    rows = [("state", "status", "name", "key", "begun", "request", "note")]
-    rows += [tuple("" if line[name] is None else str(line[name]) for name in rows[0]) for line in lines]  # type: ignore[misc]  # as wide as the first
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    head = ("state", "status", "name", "key", "begun", "request", "note")
+    rows = [[line[name] for name in head] for line in lines]
+    table(head, rows, empty="the journal is empty", first=("key", "state", "status", "name", "request", "begun"))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import json
 import os
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
@@ -15,15 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from oncekey import wire
+from oncekey.cli.finding import NAMESPACE, typed, whose, words_of
+from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
-from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, RecordId
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
 from oncekey.core.prospects import prospect
-from oncekey.core.scope import BindTo, bound_scope
+from oncekey.core.showing import lapse
 from oncekey.core.transitions import Actor
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Snapshot
+    from oncekey.cli.finding import Several
+    from oncekey.core.model import RecordId
     from oncekey.core.operate import Forbidden, Moved, Possibility
     from oncekey.engine.shell import AsyncEngine
 
@@ -31,7 +32,6 @@ T = TypeVar("T")
 
 REFUSED: Final = 1
 """The exit code for what is not there, or is not allowed: nothing was changed."""
-NO_NAMESPACE: Final = "-"
 SECRET: Final = "ONCEKEY_SECRET"  # noqa: S105  (the name of a variable, not a secret)
 CODES: Final = "Exit code: 0 done, 1 not there or not allowed (nothing was changed), 2 a mistake or no store."
 
@@ -39,10 +39,14 @@ StoreUrl = Annotated[
     str, typer.Option("--store", envvar="ONCEKEY_STORE", help=f"The store's URL: {wire.FORMS}.", metavar="URL")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
-Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes.", metavar="KEY")]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="Whose key it is, as the application names its tenants.")]
+Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes, or the beginning of it.", metavar="KEY")]
+Tenant = Annotated[
+    str | None,
+    typer.Option("--tenant", help="Whose key it is, as the application names its tenants; needed if several fit."),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All there is to know, with the table's own words.")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", envvar="ONCEKEY_NAMESPACE", help="The policy's `namespace`, if it has one.")
+    str | None, typer.Option("--namespace", envvar=NAMESPACE, help="The policy's `namespace`, if it has one.")
 ]
 Principal = Annotated[
     str | None, typer.Option("--principal", help="Who in the tenant, where keys are bound to principals.")
@@ -92,30 +96,6 @@ def _there(url: str) -> None:
         raise ConfigurationError(f"there is no file {address.place}: is the --store right?")
 
 
-def record_id(
-    key: str, tenant: str | None, namespace: str | None, principal: str | None, scope: str | None
-) -> RecordId:
-    """The record that a key, and whose it is, name."""
-    whose = scope_named(tenant, namespace, principal, scope)
-    if whose is None:
-        raise ConfigurationError("whose key is it? Say --tenant, or --scope as `oncekey keys list` shows it")
-    return RecordId(whose, key)
-
-
-def scope_named(tenant: str | None, namespace: str | None, principal: str | None, scope: str | None) -> str | None:
-    """The scope, as requests make it; None if nobody is named."""
-    if scope is not None:
-        if tenant is not None or principal is not None:
-            raise ConfigurationError("--scope is instead of --tenant and --principal: say one or the other")
-        return scope
-    if tenant is None:
-        if principal is not None:
-            raise ConfigurationError("--principal is somebody in a tenant: say --tenant too")
-        return None
-    bind_to = BindTo.TENANT if principal is None else BindTo.PRINCIPAL
-    return bound_scope(bind_to, namespace or NO_NAMESPACE, tenant, principal=principal)
-
-
 def secret() -> bytes | None:
     """The policy's secret, from the environment only: command lines are seen by others."""
     value = os.environ.get(SECRET)
@@ -134,8 +114,8 @@ def operator(by: str | None) -> Mover:
 
 
 def given(reason: str) -> str:
-    """The reason, or the refusal to do anything without one."""
-    if not reason.strip():
+    """The reason, or the refusal to do anything without one; the dots of a command that was copied are none."""
+    if not any(letter.isalnum() for letter in reason):
         raise ConfigurationError("--reason is empty: say why, the audit keeps it. Nothing was changed")
     return reason.strip()
 
@@ -166,52 +146,10 @@ def instant(text: str) -> Instant:
 
 def age(since: Instant | None, now: Instant) -> str:
     """How long ago, for people."""
-    if since is None:
-        return ""
-    left = max(0, now - since)
-    for unit, name in ((24 * HOUR, "d"), (HOUR, "h"), (MINUTE, "min")):
-        if left >= 2 * unit:
-            return f"{left // unit} {name}"
-    return f"{left // SECOND} s"
+    return "" if since is None else lapse(now - since)
 
 
-def as_json(shape: Any) -> None:
-    """One JSON document on standard output."""
-    typer.echo(json.dumps(shape, indent=2))
-
-
-def plain(value: Any) -> str:
-    """A value as one line of text that cannot move a terminal's cursor: clients write part of what is shown."""
-    text = "" if value is None else str(value)
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
-    """Rows under a head: framed on a terminal, aligned columns elsewhere."""
-    lines = [[plain(cell) for cell in row] for row in rows]
-    if not lines:
-        typer.echo(empty)
-    elif sys.stdout.isatty():
-        _framed(head, lines)
-    else:
-        everything = [list(head), *lines]
-        widths = [max(len(line[column]) for line in everything) for column in range(len(head))]
-        for line in everything:
-            typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _framed(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    framed = Table(*head)
-    for line in lines:
-        framed.add_row(*(Text(cell, overflow="fold") for cell in line))
-    Console().print(framed)
-
-
-def told(moved: Moved, *, json_wanted: bool) -> None:
+def told(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
     """What was done, and what a retry will do now."""
     from oncekey.core.showing import describe
 
@@ -229,26 +167,54 @@ def told(moved: Moved, *, json_wanted: bool) -> None:
             }
         )
         return
-    typer.echo(f"{seen.state} -> {after.state} (row {moved.move.row.number} of the table of moves; audited)")
+    rule = f" by row {moved.move.row.number} of the table of moves" if verbose else ""
+    typer.echo(
+        f"{plain(after.id.key)} of {plain(whose(after.id.scope))}: {seen.state} -> {after.state}{rule} (audited)"
+    )
     typer.echo(prospect(after, moved.snapshot.now))
 
 
-def refuse(forbidden: Forbidden, *, json_wanted: bool, snapshot: Snapshot | None = None) -> NoReturn:
-    """Why not, and what is possible instead. Nothing was changed."""
+def refuse(
+    forbidden: Forbidden, *, json_wanted: bool, about: RecordId | None = None, verbose: bool = False
+) -> NoReturn:
+    """Why not, and what is possible instead, ready to be copied. Nothing was changed."""
     if json_wanted:
-        as_json({"changed": False, "why": forbidden.why, "possible": [possibility(one) for one in forbidden.instead]})
-    else:
-        typer.echo(f"oncekey: not done: {plain(forbidden.why)}", err=True)
-        record = None if snapshot is None else snapshot.record
-        if forbidden.instead:
-            typer.echo("Possible now:", err=True)
-            for one in forbidden.instead:
-                typer.echo(f"  {one.command}    (row {one.row}, to {one.to}{one.note and '; '}{one.note})", err=True)
-        elif record is not None:
-            typer.echo("Nothing is possible by hand now.", err=True)
+        shown = [possibility(one, about) for one in forbidden.instead]
+        as_json({"changed": False, "why": forbidden.why, "possible": shown})
+        raise typer.Exit(REFUSED)
+    typer.echo(f"oncekey: not done: {plain(forbidden.why)}", err=True)
+    if verbose and forbidden.rule:
+        typer.echo(f"The table of moves: {forbidden.rule}", err=True)
+    if forbidden.instead:
+        typer.echo("Possible now:", err=True)
+        for one in forbidden.instead:
+            for line in broken(possibility(one, about)["command"], indent=4):
+                typer.echo(f"  {line}", err=True)
+            if one.note:
+                typer.echo(f"    {one.note}", err=True)
+    elif about is not None:
+        typer.echo("Nothing is to be done by hand now.", err=True)
     raise typer.Exit(REFUSED)
 
 
-def possibility(one: Possibility) -> dict[str, Any]:
+def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn:
+    """More than one key fits: which they are, each as it is typed. Nothing was changed."""
+    why = f"{'more than ' if several.more else ''}{len(several.records)} keys fit {key}: say which"
+    if json_wanted:
+        found = [{"key": one.id.key, "scope": one.id.scope, "state": one.state.value} for one in several.records]
+        as_json({"changed": False, "why": why, "possible": [], "found": found})
+        raise typer.Exit(REFUSED)
+    typer.echo(f"oncekey: not done: {plain(why)}", err=True)
+    for one in several.records:
+        about = f"{one.state}, {one.operation}, {age(one.created_at, several.now)} old"
+        typer.echo(f"  {plain(typed(one.id))}\n    {plain(about)}", err=True)
+    raise typer.Exit(REFUSED)
+
+
+def possibility(one: Possibility, about: RecordId | None = None) -> dict[str, Any]:
     """An order that the table allows, as programs read it."""
-    return {"command": one.command, "row": one.row, "to": one.to.value, "note": one.note}
+    if about is None:
+        return {"command": one.command, "row": one.row, "to": one.to.value, "note": one.note}
+    target, last = words_of(about)
+    command = one.typed(target, last=last)
+    return {"command": command, "row": one.row, "to": one.to.value, "note": one.note}

@@ -9,6 +9,9 @@ import typer
 
 from oncekey.cli import desk
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
+from oncekey.cli.finding import typed
+from oncekey.cli.printing import as_json as as_json_document
+from oncekey.cli.printing import as_list, pairs, table
 from oncekey.core.model import Code, Completed, Outcome, ParcelKind, StoredResponse
 from oncekey.core.operate import Forbidden, Order, Wish
 from oncekey.core.policy import Policy
@@ -21,7 +24,7 @@ from oncekey.flow import adrive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import DeadLetter
+    from oncekey.core.model import DeadLetter, RecordId
     from oncekey.core.operate import Moved
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
@@ -49,8 +52,8 @@ def register(app: typer.Typer) -> None:
 def list_letters(store: desk.StoreUrl, *, limit: desk.Limit = 100, as_json: desk.AsJson = False) -> None:
     """List the dead letters, the oldest first. Changes nothing.
 
-    JSON: [{"id", "kind", "topic", "key", "scope", "downstream_key", "attempts", "created_at", "died_at",
-    "first_error", "last_error"}].
+    JSON: {"now", "items": [{"id", "kind", "topic", "key", "scope", "downstream_key", "attempts", "created_at",
+    "died_at", "first_error", "last_error"}], "next"}.
     """
 
     async def looking(engine: AsyncEngine) -> tuple[DeadLetter, ...]:
@@ -58,11 +61,14 @@ def list_letters(store: desk.StoreUrl, *, limit: desk.Limit = 100, as_json: desk
 
     letters = desk.work(store, looking)
     if as_json:
-        desk.as_json([_line(letter) for letter in letters])
+        as_list([_line(letter) for letter in letters])
         return
     head = ("id", "kind", "topic", "key", "attempts", "died_at", "last_error")
-    lines = [_line(letter) for letter in letters]
-    desk.table(head, [[line[name] for name in head] for line in lines], empty="there are no dead letters")
+    rows = [[line[name] for name in head] for line in map(_line, letters)]
+    first = ("id", "kind", "topic", "last_error", "died_at", "attempts")
+    table(head, rows, empty="there are no dead letters", first=first)
+    if rows:
+        typer.echo("What to do about one: oncekey dlq show ID", err=True)
 
 
 def show(letter_id: LetterId, store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
@@ -85,9 +91,15 @@ def show(letter_id: LetterId, store: desk.StoreUrl, *, as_json: desk.AsJson = Fa
         "order_by": parcel.order_by,
     }
     if as_json:
-        desk.as_json(shape)
+        as_json_document(shape)
         return
-    desk.table(("what", "value"), [(name.replace("_", " "), value) for name, value in shape.items()], empty="")
+    pairs([(name.replace("_", " "), value) for name, value in shape.items() if value is not None])
+    typer.echo("\nTry it again, or give it up:")
+    for verb in ("retry", "discard"):
+        typer.echo(f"  oncekey dlq {verb} {parcel.id} --reason '...'")
+    if parcel.kind is ParcelKind.DEFER:
+        typer.echo("If its call was made, say so instead; this shows how:")
+        typer.echo(f"  oncekey keys show {typed(parcel.record_id)}")
 
 
 def retry(
@@ -96,13 +108,14 @@ def retry(
     *,
     reason: desk.Reason,
     by: desk.By = None,
+    verbose: desk.Verbose = False,
     as_json: desk.AsJson = False,
 ) -> None:
     """Let a dead letter be tried again, from its first attempt.
 
     An `emit` goes back to the outbox; its receivers know a repetition by its downstream key.
 
-    A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call (row 22). That
+    A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call. That
     is allowed only while repeating the call is safe: within the window that its topic declared, or if its result is
     stored already. After that the provider would do it twice; look there, and say what you found with
     `oncekey keys resolve`. A retry of the client hears that the request is accepted and not done yet.
@@ -112,7 +125,13 @@ def retry(
     """
     wish = Wish(Order.RETRY, desk.given(reason))
     mover = desk.operator(by)
-    _settle(store, lambda engine: operate.retry(engine.store, letter_id, wish, mover), json_wanted=as_json)
+    _settle(
+        store,
+        letter_id,
+        lambda engine: operate.retry(engine.store, letter_id, wish, mover),
+        verbose,
+        json_wanted=as_json,
+    )
 
 
 def discard(
@@ -125,14 +144,15 @@ def discard(
     content_type: ContentType = "application/json",
     header: Header = None,
     by: desk.By = None,
+    verbose: desk.Verbose = False,
     as_json: desk.AsJson = False,
 ) -> None:
-    """Give a dead letter up: nobody will try it any more.
+    """Give a dead letter up: it is not tried any more.
 
     An `emit`, and a `defer` whose request is gone or settled, is deleted.
 
     A `defer` whose request still waits is given up with an answer: its record is completed as a failure, and the
-    client's retry gets that answer for good (row 19). Say --status and --body for an answer of your own. By this you
+    client's retry gets that answer for good. Say --status and --body for an answer of your own. By this you
     say that the call was not made, or was undone at the provider; if it was made, say `oncekey keys resolve
     --executed` instead.
 
@@ -142,7 +162,13 @@ def discard(
     answer = answer_of(status, body, content_type, header, final_no=True) or given_up()
     wish = Wish(Order.DISCARD, desk.given(reason), answer=answer)
     mover = desk.operator(by)
-    _settle(store, lambda engine: operate.discard(engine.store, letter_id, wish, mover), json_wanted=as_json)
+    _settle(
+        store,
+        letter_id,
+        lambda engine: operate.discard(engine.store, letter_id, wish, mover),
+        verbose,
+        json_wanted=as_json,
+    )
 
 
 def given_up() -> Completed:
@@ -153,25 +179,31 @@ def given_up() -> Completed:
 
 def _settle(
     store: str,
+    letter_id: UUID,
     flow: Callable[[AsyncEngine], Flow[Moved | LetterMoved | Forbidden]],
+    verbose: bool,
     *,
     json_wanted: bool,
 ) -> None:
+    about: list[RecordId] = []
+
     async def doing(engine: AsyncEngine) -> Moved | LetterMoved | Forbidden:
+        letter = await adrive(operate.box_of(engine.store).find_dead_letter(letter_id), engine.driver.run)
+        about.extend(() if letter is None else (letter.parcel.record_id,))
         return await adrive(flow(engine), engine.driver.run)
 
     done = desk.work(store, doing)
     match done:
         case Forbidden():
-            desk.refuse(done, json_wanted=json_wanted)
+            desk.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
         case LetterMoved(letter, trigger):
             if json_wanted:
-                desk.as_json({"changed": True, "letter": {**_line(letter), "trigger": trigger.value}})
+                as_json_document({"changed": True, "letter": {**_line(letter), "trigger": trigger.value}})
                 return
             again = letter.parcel.kind is ParcelKind.EMIT and trigger.value == "dlq_retry"
             typer.echo(f"{letter.parcel.id} {'is due again' if again else 'is deleted'} (audited)")
         case _:
-            desk.told(done, json_wanted=json_wanted)
+            desk.told(done, json_wanted=json_wanted, verbose=verbose)
 
 
 def _line(letter: DeadLetter) -> dict[str, Any]:

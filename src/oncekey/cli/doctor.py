@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,10 +12,14 @@ import typer
 
 from oncekey import wire
 from oncekey.cli import desk
+from oncekey.cli.printing import as_json as as_json_document
+from oncekey.cli.printing import colours, plain
 from oncekey.core import doctor as rules
 from oncekey.core.doctor import Finding, Level
 from oncekey.core.errors import StoreError
+from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
+from oncekey.core.showing import moment
 from oncekey.drivers.sqlite_version import wal_is_safe
 from oncekey.engine import migrate, operate
 from oncekey.flow import adrive
@@ -24,7 +27,7 @@ from oncekey.flow import adrive
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.core.census import Census
+    from oncekey.core.census import Census, Roll
     from oncekey.core.migrations import Entry
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 _RUNS: Final = 1000
 _EXIT: Final = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
 _LEASE: Final = f"{Policy().lease.total_seconds():.0f}s"
+_STALE: Final = f"{rules.Limits().stale // SECOND}s"
 _COLOURS: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
@@ -44,6 +48,7 @@ class _Checkup:
     census: Census | None
     vitals: Mapping[str, tuple[Mapping[str, Any], ...]]
     runs: tuple[Run, ...]
+    roll: Roll | None
     before: Instant
     after: Instant
 
@@ -59,28 +64,63 @@ def doctor(
     lease: Annotated[
         str, typer.Option(help="The policy's lease, to compare with what operations take.", metavar="SPAN")
     ] = _LEASE,
+    workers: Annotated[int, typer.Option(min=0, help="How many living workers there should be at least.")] = 1,
+    silent_after: Annotated[
+        str | None,
+        typer.Option(
+            help="When a worker that is not seen counts as dead. [default: 3 of its own beats]", metavar="SPAN"
+        ),
+    ] = None,
+    unknown_after: Annotated[str, typer.Option(help="Older unknown keys are a warning.", metavar="SPAN")] = "1h",
+    stale_after: Annotated[
+        str, typer.Option(help="Keys whose lease is over for longer are a warning.", metavar="SPAN")
+    ] = _STALE,
+    resumable_after: Annotated[
+        str, typer.Option(help="Work that is not gone on with for longer is a warning.", metavar="SPAN")
+    ] = "1h",
+    expired_after: Annotated[
+        str, typer.Option(help="What has expired before that and is still there is a warning.", metavar="SPAN")
+    ] = "1d",
+    due_after: Annotated[
+        str, typer.Option(help="Parcels that are due for longer are a warning.", metavar="SPAN")
+    ] = "5m",
+    dead_after: Annotated[str, typer.Option(help="Dead letters that are older are a warning.", metavar="SPAN")] = "0",
     quiet: Annotated[bool, typer.Option("--quiet", help="Only what is not in order.")] = False,
     as_json: desk.AsJson = False,
 ) -> None:
-    """Look a store over: schema, indexes, clock, what waits for somebody, dead rows, old transactions, settings.
+    """Look a store over: schema, indexes, clock, workers, what waits, dead rows, old transactions, settings.
 
-    Changes nothing. Each finding says what was seen, what it means and what to do. Exit code 0: in order, 1: warnings,
-    2: errors, or no store.
+    Changes nothing. Each finding says what was seen, what it means and what to do. Every key that is unknown or stale,
+    everything that is due and every dead letter is a note at least; what waits for longer than its option says is a
+    warning, and so is a store without a living worker. Exit code 0: in order, perhaps with notes, 1: warnings, 2:
+    errors, or no store.
 
-    JSON: {"level": "ok" | "note" | "warning" | "error", "findings": [{"level", "about", "seen", "means", "todo"}]}.
+    JSON: {"now", "items": [{"level", "about", "seen", "means", "todo"}], "next", "level": "ok" | "note" | "warning" |
+    "error"}.
     """
-    span = desk.span(lease)
-    findings = tuple(_findings(store, span))
+    limits = rules.Limits(
+        unknown=desk.span(unknown_after),
+        stale=desk.span(stale_after),
+        resumable=desk.span(resumable_after),
+        expired=desk.span(expired_after),
+        due=desk.span(due_after),
+        dead=desk.span(dead_after),
+        silent=None if silent_after is None else desk.span(silent_after),
+        workers=workers,
+    )
+    findings = tuple(_findings(store, desk.span(lease), limits))
     level = rules.worst(findings)
     shown = [one for one in findings if not quiet or one.level is not Level.OK]
     if as_json:
-        desk.as_json({"level": level.value, "findings": [asdict(one) for one in shown]})
+        now = time.time_ns() // 1000
+        items = [asdict(one) for one in shown]
+        as_json_document({"now": moment(now), "items": items, "next": None, "level": level.value})
     else:
         _say(shown)
     raise typer.Exit(_EXIT[level])
 
 
-def _findings(url: str, lease: Duration) -> Iterator[Finding]:
+def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Finding]:
     try:
         checkup = desk.work(url, _examine, checked=False)
     except StoreError as error:
@@ -99,7 +139,9 @@ def _findings(url: str, lease: Duration) -> Iterator[Finding]:
     if checkup.census is None:
         return
     yield from rules.indexes(wire.migrations_for(url).migrations, vitals.get("vital_indexes", ()))
-    yield from rules.unresolved(checkup.census)
+    if checkup.roll is not None:
+        yield from rules.workers(checkup.roll, checkup.census, limits)
+    yield from rules.unresolved(checkup.census, limits)
     yield from rules.policies(checkup.runs, lease, vitals.get("vital_ttl", ()))
     if "vital_journal" in vitals:
         file = vitals.get("vital_file", ())
@@ -123,7 +165,8 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     after = time.time_ns() // 1000
     census = await adrive(desk_of_store.census(), run) if fits else None
     runs = await adrive(store.upkeep.runs(_RUNS), run) if fits and store.upkeep is not None else ()
-    return _Checkup(entries, census, vitals, runs, before, after)
+    roll = await adrive(store.upkeep.workers(), run) if fits and store.upkeep is not None else None
+    return _Checkup(entries, census, vitals, runs, roll, before, after)
 
 
 def _wal_bytes(file: tuple[Mapping[str, Any], ...]) -> int | None:
@@ -141,9 +184,9 @@ def _say(findings: list[Finding]) -> None:
         typer.echo("all is in order")
     for one in findings:
         level = one.level.value.upper().ljust(7)
-        if sys.stdout.isatty():
+        if colours():
             level = typer.style(level, fg=_COLOURS[one.level], bold=one.level is not Level.OK)
-        typer.echo(f"{level}  {one.about}: {desk.plain(one.seen)}")
+        typer.echo(f"{level}  {one.about.replace('_', ' ')}: {plain(one.seen)}")
         if one.means:
             typer.echo(f"         {one.means}")
         if one.todo:

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
 from oncekey.cli import desk
-from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, result_of
-from oncekey.cli.keys_show import line_of, shown, shown_entry
+from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, checked_by, result_of
+from oncekey.cli.finding import Several, called, find, scope_named
+from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, row_of, say, shown, shown_entry
+from oncekey.cli.printing import as_json as to_json
+from oncekey.cli.printing import as_list, table
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
-from oncekey.core.model import Effects, State
+from oncekey.core.model import Effects, RecordId, State
 from oncekey.core.operate import Forbidden, Order, Search, Wish
-from oncekey.core.showing import moment
 from oncekey.engine import operate
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import Record, RecordId
+    from oncekey.core.model import Record
     from oncekey.core.operate import Moved
     from oncekey.core.upkeep import Page
     from oncekey.engine.operate import Sight
     from oncekey.engine.shell import AsyncEngine
 
+T = TypeVar("T")
+
+NO_KEY: Final = "there is no such key here"
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app", metavar="MODULE:NAME", help="INLINE: the application's Once object, whose resolvers name calls."
+    ),
+]
 _PAGE: Final = 500
 _SCHEMA: Final = "oncekey"
 
@@ -35,8 +48,8 @@ _SCHEMA: Final = "oncekey"
 def register(app: typer.Typer) -> None:
     """Add the group `keys`."""
     group = typer.Typer(
-        help="Look at keys, and settle by hand what nobody else can. Every change is a legal move of the record, needs "
-        f"a reason and is audited; a forbidden one says why, and what is possible.\n\n{desk.CODES}",
+        help="Look at keys, and settle by hand what nothing else can. Every change is a legal move of the record, "
+        f"needs a reason and is audited; a forbidden one says why, and what is possible.\n\n{desk.CODES}",
         no_args_is_help=True,
     )
     for name, command in (
@@ -76,11 +89,11 @@ def list_keys(
 
     Without --tenant it looks through the whole table, which takes its time on a large one.
 
-    JSON: {"now", "keys": [{"key", "scope", "state", "outcome", "operation", "effects", "recovery_point", "attempts",
+    JSON: {"now", "items": [{"key", "scope", "state", "outcome", "operation", "effects", "recovery_point", "attempts",
     "last_error", "status", "created_at", "last_run_at", "lease_until", "expires_at", "digest", "stale"}], "next"}.
     """
     wanted = Search(
-        scope=desk.scope_named(tenant, namespace, principal, scope),
+        scope=scope_named(tenant, namespace, principal, scope),
         state=state,
         operation=operation,
         effects=effects,
@@ -89,26 +102,9 @@ def list_keys(
     )
     now, records, place = desk.work(store, lambda engine: _list(engine, wanted, limit, _place(before), digest))
     if as_json:
-        desk.as_json({"now": moment(now), "keys": [line_of(record, now) for record in records], "next": place})
+        as_list([line_of(record, now) for record in records], now=now, following=place)
         return
-    desk.table(
-        ("key", "scope", "state", "operation", "effects", "at", "tries", "last error", "age"),
-        [
-            (
-                one.id.key,
-                one.id.scope,
-                f"{one.state}{' (stale)' if line_of(one, now)['stale'] else ''}",
-                one.operation,
-                one.effects,
-                one.recovery_point,
-                one.attempts,
-                one.last_error,
-                desk.age(one.created_at, now),
-            )
-            for one in records
-        ],
-        empty="no such keys",
-    )
+    table(HEAD, [row_of(one, now) for one in records], empty="no such keys", first=FIRST)
     if place is not None:
         typer.echo(f"more: --before {place}")
 
@@ -121,34 +117,49 @@ def show(
     namespace: desk.Namespace = None,
     principal: desk.Principal = None,
     scope: desk.Scope = None,
+    call: Annotated[
+        list[str] | None,
+        typer.Option(help="INLINE: a call's name, as in op.downstream_key(NAME). Repeatable.", metavar="NAME"),
+    ] = None,
+    app: App = None,
+    verbose: desk.Verbose = False,
     as_json: desk.AsJson = False,
 ) -> None:
-    """Show one key: its state, what a retry will do, and what you may do. Changes nothing.
+    """Show one key: what its state means, what a retry will do, and what to do, ready to be copied. Changes nothing.
 
-    It says the same `state`, `recovery_point`, `attempts`, `last_error` and `expires_at` as GET
-    /idempotency-keys/KEY. A LOCAL request on PostgreSQL has no row until it is done; it is seen by its lock, for
-    which the policy's secret has to be in ONCEKEY_SECRET if there is one.
+    Whose key it is need not be said if only one fits; the beginning of a key is enough, too. It says the same `state`,
+    `recovery_point`, `attempts`, `last_error` and `expires_at` as GET /idempotency-keys/KEY. A LOCAL request on
+    PostgreSQL has no row until it is done; it is seen by its lock, for which --tenant has to be said, and the policy's
+    secret has to be in ONCEKEY_SECRET if there is one.
 
-    JSON: what GET /idempotency-keys/KEY answers, and "scope", "effects", "recovery", "incarnation", "fence",
-    "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries", "steps", "open_call",
-    "not_executed_is_believed_from", "parcels", "evidence", "retry", "possible", "now".
+    An INLINE handler announces no call. Workers write down which ones their application's code names; --call or --app
+    names them where no worker runs.
 
-    Exit code 1 if there is no such key.
+    JSON: what GET /idempotency-keys/KEY answers, and "means", "why", "scope", "effects", "recovery", "incarnation",
+    "fence", "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries", "steps", "open_call",
+    "downstream_keys", "result_shape", "not_executed_is_believed_from", "parcels", "evidence", "retry", "possible",
+    "now".
+
+    Exit code 1 if there is no such key, or if several fit.
     """
-    record_id = desk.record_id(key, tenant, namespace, principal, scope)
-    number = lock_number(_SCHEMA, record_id, desk.secret())
+    whose = scope_named(tenant, namespace, principal, scope)
 
-    async def looking(engine: AsyncEngine) -> Sight:
-        return await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
+    async def looking(engine: AsyncEngine) -> Known | Several | Forbidden:
+        found = await find(engine, key, whose)
+        if not isinstance(found, RecordId):
+            return found
+        number = lock_number(_SCHEMA, found, desk.secret())
+        sight = await adrive(operate.inspect(engine.store, found, number), engine.driver.run)
+        if sight.snapshot.record is None and not sight.busy:
+            return Forbidden(NO_KEY)
+        return await _known(engine, sight, tuple(call or ()), app)
 
-    sight = desk.work(store, looking)
-    if sight.snapshot.record is None and not sight.busy:
-        desk.refuse(Forbidden("there is no such key here"), json_wanted=as_json)
-    shape = shown(sight, key)
+    known = _one(desk.work(store, looking), key, json_wanted=as_json)
+    shape = shown(known, key)
     if as_json:
-        desk.as_json(shape)
-        return
-    desk.table(("what", "value"), [(name, _text(value)) for name, value in _readable(shape)], empty="")
+        to_json(shape)
+    else:
+        say(known, shape, verbose=verbose)
 
 
 def history(
@@ -163,24 +174,31 @@ def history(
 ) -> None:
     """Show what the audit knows of a key: every move by sweeper, reaper, resolver, worker and operators.
 
-    Lines outlive the record, and tell its lives apart by their incarnation. Changes nothing.
+    Lines outlive the record, and tell its lives apart by their incarnation; of a key whose record is gone they are
+    found with --tenant. Changes nothing.
 
-    JSON: [{"at", "from", "to", "trigger", "actor", "who", "why", "fence", "operation", "incarnation"}].
+    JSON: {"now", "items": [{"at", "from", "to", "trigger", "actor", "who", "why", "fence", "operation",
+    "incarnation"}], "next"}.
     """
-    record_id = desk.record_id(key, tenant, namespace, principal, scope)
+    whose = scope_named(tenant, namespace, principal, scope)
 
-    async def looking(engine: AsyncEngine) -> tuple[AuditEntry, ...]:
+    async def looking(engine: AsyncEngine) -> tuple[AuditEntry, ...] | Several | Forbidden:
+        found = await find(engine, key, whose)
+        if not isinstance(found, RecordId):
+            return found
         audit = engine.store.audit
         if audit is None:
             raise ConfigurationError(operate.NOT_HERE)
-        return await adrive(audit.history(record_id), engine.driver.run)
+        return await adrive(audit.history(found), engine.driver.run)
 
-    entries = [shown_entry(entry) for entry in desk.work(store, looking)]
+    lines = _one(desk.work(store, looking), key, json_wanted=as_json)
+    entries = [shown_entry(entry) for entry in lines]
     if as_json:
-        desk.as_json(entries)
+        as_list(entries)
         return
     head = ("at", "from", "to", "trigger", "actor", "who", "why", "fence")
-    desk.table(head, [[entry[name] for name in head] for entry in entries], empty="the audit has no line about it")
+    rows = [[entry[name] for name in head] for entry in entries]
+    table(head, rows, empty="the audit has no line about it", first=("at", "to", "why", "who", "trigger", "from"))
 
 
 def resolve(
@@ -215,22 +233,28 @@ def resolve(
     result: Annotated[str | None, typer.Option(help="PHASED: the open call's result, as JSON.", metavar="JSON")] = None,
     version: desk.Version = None,
     by: desk.By = None,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, to check --result by."),
+    ] = None,
+    verbose: desk.Verbose = False,
     as_json: desk.AsJson = False,
 ) -> None:
     """Settle a key whose outcome is unknown, because you looked at the provider.
 
     --executed, INLINE and OUTBOX: say --status and --body. The record is completed with that answer, and a retry
-    gets it (row 19); a dead letter of it is removed.
+    gets it; a dead letter of it is removed.
 
     --executed, PHASED: say --result, as the open call would have returned it. The handler goes on from there, by a
-    retry or a completer, and computes the answer itself (row 20).
+    retry or a completer, and computes the answer itself. With --app the result is checked first, against what the
+    handler declares by `result=`. A wrong one is replaced by saying it again, until the next step is stored.
 
     --declined: the same with the provider's final no. PHASED: `Rejected(result)` is raised in the handler.
 
-    --not-executed: a retry executes it (row 21); a deferred call goes back to the outbox (row 22). It is believed
+    --not-executed: a retry executes it; a deferred call goes back to the outbox. It is believed
     only if you asked after the time that `keys show` names, because a call may still be on its way, or with --closed.
 
-    Refused on everything that is not unknown. Exit code 1: refused, nothing was changed.
+    Refused on everything else. Exit code 1: refused, nothing was changed.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
@@ -251,7 +275,9 @@ def resolve(
         version=version,
         lag=desk.span(provider_lag),
     )
-    _act(store, desk.record_id(key, tenant, namespace, principal, scope), wish, by, json_wanted=as_json)
+    whose = scope_named(tenant, namespace, principal, scope)
+    check = checked_by(None if declined else app, result)
+    _act(Target(store, key, whose), wish, by, check, verbose=verbose, json_wanted=as_json)
 
 
 def release(
@@ -265,21 +291,23 @@ def release(
     scope: desk.Scope = None,
     version: desk.Version = None,
     by: desk.By = None,
+    verbose: desk.Verbose = False,
     as_json: desk.AsJson = False,
 ) -> None:
     """Take a key from an owner that did not come back, as the sweeper would.
 
-    In progress, its lease over: LOCAL becomes retryable, and a retry executes it (row 14); PHASED becomes resumable,
-    and a retry or a completer goes on after the last finished step (row 14). INLINE, a call that may not be repeated,
-    or too many attempts become unknown, because it may have happened (row 15).
+    In progress, its lease over: LOCAL becomes retryable, and a retry executes it; PHASED becomes resumable, and a retry
+    or a completer goes on after the last finished step. INLINE, a call that may not be repeated, or too many attempts
+    become unknown, because it may have happened.
 
-    Unknown, with no call that could be under way: retryable (row 21). If a call is open, say what became of it with
+    Unknown, with no call that could be under way: retryable. If a call is open, say what became of it with
     `keys resolve`. Never on a live lease: its owner would be run beside.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
     wish = Wish(Order.RELEASE, desk.given(reason), version=version)
-    _act(store, desk.record_id(key, tenant, namespace, principal, scope), wish, by, json_wanted=as_json)
+    whose = scope_named(tenant, namespace, principal, scope)
+    _act(Target(store, key, whose), wish, by, verbose=verbose, json_wanted=as_json)
 
 
 def bust(
@@ -296,9 +324,10 @@ def bust(
     ] = False,
     version: desk.Version = None,
     by: desk.By = None,
+    verbose: desk.Verbose = False,
     as_json: desk.AsJson = False,
 ) -> None:
-    """Take a stored answer away, so that the next retry executes (row 32).
+    """Take a stored answer away, so that the next retry executes.
 
     For an answer that should never have been stored: a failure whose cause is mended. A stored success needs
     --runs-again: LOCAL and INLINE are executed from the beginning, as if they had never been; PHASED keeps its
@@ -308,19 +337,70 @@ def bust(
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
     wish = Wish(Order.BUST, desk.given(reason), runs_again=runs_again, version=version)
-    _act(store, desk.record_id(key, tenant, namespace, principal, scope), wish, by, json_wanted=as_json)
+    whose = scope_named(tenant, namespace, principal, scope)
+    _act(Target(store, key, whose), wish, by, verbose=verbose, json_wanted=as_json)
 
 
-def _act(store: str, record_id: RecordId, wish: Wish, by: str | None, *, json_wanted: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was typed to name a record."""
+
+    store: str
+    key: str
+    scope: str | None
+
+
+def _act(
+    target: Target,
+    wish: Wish,
+    by: str | None,
+    check: Callable[[Record], str | None] = lambda _: None,
+    *,
+    verbose: bool,
+    json_wanted: bool,
+) -> None:
     mover = desk.operator(by)
+    about: list[RecordId] = []
 
-    async def doing(engine: AsyncEngine) -> Moved | Forbidden:
-        return await adrive(operate.act(engine.store, record_id, wish, mover), engine.driver.run)
+    async def doing(engine: AsyncEngine) -> Moved | Several | Forbidden:
+        found = await find(engine, target.key, target.scope)
+        if not isinstance(found, RecordId):
+            return found
+        record = (await engine.find(found)).record
+        wrong = None if record is None else check(record)
+        if wrong is not None:
+            return Forbidden(wrong)
+        about.append(found)
+        return await adrive(operate.act(engine.store, found, wish, mover), engine.driver.run)
 
-    done = desk.work(store, doing)
+    done = desk.work(target.store, doing)
     if isinstance(done, Forbidden):
-        desk.refuse(done, json_wanted=json_wanted)
-    desk.told(done, json_wanted=json_wanted)
+        desk.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
+    desk.told(_one(done, target.key, json_wanted=json_wanted), json_wanted=json_wanted, verbose=verbose)
+
+
+def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
+    """What was found, or why there is nothing to show."""
+    if isinstance(found, Several):
+        desk.refuse_several(found, key, json_wanted=json_wanted)
+    if isinstance(found, Forbidden):
+        desk.refuse(found, json_wanted=json_wanted)
+    return found
+
+
+async def _known(engine: AsyncEngine, sight: Sight, calls: tuple[str, ...], app: str | None) -> Known:
+    """What else is known of a key's call: its name, and what it returned the last time."""
+    record = sight.snapshot.record
+    if record is None:
+        return Known(sight)
+    if record.effects is Effects.INLINE:
+        calls = (*calls, *(await called(engine, app)).get(record.operation, ()))
+    by_hand = record.memo[-1].name if record.memo and record.memo[-1].by_hand else None
+    phase = by_hand if record.intent is None else record.intent.phase
+    if phase is None or record.effects is not Effects.PHASED:
+        return Known(sight, calls=calls)
+    last = await adrive(operate.desk_of(engine.store).last_result(record.operation, phase), engine.driver.run)
+    return Known(sight, last, calls)
 
 
 async def _list(
@@ -351,16 +431,3 @@ def _place(token: str | None) -> tuple[int, str, str] | None:
         return int(at), str(scope), str(key)
     except ValueError:
         raise ConfigurationError("--before takes what the last list gave as `next`") from None
-
-
-def _readable(shape: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What is there, each on a line of its own."""
-    return [(name.replace("_", " "), value) for name, value in shape.items() if value not in (None, [], ())]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "; ".join(_text(one) for one in value)
-    if isinstance(value, dict):
-        return one if (one := value.get("command")) else json.dumps(value)
-    return str(value)

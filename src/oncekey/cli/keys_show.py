@@ -1,21 +1,67 @@
-"""How `oncekey keys` and `oncekey unknown` show records: shapes that programs may rely on."""
+"""How `oncekey keys` and `oncekey unknown` show records: shapes that programs may rely on, and words for people."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cli.desk import possibility
+import typer
+
+from oncekey.cli.desk import age, possibility
+from oncekey.cli.finding import typed, whose, words_of
+from oncekey.cli.printing import broken, pairs, plain
 from oncekey.core.keys import key_digest
-from oncekey.core.model import State
-from oncekey.core.operate import PROVIDER_LAG, believed_from, possible
-from oncekey.core.prospects import prospect
+from oncekey.core.memo import decode
+from oncekey.core.model import Effects, State
+from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, believed_from, possible
+from oncekey.core.prospects import meaning, prospect, why
+from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
+from oncekey.core.seed import downstream_key
 from oncekey.core.showing import describe, in_flight, moment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import Duration, Instant, Intent, Record
+    from oncekey.core.model import Duration, Instant, Intent, MemoEntry, Record
+    from oncekey.core.operate import Possibility
     from oncekey.engine.operate import Sight
+
+UNDER_WAY: Final = "In progress: a LOCAL request is under way, and has no row until it is done."
+_HEARD: Final = "A retry hears that the request is in progress. Nothing is executed beside it."
+_BY_ITSELF: Final = {
+    Situation.STALE: "A worker releases it a minute after its lease ended. By hand, at once:",
+    Situation.PENDING: "A worker makes the call. `oncekey doctor` says whether one lives.",
+    Situation.LIVE: "Wait for it: it is not to be touched while its owner is alive.",
+    Situation.COMPLETED: "Nothing.",
+    Situation.EXPIRED: "Nothing.",
+}
+_FOUND: Final = {
+    Order.EXECUTED: "It happened:",
+    Order.DECLINED: "The provider refused it for good:",
+    Order.NOT_EXECUTED: "It did not happen:",
+    Order.RELEASE: "Nothing is under way, and it shall be gone on with:",
+    Order.RETRY: "Nothing was sent, or sending again is safe; the worker shall try again:",
+    Order.DISCARD: "It was not made or was undone, and is given up:",
+    Order.BUST: "Its cause is mended, and a retry shall execute it:",
+}
+_BRIEF: Final = (
+    "operation", "effects", "attempts", "recovery_point", "created_at", "finished_at", "expires_at", "version",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A key as it stands, with what is known of its call besides."""
+
+    sight: Sight
+    last: MemoEntry | None = None
+    """What the same call returned when it was last made, for whatever key."""
+    calls: tuple[str, ...] = ()
+    """The names of an INLINE handler's calls, which announces none."""
 
 
 def line_of(record: Record, now: Instant) -> dict[str, Any]:
@@ -40,14 +86,17 @@ def line_of(record: Record, now: Instant) -> dict[str, Any]:
     }
 
 
-def shown(sight: Sight, key: str) -> dict[str, Any]:
+def shown(known: Known, key: str) -> dict[str, Any]:
     """A key with everything that an operator needs to decide."""
+    sight = known.sight
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or (sight.busy and situate(record, now) is Situation.EXPIRED):
-        retry = "A retry hears that the request is in progress. Nothing is executed beside it."
-        return {**in_flight(key), "retry": retry, "possible": [], "now": moment(now)}
+        return {**in_flight(key), "means": UNDER_WAY, "retry": _HEARD, "possible": [], "now": moment(now)}
+    shape = _result_shape(known)
     return {
         **describe(record),
+        "means": meaning(record, now),
+        "why": why(record),
         "scope": record.id.scope,
         "effects": record.effects.value,
         "recovery": record.recovery.value,
@@ -59,8 +108,13 @@ def shown(sight: Sight, key: str) -> dict[str, Any]:
         "deadline": moment(record.deadline),
         "reconcile_after": moment(record.reconcile_after),
         "reconcile_tries": record.reconcile_tries,
-        "steps": [{"name": entry.name, "kind": entry.kind.value, "result": entry.result} for entry in record.memo],
+        "steps": [
+            {"name": entry.name, "kind": entry.kind.value, "result": entry.result, "by_hand": entry.by_hand}
+            for entry in record.memo
+        ],
         "open_call": open_call(record.intent),
+        "downstream_keys": downstream_keys(record, known.calls),
+        "result_shape": shape,
         "not_executed_is_believed_from": believed(record),
         "parcels": [
             {"id": str(one.id), "kind": one.kind.value, "dead": one.dead, "held_until": moment(one.held_until)}
@@ -71,16 +125,129 @@ def shown(sight: Sight, key: str) -> dict[str, Any]:
             for one in sight.evidence
         ],
         "retry": prospect(record, now),
-        "possible": [possibility(one) for one in possible(record, now, sight.parcels)],
+        "possible": [
+            {**possibility(one), "command": command_of(one, record, _result_option(shape))}
+            for one in possible(record, now, sight.parcels)
+        ],
         "now": moment(now),
     }
 
 
-def in_doubt(record: Record, now: Instant, *, lag: Duration = PROVIDER_LAG) -> dict[str, Any]:
+def say(known: Known, shape: dict[str, Any], *, verbose: bool) -> None:
+    """What it means and what to do, with the commands ready to be copied; then the details."""
+    typer.echo(shape["means"])
+    if shape.get("why"):
+        typer.echo(f"Why: {plain(shape['why'])}.")
+    typer.echo(shape["retry"])
+    record, now = known.sight.snapshot.record, known.sight.snapshot.now
+    if record is not None and "scope" in shape:
+        typer.echo("\nWhat to do")
+        for line in _advice(known, record, now, shape):
+            typer.echo(f"  {line}" if line else "")
+        typer.echo("")
+        brief = [("key", record.id.key), ("whose", whose(record.id.scope))]
+        brief += [(name.replace("_", " "), shape[name]) for name in _BRIEF if shape[name] is not None]
+        pairs(brief)
+    if verbose:
+        typer.echo("")
+        pairs([(name.replace("_", " "), _text(value)) for name, value in shape.items() if value not in (None, [], {})])
+    elif "scope" in shape:
+        typer.echo("\n--verbose shows all there is, `oncekey keys history` what was done to it.", err=True)
+
+
+def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -> Iterator[str]:
+    situation = situate(record, now)
+    if situation is Situation.UNKNOWN:
+        yield from _looking(record, shape)
+    elif situation is Situation.RETRYABLE:
+        who = (
+            "A client's retry, or a worker's completer, does the rest." if record.request else "A retry does the rest."
+        )
+        yield who
+    else:
+        yield _BY_ITSELF[situation]
+    result = _result_option(shape["result_shape"])
+    offered = possible(record, now, known.sight.parcels)
+    released = {one.row for one in offered if one.order is Order.RELEASE}
+    for one in offered:
+        if one.order is Order.NOT_EXECUTED and one.row in released:
+            continue  # no call is open, so it says no more than a release
+        yield ""
+        yield _purpose(one, record)
+        yield from (f"  {line}" for line in broken(command_of(one, record, result), indent=6))
+        if one.note:
+            yield f"  {one.note}"
+
+
+def _looking(record: Record, shape: dict[str, Any]) -> Iterator[str]:
+    """Where the truth is to be found."""
+    keys = shape["downstream_keys"]
+    if record.intent is None and record.effects is not Effects.INLINE:
+        yield "No call is open. Mend what is wrong, then let it go on."
+        return
+    if keys:
+        for name, key in keys.items():
+            yield f"1. Look at the provider for the call {name!r}, whose key there is"
+            yield f"   {key}"
+    else:
+        yield "1. Look at the provider. Its key there is op.downstream_key(NAME):"
+        yield f"   oncekey keys show --call NAME {typed(record.id)}"
+    if record.reconcile_after is None:
+        yield f"   (A resolver has asked {record.reconcile_tries} times, and asks no more.)"
+    elif record.reconcile_tries:
+        yield f"   (A resolver has asked {record.reconcile_tries} times, and will ask again.)"
+    yield "2. Say what you found:"
+    if shape["result_shape"] is not None:
+        yield f"   The call's result looked like this the last time: {_outline(shape['result_shape'])}"
+
+
+def _purpose(one: Possibility, record: Record) -> str:
+    if one.order in {Order.EXECUTED, Order.DECLINED} and record.intent is None and record.memo:
+        what = "was something else" if one.order is Order.EXECUTED else "was a final no"
+        return f"The result that was given by hand is wrong, and {what}:"
+    return _FOUND[one.order]
+
+
+def command_of(one: Possibility, record: Record, result: str | None) -> str:
+    """As it is typed for this key; a final no looks like nothing that was seen before."""
+    given = result if one.order is Order.EXECUTED and result else RESULT
+    target, last = words_of(record.id)
+    return one.typed(target, last=last, result=given)
+
+
+def downstream_keys(record: Record, calls: tuple[str, ...]) -> dict[str, str]:
+    """By which keys the provider knows the calls that may have been made."""
+    if record.intent is not None:
+        return {record.intent.phase: record.intent.downstream_key}
+    if record.effects is not Effects.INLINE:
+        return {}
+    return {name: downstream_key(record.seed, name) for name in calls}
+
+
+def _result_shape(known: Known) -> Any:
+    return None if known.last is None else shape_of(decode(known.last.result))
+
+
+def _result_option(shape: Any) -> str | None:
+    """A result to be filled in, quoted for a shell; before that it is no JSON, so nothing takes it as it is."""
+    return None if shape is None else shlex.quote(_outline(shape))
+
+
+def _outline(shape: Any) -> str:
+    """The shape of a result with a gap for each value."""
+    if isinstance(shape, dict):
+        return "{" + ", ".join(f"{json.dumps(name)}: {_outline(one)}" for name, one in shape.items()) + "}"
+    return f"[{', '.join(map(_outline, shape))}]" if isinstance(shape, list) else f"<{shape}>"
+
+
+def in_doubt(
+    record: Record, now: Instant, *, calls: tuple[str, ...] = (), lag: Duration = PROVIDER_LAG
+) -> dict[str, Any]:
     """An unknown record: what it was about to do, and from when on a look at the provider counts."""
     return {
         **line_of(record, now),
         "open_call": open_call(record.intent),
+        "downstream_keys": downstream_keys(record, calls),
         "not_executed_is_believed_from": believed(record, lag=lag),
         "reconcile_after": moment(record.reconcile_after),
         "reconcile_tries": record.reconcile_tries,
@@ -89,7 +256,7 @@ def in_doubt(record: Record, now: Instant, *, lag: Duration = PROVIDER_LAG) -> d
 
 
 def believed(record: Record, *, lag: Duration = PROVIDER_LAG) -> str | None:
-    """From when on `--not-executed` is believed; None where nobody asks."""
+    """From when on `--not-executed` is believed; None where nothing is asked."""
     return moment(believed_from(record, lag)) if record.state is State.UNKNOWN else None
 
 
@@ -122,3 +289,31 @@ def shown_entry(entry: AuditEntry) -> dict[str, Any]:
         "operation": note.operation,
         "incarnation": str(note.incarnation),
     }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(_text(one) for one in value)
+    if isinstance(value, dict):
+        return one if (one := value.get("command")) else json.dumps(value)
+    return str(value)
+
+
+def row_of(record: Record, now: Instant) -> tuple[Any, ...]:
+    """A record as a line of `keys list`; `HEAD` names its columns."""
+    return (
+        record.id.key,
+        whose(record.id.scope),
+        f"{record.state}{' (stale)' if situate(record, now) is Situation.STALE else ''}",
+        record.operation,
+        record.effects,
+        record.recovery_point,
+        record.attempts,
+        record.last_error,
+        age(record.created_at, now),
+    )
+
+
+HEAD: Final = ("key", "whose", "state", "operation", "effects", "at", "tries", "last error", "age")
+FIRST: Final = ("key", "state", "whose", "age", "operation", "last error")
+"""The columns that matter, the most important one first."""

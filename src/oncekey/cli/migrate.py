@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oncekey import wire
+from oncekey.cli.printing import as_list, table
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.migrations import Phase, Standing
 from oncekey.core.sqltext import Dialect
@@ -40,10 +40,17 @@ def register(app: typer.Typer) -> None:
 def status(
     store: StoreUrl, *, as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False
 ) -> None:
-    """Say which migrations the store has and lacks. Exit code 1 if any is pending or not as it should be."""
+    """Say which migrations the store has and lacks. Exit code 1 if any is pending or not as it should be.
+
+    JSON: {"now", "items": [{"number", "phase", "name", "status"}], "next"}.
+    """
     entries = asyncio.run(_status(store))
     lines = [_line(entry) for entry in entries]
-    typer.echo(json.dumps(lines, indent=2) if as_json else _table(lines))
+    if as_json:
+        as_list(lines)
+    else:
+        rows = [(f"{line['number']:04}", line["phase"], line["name"], line["status"]) for line in lines]
+        table(("migration", "phase", "name", "status"), rows, empty="there are none")
     if any(entry.standing in {Standing.PENDING, Standing.CHANGED} for entry in entries):
         raise typer.Exit(1)
 
@@ -103,12 +110,3 @@ async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
 def _line(entry: Entry) -> dict[str, str | int]:
     one = entry.migration
     return {"number": one.number, "phase": one.phase.value, "name": one.name, "status": entry.standing.value}
-
-
-def _table(lines: list[dict[str, str | int]]) -> str:
-    rows = [("migration", "phase", "name", "status")]
-    rows += [(f"{line['number']:04}", str(line["phase"]), str(line["name"]), str(line["status"])) for line in lines]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

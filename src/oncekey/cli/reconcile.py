@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oncekey.cli import desk
+from oncekey.cli.printing import as_json as as_json_document
+from oncekey.cli.printing import table
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def reconcile(context: typer.Context, *, app: App = None, once: Once = False, as
     if counts is None:
         return
     if as_json:
-        desk.as_json(counts)
+        as_json_document(counts)
     else:
         typer.echo(", ".join(f"{count} {name}" for name, count in counts.items()))
 
@@ -129,19 +131,19 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
     from oncekey.reconcile.books import Books, Pointers
     from oncekey.reconcile.sources import FIELDS, entries
 
-    columns = _pairs(column, "--column")
+    columns = option_pairs(column, "--column")
     for name in columns:
         if name not in FIELDS:
             raise ConfigurationError(f"--column {name}=...: a field is one of {', '.join(FIELDS)}")
     ours = Books(
         since=0 if since is None else desk.instant(since),
         pointers=Pointers(_pointer(amount, "--amount"), _pointer(currency, "--currency")),
-        inline={**_inline_calls(app), **_pairs(inline, "--inline")},
+        inline={**inline_calls(app), **option_pairs(inline, "--inline")},
     )
     theirs = list(entries(books, columns))
     report = compare(theirs, _read(store, ours))
     if as_json:
-        desk.as_json(_shape(report))
+        as_json_document(_shape(report))
     else:
         _show(report)
     if not report.agree:
@@ -158,7 +160,8 @@ def _read(store: str, ours: Books) -> list[Expected]:
     return desk.work(store, reading)
 
 
-def _inline_calls(app: str | None) -> dict[str, str]:
+def inline_calls(app: str | None) -> dict[str, str]:
+    """The calls of INLINE operations that the application's resolvers name."""
     if app is None:
         return {}
     from oncekey.cli.worker import load
@@ -166,7 +169,8 @@ def _inline_calls(app: str | None) -> dict[str, str]:
     return dict(load(app).resolvers.inline_calls)
 
 
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+def option_pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    """The values of an option that is given as NAME=VALUE."""
     pairs: dict[str, str] = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -185,13 +189,14 @@ def _pointer(text: str | None, option: str) -> str | None:
 def _show(report: Report) -> None:
     from oncekey.reconcile.ledger import MEANING
 
-    desk.table(
+    table(
         ("difference", "downstream key", "provider id", "operation", "ours", "theirs", "charges"),
         [
             (line["kind"], line["downstream_key"], line["provider_id"], line["operation"], *_amounts(line))
             for line in map(_line, report.differences)
         ],
         empty="the books agree",
+        first=("difference", "downstream key", "provider id", "charges"),
     )
     typer.echo(f"{report.charges} charges, {report.calls} calls, {report.agreed} agree")
     for kind in dict.fromkeys(one.kind for one in report.differences):

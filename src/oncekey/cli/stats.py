@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from oncekey.cli import desk
+from oncekey.cli.printing import as_json as as_json_document
+from oncekey.cli.printing import table
 from oncekey.core.model import SECOND
 from oncekey.core.showing import moment
 from oncekey.engine import operate
@@ -36,10 +38,10 @@ def stats(store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
     Changes nothing. It counts the whole table, which takes its time on a large one. How many requests were duplicates
     cannot be known from the store: a replay writes nothing.
 
-    JSON: {"now", "keys", "by_state", "by_effects", "by_operation": {name: {state: n}}, "groups": [{"state", "effects",
-    "operation", "keys", "stale", "resumable", "expired", "oldest", "newest"}], "waiting": {what: {"count", "oldest",
-    "age_seconds"}}, "outbox": {"depth", "held", "oldest_due", "by_topic": [...]}, "dead_letters": {"count", "oldest",
-    "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
+    JSON: {"now", "items": [{"state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest",
+    "newest"}], "next", "keys", "by_state", "by_effects", "by_operation": {name: {state: n}}, "waiting": {what:
+    {"count", "oldest", "age_seconds"}}, "outbox": {"depth", "held", "oldest_due", "by_topic": [...]}, "dead_letters":
+    {"count", "oldest", "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
     """
 
     async def counting(engine: AsyncEngine) -> Census:
@@ -47,7 +49,7 @@ def stats(store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
 
     census = desk.work(store, counting)
     if as_json:
-        desk.as_json(shape_of(census))
+        as_json_document(shape_of(census))
         return
     _say(census)
 
@@ -60,11 +62,12 @@ def shape_of(census: Census) -> dict[str, Any]:
         states[group.state.value] = states.get(group.state.value, 0) + group.records
     return {
         "now": moment(census.now),
+        "items": [_group(group) for group in census.groups],
+        "next": None,
         "keys": sum(group.records for group in census.groups),
         "by_state": _summed(census, lambda group: group.state.value),
         "by_effects": _summed(census, lambda group: group.effects.value),
         "by_operation": by_operation,
-        "groups": [_group(group) for group in census.groups],
         "waiting": {
             one.what: {
                 "count": one.count,
@@ -133,7 +136,7 @@ def _seconds(since: Instant | None, now: Instant) -> int | None:
 
 def _say(census: Census) -> None:
     now = census.now
-    desk.table(
+    table(
         ("state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest", "newest"),
         [
             (
@@ -150,9 +153,10 @@ def _say(census: Census) -> None:
             for group in census.groups
         ],
         empty="there are no keys",
+        first=("operation", "state", "keys", "effects", "oldest", "stale", "resumable"),
     )
     typer.echo("")
-    desk.table(
+    table(
         ("waiting", "count", "oldest since"),
         [(one.what.replace("_", " "), one.count, desk.age(one.oldest, now)) for one in census.waiting],
         empty="",
@@ -160,9 +164,9 @@ def _say(census: Census) -> None:
     if census.queues:
         typer.echo("")
         rows = [(one.topic, one.kind, one.parcels, one.held, desk.age(one.oldest_due, now)) for one in census.queues]
-        desk.table(("outbox topic", "kind", "parcels", "held", "due since"), rows, empty="")
+        table(("outbox topic", "kind", "parcels", "held", "due since"), rows, empty="")
     if census.letters:
         typer.echo("")
         dead = [(one.topic, one.kind, one.letters, desk.age(one.oldest, now)) for one in census.letters]
-        desk.table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
+        table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
     typer.echo(f"\n{UNKNOWABLE}")

@@ -1,4 +1,4 @@
-"""`oncekey unknown list`: what may have happened, and nobody knows."""
+"""`oncekey unknown list`: what may have happened, and is not known."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oncekey.cli import desk
-from oncekey.cli.keys_show import in_doubt
+from oncekey.cli.desk import age
+from oncekey.cli.finding import called, scope_named, whose
+from oncekey.cli.keys_show import downstream_keys, in_doubt
+from oncekey.cli.printing import as_list, table
+from oncekey.cli.reconcile import option_pairs
 from oncekey.core.model import State
 from oncekey.core.operate import Search
-from oncekey.core.showing import moment
 from oncekey.engine import operate
 from oncekey.flow import adrive
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the group `unknown`."""
     group = typer.Typer(
-        help="Keys whose outcome nobody knows: no retry executes them until somebody settles them.",
+        help="Keys whose outcome is unknown: no retry executes them until they are settled.",
         no_args_is_help=True,
     )
     group.callback()(lambda: None)
@@ -41,6 +44,16 @@ def list_unknown(
     given_up: Annotated[
         bool, typer.Option("--given-up", help="Only what no resolver asks about any more: the operators' own.")
     ] = False,
+    call: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="INLINE: an operation's call, as in op.downstream_key(NAME). Repeatable.", metavar="OPERATION=NAME"
+        ),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, whose code names calls."),
+    ] = None,
     limit: desk.Limit = 100,
     as_json: desk.AsJson = False,
 ) -> None:
@@ -50,35 +63,47 @@ def list_unknown(
     `oncekey keys resolve KEY --executed | --declined | --not-executed`. A resolver asks by itself; what it gave up is
     listed all the same.
 
-    JSON: {"now", "unknown": [what `keys list` shows, and "open_call", "not_executed_is_believed_from",
-    "reconcile_after", "reconcile_tries", "given_up"]}.
+    An INLINE handler announces no call. Workers write down which ones their application's code names; --call
+    OPERATION=NAME or --app names them where no worker runs.
+
+    JSON: {"now", "items": [what `keys list` shows, and "open_call", "downstream_keys",
+    "not_executed_is_believed_from", "reconcile_after", "reconcile_tries", "given_up"], "next"}.
     """
-    whose = desk.scope_named(tenant, namespace, principal, scope)
-    wanted = Search(scope=whose, state=State.UNKNOWN, older_than=desk.span(older_than))
+    wanted = Search(
+        scope=scope_named(tenant, namespace, principal, scope),
+        state=State.UNKNOWN,
+        older_than=desk.span(older_than),
+    )
 
-    async def looking(engine: AsyncEngine) -> Page:
-        return await adrive(operate.desk_of(engine.store).search(wanted, limit), engine.driver.run)
+    async def looking(engine: AsyncEngine) -> tuple[Page, dict[str, tuple[str, ...]]]:
+        page = await adrive(operate.desk_of(engine.store).search(wanted, limit), engine.driver.run)
+        return page, await called(engine, app)
 
-    page = desk.work(store, looking)
+    page, calls = desk.work(store, looking)
     records = [one for one in page.records if one.reconcile_after is None or not given_up]
+    for operation, name in option_pairs(call, "--call").items():
+        calls[operation] = (name,)
     if as_json:
-        desk.as_json({"now": moment(page.now), "unknown": [in_doubt(one, page.now) for one in records]})
+        as_list([in_doubt(one, page.now, calls=calls.get(one.operation, ())) for one in records], now=page.now)
         return
-    desk.table(
-        ("key", "scope", "operation", "effects", "last error", "open call", "downstream key", "looks", "age"),
+    table(
+        ("key", "downstream key", "whose", "operation", "effects", "last error", "open call", "looks", "age"),
         [
             (
                 one.id.key,
-                one.id.scope,
+                ", ".join(downstream_keys(one, calls.get(one.operation, ())).values()),
+                whose(one.id.scope),
                 one.operation,
                 one.effects,
                 one.last_error,
                 None if one.intent is None else one.intent.phase,
-                None if one.intent is None else one.intent.downstream_key,
                 "given up" if one.reconcile_after is None else one.reconcile_tries,
-                desk.age(one.created_at, page.now),
+                age(one.created_at, page.now),
             )
             for one in records
         ],
         empty="nothing is unknown",
+        first=("key", "downstream key", "whose", "age", "operation", "last error"),
     )
+    if records:
+        typer.echo("What to do about one: oncekey keys show KEY", err=True)

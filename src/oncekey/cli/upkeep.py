@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oncekey.cli import desk
+from oncekey.cli.printing import as_json as as_json_document
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.engine.operate import NOT_HERE
@@ -35,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: desk.AsJson = False) -> None:
-    """Move keys whose owner did not come back where their own effects say (rows 14, 15). Runs no handler.
+    """Move keys whose owner did not come back where their own effects say. Runs no handler.
 
     LOCAL and resumable PHASED become retryable, everything that may have happened becomes unknown. A live lease is
     never touched; it stands still if the clocks disagree. Every move is logged and audited. `oncekey worker` does the
@@ -63,14 +64,14 @@ def sweep(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json:
 
 
 def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: desk.AsJson = False) -> None:
-    """End keys whose time is over (rows 18, 28, 29, 30), 5 minutes after it.
+    """End keys whose time is over, 5 minutes after it.
 
     Answers and failures are deleted, or marked where the policy keeps them; work that was begun and never gone on with
-    becomes unknown; a deferred call that nobody ever took is answered with a time-out. What is in progress, unknown or
-    a dead letter stays. Lines of the audit go after their own time. Say --app, so that the application's own settings
-    are used: without it the defaults are. `oncekey worker` does the same all the time.
+    becomes unknown; a deferred call that no worker ever took is answered with a time-out. What is in progress, unknown
+    or a dead letter stays. Lines of the audit go after their own time. Say --app, so that the application's own
+    settings are used: without it the defaults are. `oncekey worker` does the same all the time.
 
-    JSON, with --once: {"moved", "by": {"purged", "marked", "parked", "abandoned", "notes"}}.
+    JSON, with --once: {"moved", "by": {"purged", "marked", "parked", "abandoned", "notes", "workers"}}.
     """
     from oncekey.workers.reaper import Reaper
 
@@ -82,7 +83,7 @@ def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: 
         return Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, policy)
 
     def shape(reaper: Any, moved: int) -> dict[str, Any]:
-        names = ("purged", "marked", "parked", "abandoned", "notes")
+        names = ("purged", "marked", "parked", "abandoned", "notes", "workers")
         return {"moved": moved, "by": {name: reaper.counts[name] for name in names}}
 
     _run(store, task, shape, only_once=once, json_wanted=as_json)
@@ -122,7 +123,7 @@ def _run(
     if done is None:
         return
     if json_wanted:
-        desk.as_json(done)
+        as_json_document(done)
         return
     typer.echo(f"{done['moved']} moved")
     lines = done["by"] if isinstance(done["by"], list) else [done["by"]]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oncekey.cli.demo import shown
 from oncekey.core.errors import ConfigurationError
 from oncekey.workers.health import health as serve_health
-from oncekey.workers.relay import CONCURRENCY
+from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import GRACE, Service
-from oncekey.workers.tasks import chosen, tasks_for
+from oncekey.workers.tasks import chosen, presence_of, tasks_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,13 +48,17 @@ def worker(
     health: Annotated[
         str | None, typer.Option("--health", metavar="HOST:PORT", help="Serve /healthz and /readyz there.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Do what is due now, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Work until nothing is due, and exit.")] = False,
 ) -> None:
-    """Do what nobody waits for, until SIGTERM or SIGINT: five tasks, each on its own schedule.
+    """Do what no request waits for, until SIGTERM or SIGINT: five tasks, each on its own schedule.
 
     relay calls what requests deferred and delivers what they emitted; completer goes on with phased requests whose
     client never came back; sweeper moves keys whose owner died; reconciler asks resolvers about unknown outcomes;
-    reaper removes what has expired. Run as many workers as you like.
+    reaper removes what has expired. Run as many workers as you like: each is on the store's roll while it runs, where
+    `oncekey doctor` sees it.
+
+    Exit code: 0 stopped, or with --once nothing failed; 1 with --once something failed, and the log says what; 2 a
+    mistake, or no store.
     """
     found = load(app)
     wanted = chosen(only, without)
@@ -63,7 +68,8 @@ def worker(
     def tasks() -> list[Task]:
         return tasks_for(found, topics=names, concurrency=concurrency, wanted=wanted)
 
-    asyncio.run(_serve(found, tasks, grace, health, only_once=once))
+    if not asyncio.run(_serve(found, tasks, grace, health, app, only_once=once)):
+        raise typer.Exit(1)
 
 
 def load(place: str) -> Once:
@@ -101,16 +107,24 @@ def _module(name: str) -> Any:
 
 
 async def _serve(
-    once: Once, tasks: Callable[[], list[Task]], grace: float, address: str | None, *, only_once: bool
-) -> None:
+    once: Once, make_tasks: Callable[[], list[Task]], grace: float, address: str | None, app: str, *, only_once: bool
+) -> bool:
+    """Serve until it is stopped, or until nothing is due; whether all went well."""
     await once.start()
     try:
-        service = Service(tasks(), grace=grace)
-        if not service.tasks:
+        tasks = make_tasks()
+        if not tasks:
             raise ConfigurationError(NOTHING_TO_DO)
+        presence = None if only_once else presence_of(once, tasks)
+        service = Service(tasks, presence=presence, grace=grace)
+        typer.echo(f"oncekey worker{'' if presence is None else f' {presence.who}'}: {app} on {_place(once)}")
+        for task in tasks:
+            typer.echo(f"  {task.name:10}  {_schedule(task, once, only_once=only_once)}".rstrip())
         if only_once:
-            typer.echo(f"{await service.once()} done")
-            return
+            did = await service.once()
+            failed = f", {did.failed} failed: the log says what" if did.failed else ""
+            typer.echo(f"{did.done} done{failed}")
+            return did.failed == 0
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, service.stop)
@@ -118,5 +132,20 @@ async def _serve(
             if port is not None:
                 typer.echo(f"health on port {port}")
             await service.run()
+        return True
     finally:
         await once.stop()
+
+
+def _place(once: Once) -> str:
+    """The store, without what may be a password in it."""
+    return shown(once.store if isinstance(once.store, str) else once.store.url.render_as_string(hide_password=True))
+
+
+def _schedule(task: Task, once: Once, *, only_once: bool) -> str:
+    """How often a task looks, and what for."""
+    pace = task.pace
+    often = f"every {pace.longest:g} s" if pace.fixed else f"every {pace.shortest:g} to {pace.longest:g} s"
+    topics = f"topics {', '.join(task.topics)}" if isinstance(task, Relay) else ""
+    asked = f"resolvers {', '.join(once.resolvers.names)}" if task.name == "reconciler" and once.resolvers.names else ""
+    return "; ".join(part for part in ("" if only_once else often, topics, asked) if part)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Effects, Instant, ParcelKind, State
+    from oncekey.core.model import Duration, Effects, Instant, ParcelKind, State
+
+MISSED_BEATS: Final = 3
+"""After how many of its own beats that did not come a worker is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +74,34 @@ class Census:
     def waiting_for(self, what: str) -> Waiting:
         """One line of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
         return next((one for one in self.waiting if one.what == what), Waiting(what, 0, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that works behind the requests, as it wrote itself down last."""
+
+    name: str
+    tasks: tuple[str, ...]
+    started_at: Instant
+    seen_at: Instant
+    every: Duration
+    """After how long it promises to be seen again."""
+    calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By operation, the calls of INLINE handlers, as the worker's application names them."""
+
+    def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
+        """Whether it was seen lately: within `silence`, or else within a few of its own beats."""
+        allowed = MISSED_BEATS * self.every if silence is None else silence
+        return now - self.seen_at <= allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """All workers that have written themselves down and have not left, by the store's clock."""
+
+    now: Instant
+    workers: tuple[Worker, ...]
+
+    def inline_calls(self, operation: str) -> tuple[str, ...]:
+        """The calls of an INLINE operation, as far as any worker's application names them."""
+        return tuple(dict.fromkeys(name for one in self.workers for name in one.calls.get(operation, ())))

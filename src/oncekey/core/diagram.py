@@ -81,6 +81,7 @@ _NEEDS: Final[Mapping[Guard, str]] = {
     Guard.NOT_DEFERRED: "not that",
     Guard.WAITED_OR_NOTHING_OPEN: "the provider was asked after the waiting time, or no call can be under way",
     Guard.WAITED_OR_ITEM_REPEATABLE: "the provider was asked after the waiting time, or sending again is safe now",
+    Guard.LAST_RESULT_BY_HAND: "the last finished step is a result that an operator gave",
     Guard.RESULT_GIVEN: "the result of the open call is given",
     Guard.LOCKED: "the key's lock is held by the transaction",
     Guard.ITEM_SAFE: "the item was never sent, may be sent again now, or has its result already",

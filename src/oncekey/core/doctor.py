@@ -9,14 +9,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.migrations import Standing
 from oncekey.core.model import HOUR, MINUTE, SECOND
+from oncekey.core.showing import lapse
 from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, short_leases
 
 if TYPE_CHECKING:
-    from oncekey.core.census import Census, Waiting
+    from oncekey.core.census import Census, Roll, Waiting
     from oncekey.core.migrations import Entry, Migration
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
@@ -31,7 +33,7 @@ OLD_XMIN: Final = 1_000_000
 MANY_ROWS: Final = 10_000
 MANY_DEAD: Final = 0.2
 LATE: Final = 5 * MINUTE
-"""How long something may be due before whoever should do it is taken for absent."""
+"""How long something may be due before it is late."""
 
 _INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)", re.IGNORECASE)
 _DROPPED: Final = re.compile(r"DROP INDEX (?:IF EXISTS )?(?:\w+\.)?(\w+)", re.IGNORECASE)
@@ -147,19 +149,90 @@ def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
         yield Finding(Level.OK, "indexes", f"all {len(wanted)} are there")
 
 
-def unresolved(census: Census) -> Iterator[Finding]:
-    """What waits for somebody, and for how long already."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may wait before a note becomes a warning, and how many workers there should be."""
+
+    unknown: Duration = HOUR
+    stale: Duration = SWEEP_GRACE + LATE
+    resumable: Duration = HOUR
+    expired: Duration = DAY
+    due: Duration = LATE
+    dead: Duration = 0
+    silent: Duration | None = None
+    """How long a worker may not be seen; None: three of its own beats."""
+    workers: int = 1
+
+
+def unresolved(census: Census, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
+    """What waits for somebody: a note from the first one on, a warning when it has waited for too long."""
     now = census.now
-    for what, late, level, means, todo in _WAITING:
+    for what, late, means, todo in _waiting(limits):
         line = census.waiting_for(what)
-        since = now if line.oldest is None else line.oldest
-        waits = max(0, now - since)
+        waits = max(0, now - (now if line.oldest is None else line.oldest))
         if line.count == 0:
             yield Finding(Level.OK, what, "none")
-        elif waits < late:
-            yield Finding(Level.OK, what, _how_many(line, waits))
+        elif waits >= late:
+            yield Finding(Level.WARNING, what, _how_many(line, waits), means, todo)
         else:
+            # What has expired a moment ago is not due yet: the reaper leaves it alone for its grace.
+            level = Level.OK if what == "expired" else Level.NOTE
             yield Finding(level, what, _how_many(line, waits), means, todo)
+
+
+def workers(roll: Roll, census: Census, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
+    """Whether somebody works behind the requests, and on everything that there is."""
+    living = [one for one in roll.workers if one.is_alive(roll.now, limits.silent)]
+    silent = [one for one in roll.workers if one not in living]
+    named = "".join(f"; {one.name} runs {', '.join(one.tasks)}" for one in living)
+    seen = f"{len(living) or 'no'} living{named}"
+    if len(living) < limits.workers:
+        wanted = "" if limits.workers == 1 else f", and {limits.workers} are wanted"
+        yield Finding(
+            Level.WARNING,
+            "workers",
+            f"{seen}{wanted}",
+            "deferred calls are not made, keys of dead owners are not swept, nothing that has expired is removed",
+            "run `oncekey worker --app MODULE:NAME`, or say workers=True to Once; --workers 0 if that is meant",
+        )
+    else:
+        yield Finding(Level.OK, "workers", seen)
+    missing = [task for task in _needed(census) if not any(task in one.tasks for one in living)]
+    if living and missing:
+        yield Finding(
+            Level.WARNING,
+            "workers",
+            f"no living worker runs {' or '.join(missing)}",
+            "; ".join(_LEFT_UNDONE[task] for task in missing),
+            "run `oncekey worker` without --only and --without, or another one for these tasks",
+        )
+    for one in silent:
+        yield Finding(
+            Level.NOTE,
+            "workers",
+            f"{one.name} was last seen {lapse(roll.now - one.seen_at)} ago, and promised {lapse(one.every)}",
+            "it died without leaving, or does not reach the store; its leases run out by themselves",
+            "see why it ended; its line goes after a day",
+        )
+
+
+_LEFT_UNDONE: Final = MappingProxyType(
+    {
+        "relay": "deferred calls are not made and messages not sent",
+        "completer": "phased requests whose client is gone are not finished",
+        "sweeper": "keys of dead owners are not swept",
+        "reaper": "nothing that has expired is removed",
+    }
+)
+
+
+def _needed(census: Census) -> Iterator[str]:
+    """The tasks that this store has work for; sweeping and reaping is needed wherever there are keys."""
+    if census.queues:
+        yield "relay"
+    if census.waiting_for("resumable").count:
+        yield "completer"
+    yield from ("sweeper", "reaper")
 
 
 def tables(rows: Rows, now: Instant) -> Iterator[Finding]:
@@ -325,52 +398,48 @@ def sqlite(file: Rows, journal: Rows, wal_bytes: int | None, *, wal_is_safe: boo
 _MIB: Final = 1024 * 1024
 _LARGE_WAL: Final = 64 * _MIB
 
-_WAITING: Final = (
-    (
-        "unknown",
-        HOUR,
-        Level.WARNING,
-        "their clients hear that the outcome is unknown, and nothing retries them",
-        "see `oncekey unknown list`; register a resolver, or settle them with `oncekey keys resolve`",
-    ),
-    (
-        "stale",
-        SWEEP_GRACE + LATE,
-        Level.WARNING,
-        "their owners did not come back, and nobody swept them",
-        "run `oncekey worker`, or `oncekey sweep --once`",
-    ),
-    (
-        "resumable",
-        HOUR,
-        Level.WARNING,
-        "work was begun and not gone on with: no client retried, and no completer could",
-        "run `oncekey worker --app ...`; see `oncekey keys list --state failed_retryable --effects phased`",
-    ),
-    (
-        "expired",
-        DAY,
-        Level.WARNING,
-        "the table grows, because nobody reaps what has expired",
-        "run `oncekey worker`, or `oncekey reap --once`",
-    ),
-    (
-        "parcels_due",
-        LATE,
-        Level.WARNING,
-        "what was committed is not sent",
-        "run `oncekey worker --app ...`, with a function for each topic that `oncekey stats` shows",
-    ),
-    (
-        "dead_letters",
-        0,
-        Level.WARNING,
-        "they were tried too often, or may have been sent and may not be repeated; nobody tries them any more",
-        "see `oncekey dlq list`; then `oncekey dlq retry` or `oncekey dlq discard`",
-    ),
-)
-"""What waits, how long it may, and what it means if it does longer."""
+
+def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
+    """What waits, how long it may, what it means, and what to do."""
+    return (
+        (
+            "unknown",
+            limits.unknown,
+            "their clients hear that the outcome is unknown, and nothing retries them",
+            "`oncekey unknown list`, then `oncekey keys show KEY`; or register a resolver, which asks by itself",
+        ),
+        (
+            "stale",
+            limits.stale,
+            "in progress, and their owners did not come back in time",
+            "a worker sweeps them a minute after; else `oncekey sweep --once`",
+        ),
+        (
+            "resumable",
+            limits.resumable,
+            "work was begun and is not gone on with: a client retries, or a completer does it",
+            "run `oncekey worker --app ...`; see `oncekey keys list --state failed_retryable --effects phased`",
+        ),
+        (
+            "expired",
+            limits.expired,
+            "the table grows, because what has expired is not removed",
+            "run `oncekey worker`, or `oncekey reap --once`",
+        ),
+        (
+            "parcels_due",
+            limits.due,
+            "what was committed is not sent yet",
+            "run `oncekey worker --app ...`, with a function for each topic that `oncekey stats` shows",
+        ),
+        (
+            "dead_letters",
+            limits.dead,
+            "they were tried too often, or may have been sent and may not be repeated; no worker tries them again",
+            "`oncekey dlq list`; then `oncekey dlq retry` or `oncekey dlq discard`",
+        ),
+    )
 
 
 def _how_many(line: Waiting, waits: Duration) -> str:
-    return f"{line.count}, the oldest since {waits // SECOND} s"
+    return f"{line.count}, the oldest for {lapse(waits)}"

@@ -71,6 +71,10 @@ class ResultNotStorableError(OncekeyError):
     """A step's result has no stored form, or one over `max_result_bytes`: return plain data (H1)."""
 
 
+class ResultInvalidError(OncekeyError):
+    """A call's result is not what its `result=` declares. It is stored, so the call is not made again (H1)."""
+
+
 class CallUncertainError(OncekeyError):
     """A call of this operation has no known outcome, so nothing may follow it; the answer says so (P4)."""
 

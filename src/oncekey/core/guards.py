@@ -161,6 +161,7 @@ class Guard(Enum):
     NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)),)
     WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)),)
     WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable,)
+    LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand),)
     RESULT_GIVEN = (lambda f: f.result_given,)
     LOCKED = (lambda f: f.locked,)
     ITEM_SAFE = (_item_safe,)

@@ -107,6 +107,8 @@ class MemoEntry:
     name: str
     kind: EntryKind
     result: str
+    by_hand: bool = False
+    """An operator gave it: until the next step is stored, an operator may give another one."""
 
 
 @dataclass(frozen=True, slots=True)

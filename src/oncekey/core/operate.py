@@ -40,6 +40,8 @@ PROVIDER_LAG: Final[Duration] = 60 * SECOND
 """How long a provider may take until what it did can be seen there."""
 UNSEEN_OWNER: Final[Duration] = 5 * MINUTE
 """How long after the end of its lease an INLINE owner that stood still may yet send."""
+RESULT: Final = "JSON"
+"""Stands for a call's result in an order that is shown."""
 BUSTED: Final = "busted"
 """The error code of a record whose answer an operator took away."""
 
@@ -123,6 +125,8 @@ class Forbidden:
 
     why: str
     instead: tuple[Possibility, ...] = ()
+    rule: str = ""
+    """What the table itself says: its own names of what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +151,28 @@ class Possibility:
     options: str = ""
     """What has to be said besides the reason."""
     note: str = ""
+    letter: UUID | None = None
+    """The dead letter that it is about."""
 
     @property
     def command(self) -> str:
-        """As it is typed; KEY or ID, JSON and FILE stand for what only the operator knows."""
+        """As it is typed, with KEY or ID for what it is about."""
+        return self.typed("KEY", "ID")
+
+    def typed(self, key: str, letter: str | None = None, *, last: str = "", result: str = RESULT) -> str:
+        """As it is typed for one key; JSON stands for what only the operator knows. `last` ends the line."""
         group, verb, *flags = self.order.split()
-        name = "ID" if group == "dlq" else "KEY"
-        return " ".join(("oncekey", group, verb, name, *flags, *self.options.split(), "--reason ..."))
+        by_letter = group == "dlq"
+        target, end = ((letter or str(self.letter)), "") if by_letter else (key, last)
+        options = self.options.replace(RESULT, result)
+        words = ("oncekey", group, verb, target, *flags, options, "--reason '...'", end)
+        return " ".join(word for word in words if word)
 
 
 _NO_RECORD: Final = "there is no record of this key"
 _NO_REASON: Final = "a change needs a reason that the audit can keep: say --reason"
 _DEFERRED_ALREADY: Final = (
-    "its call lies in the outbox or with the dead letters, and its handler must not run again (O2): "
+    "its call lies in the outbox or with the dead letters, and its handler must not run again: "
     "use `oncekey dlq retry` or `oncekey dlq discard`"
 )
 _PARCELS_LEFT: Final = (
@@ -182,8 +195,10 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
         Guard.INLINE_OR_OUTBOX: "only an INLINE or OUTBOX record takes an answer from outside",
         Guard.PHASED: "only a PHASED record takes the result of a call",
         Guard.INTENT_OPEN: "it has no open call whose result could be given",
+        Guard.NO_INTENT: "the call after it was announced already, and may have been made with what was given",
+        Guard.LAST_RESULT_BY_HAND: "only a result that was given by hand is replaced, until the next step is stored",
         Guard.RESULT_GIVEN: "the result of the open call is missing: say --result JSON",
-        Guard.NOT_DEFERRED: "its call was deferred, so its handler never runs again (O2)",
+        Guard.NOT_DEFERRED: "its call was deferred, so its handler never runs again",
         Guard.DEFERRED: "no worker ever had a parcel of it",
         Guard.WAITED_OR_NOTHING_OPEN: "a call may still be under way: it is believed that nothing was executed only if "
         "the provider is asked after {believed} (or say --closed, if the reference was closed there)",
@@ -191,9 +206,9 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
         "had one; it is believed that nothing was executed only if the provider is asked after {believed} (or say "
         "`oncekey keys resolve --not-executed --closed`, if the reference was closed there)",
         Guard.REASON: _NO_REASON,
-        Guard.NOT_OUTBOX: "an OUTBOX answer is not busted: its handler must not run again (O2)",
-        Guard.CONFIRMED_IF_SUCCESS: "it succeeded, and busting it lets a retry execute it again: say --runs-again if "
-        "that is meant",
+        Guard.NOT_OUTBOX: "an OUTBOX answer is not busted: its handler must not run again",
+        Guard.CONFIRMED_IF_SUCCESS: "it succeeded. Without its answer a retry would execute it again, and what it did "
+        "is not undone: a payment would be made twice. `oncekey keys bust --help` says when that is meant",
         Guard.LEASE_OVER: "its owner is alive: its lease lasts until {lease}",
         Guard.GRACE_OVER: "its owner is alive: its lease lasts until {lease}",
         Guard.RUNS_AGAIN: "its effects and its recovery do not allow another run",
@@ -217,14 +232,18 @@ def decide(wish: Wish, seen: Snapshot, parcels: tuple[Whereabouts, ...] = ()) ->
 def possible(
     record: Record, now: Instant, parcels: tuple[Whereabouts, ...] = (), *, lag: Duration = PROVIDER_LAG
 ) -> tuple[Possibility, ...]:
-    """Everything that an operator may do to this record now: the table, walked with the best that could be said."""
+    """What an operator may do to this record now: the table, walked with the best that could be said.
+
+    That a success can be executed once more is nothing to suggest, so it is left out.
+    """
     found: dict[Order, Possibility] = {}
     for wish, options in _best_wishes(record, lag):
         if wish.order not in found and _objection(wish, record, now, parcels) is None:
             decided = _judged(wish, record, now, parcels)
             if isinstance(decided, Move) and decided.row.to is not None:
                 note = f"or without --closed, asked after {moment(believed_from(record, lag))}" if wish.closed else ""
-                found[wish.order] = Possibility(wish.order, decided.row.number, decided.row.to, options, note)
+                row, to = decided.row.number, decided.row.to
+                found[wish.order] = Possibility(wish.order, row, to, options, note, decided.letter)
     return tuple(found.values())
 
 
@@ -246,6 +265,8 @@ def believed_from(record: Record, lag: Duration) -> Instant:
 def trigger_of(order: Order, record: Record) -> Trigger:
     """What an order means here: `release` is a sweep of what stands still, and a verdict on what is in doubt."""
     match order:
+        case Order.EXECUTED | Order.DECLINED if _has_no_open_call(record):
+            return Trigger.REPLACE
         case Order.EXECUTED | Order.DECLINED | Order.DISCARD:
             return Trigger.EXECUTED
         case Order.NOT_EXECUTED:
@@ -256,6 +277,12 @@ def trigger_of(order: Order, record: Record) -> Trigger:
             return Trigger.BUST
         case Order.RETRY:
             return Trigger.DLQ_RETRY
+
+
+def _has_no_open_call(record: Record) -> bool:
+    """Whether a result that is given now can only replace one that was given before (row 34)."""
+    resumable = record.effects is Effects.PHASED and record.intent is None and bool(record.memo)
+    return record.state is State.FAILED_RETRYABLE or (record.state is State.UNKNOWN and resumable)
 
 
 def facts_for(wish: Wish, record: Record, now: Instant) -> Facts:
@@ -297,19 +324,24 @@ def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts
     row = judge(trigger, wish.actor, facts)
     if isinstance(row, Illegal):
         silent = wish.order is Order.RELEASE and trigger is Trigger.NOT_EXECUTED
-        return Forbidden(_SAYS_NOTHING if silent else _in_words(row, trigger, facts, wish.lag))
+        why = _SAYS_NOTHING if silent else _in_words(wish.order, trigger, facts, wish.lag)
+        return Forbidden(why, rule=row.why)
     deferred = [one for one in parcels if one.kind is ParcelKind.DEFER]
     letter = next((one.id for one in deferred if one.dead), None)
     match row.number:
         case 14 | 15:
             return Move(row, record, last_error=LOCK_EXPIRED)
         case 19:
-            why = _ONLY_PHASED if wish.result is not None else _NO_ANSWER if wish.answer is None else None
-            return Forbidden(why) if why else Move(row, record, answer=wish.answer, letter=letter)
+            missing = _ONLY_PHASED if wish.result is not None else _NO_ANSWER if wish.answer is None else None
+            return Forbidden(missing) if missing else Move(row, record, answer=wish.answer, letter=letter)
         case 20:
             if wish.answer is not None:
                 return Forbidden(_PHASED_ANSWER)
             return Move(row, record, memo=(*record.memo, _entry(wish, record)))
+        case 34:
+            if wish.answer is not None:
+                return Forbidden(_PHASED_ANSWER)
+            return Move(row, record, memo=(*record.memo[:-1], _entry(wish, record)))
         case 21:
             return Forbidden(_DEFERRED_ALREADY) if deferred else Move(row, record)
         case 22:
@@ -322,18 +354,18 @@ def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts
 
 
 def _entry(wish: Wish, record: Record) -> MemoEntry:
-    assert record.intent is not None
     assert wish.result is not None
-    return MemoEntry(record.intent.phase, EntryKind.CALL, wish.result)
+    name = record.memo[-1].name if record.intent is None else record.intent.phase
+    return MemoEntry(name, EntryKind.CALL, wish.result, by_hand=wish.actor is Actor.OPERATOR)
 
 
-def _in_words(illegal: Illegal, trigger: Trigger, facts: Facts, lag: Duration) -> str:
-    """The table's own words, and for each guard that does not hold what it means here."""
+def _in_words(order: Order, trigger: Trigger, facts: Facts, lag: Duration) -> str:
+    """What the order is for, or for each guard that does not hold what it means here."""
     record = facts.record
     assert record is not None
     rows = [row for row in TRANSITIONS.get(record.state, {}).get(trigger, ()) if Actor.OPERATOR in row.by]
-    if not rows:
-        return illegal.why
+    if not rows or (trigger is Trigger.REPLACE and not Guard.LAST_RESULT_BY_HAND.holds(facts)):
+        return f"{_MEANT_FOR[order]}; this one is {STATES[record.state]}"
 
     def misfit(row: Row) -> tuple[int, int]:
         """Of several rows the one for this kind of record was meant; then the one that lacks least."""
@@ -343,8 +375,36 @@ def _in_words(illegal: Illegal, trigger: Trigger, facts: Facts, lag: Duration) -
     missing = [guard for guard in min(rows, key=misfit).when if not guard.holds(facts)]
     lease = "the end of its parcel's lease" if record.lease_until is None else moment(record.lease_until)
     said = {"believed": moment(believed_from(record, lag)), "lease": lease}
-    return "; ".join(WORDS[guard].format_map(said) for guard in missing) + f" ({illegal.why})"
+    return "; ".join(WORDS[guard].format_map(said) for guard in missing)
 
+
+STATES: Final[Mapping[State, str]] = MappingProxyType(
+    {
+        State.PENDING: "accepted, and waits for a worker",
+        State.IN_PROGRESS: "in progress",
+        State.COMPLETED: "done, and has its answer",
+        State.FAILED_RETRYABLE: "free to be retried",
+        State.UNKNOWN: "unknown",
+        State.EXPIRED: "expired",
+    }
+)
+"""States in a sentence."""
+
+_RESOLVED: Final = (
+    "only a key whose outcome is unknown is resolved, and a result that was given by hand is replaced until the next "
+    "step is stored"
+)
+_MEANT_FOR: Final[Mapping[Order, str]] = MappingProxyType(
+    {
+        Order.EXECUTED: _RESOLVED,
+        Order.DECLINED: _RESOLVED,
+        Order.NOT_EXECUTED: "only a key whose outcome is unknown is resolved",
+        Order.RELEASE: "only a key in progress whose owner did not come back is released, or an unknown one",
+        Order.BUST: "only a stored answer is busted",
+        Order.RETRY: "only a dead letter whose request is unknown is tried again",
+        Order.DISCARD: "only a dead letter whose request is unknown is given up",
+    }
+)
 
 _KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.DEFERRED, Guard.NOT_DEFERRED})
 """Guards that tell rows apart by what the record is, which nobody can change."""
@@ -360,14 +420,16 @@ def _best_wishes(record: Record, lag: Duration) -> Iterator[tuple[Wish, str]]:
             continue
         wish = Wish(order, "-", lag=lag)
         if phased:
-            yield replace(wish, result="null"), "--result JSON"
+            yield replace(wish, result="null"), f"--result {RESULT}"
         else:
-            yield replace(wish, answer=_SOME_ANSWER), "" if order is Order.DISCARD else "--status N --body FILE"
+            status = "402" if order is Order.DECLINED else "201"
+            options = "" if order is Order.DISCARD else f"--status {status} --body answer.json"
+            yield replace(wish, answer=_SOME_ANSWER), options
     yield Wish(Order.NOT_EXECUTED, "-", lag=lag), ""
     yield Wish(Order.NOT_EXECUTED, "-", closed=True, lag=lag), "--closed"
     yield Wish(Order.RELEASE, "-", lag=lag), ""
-    succeeded = record.outcome is Outcome.SUCCESS
-    yield Wish(Order.BUST, "-", runs_again=True, lag=lag), "--runs-again" if succeeded else ""
+    if record.outcome is not Outcome.SUCCESS:
+        yield Wish(Order.BUST, "-", lag=lag), ""
     yield Wish(Order.RETRY, "-", lag=lag), ""
 
 

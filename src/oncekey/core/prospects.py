@@ -1,19 +1,89 @@
-"""What a client's retry with the same key and the same body will meet, in one sentence (A1).
+"""A record in sentences: what its state means, why it is in it, and what a client's retry will meet (A1).
 
-It is RULINGS read aloud: an operator should know before and after a change what the next request does.
+The last is RULINGS read aloud: an operator should know before and after a change what the next request does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.model import Effects, Record, State
+from oncekey.core.model import Effects, Outcome, Record, State
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.showing import moment
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
+
+
+WHY: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "attempts_exhausted": "it failed as often as it may be tried",
+        "busted": "an operator took its answer away",
+        "call_parameters_changed": "the call was announced with other parameters than it would be made with now",
+        "call_uncertain": "a call to the outside got no answer",
+        "commit_failed": "its transaction could not be committed",
+        "dead_letter": "its call was tried as often as it may be, or may have been made and may not be repeated",
+        "handler_raised": "its handler ended with an error",
+        "in_progress_lock_expired": "its owner did not come back before its lease ended",
+        "not_deferred_once": "its handler did not defer exactly one call",
+        "not_executed": "its handler said that nothing was executed",
+        "replay_diverged": "the handler asks for other steps than those that are stored: its code has changed",
+        "response_incomplete": "its answer was broken off",
+        "result_not_storable": "what the call returned could not be stored",
+        "result_not_valid": "the stored result of the call is not what the handler declares by result=",
+        "rolled_back_by_handler": "its handler undid its own rows",
+        "stopped": "its process was stopped",
+        "unknown_recovery_point": "its last step is none that this version knows",
+    }
+)
+"""Error codes in words."""
+
+
+def why(record: Record) -> str | None:
+    """Why it is not done, in a sentence; a code of the application's own is shown as it is."""
+    code = record.last_error
+    return None if code is None else WHY.get(code, code.replace("status_", "its handler answered "))
+
+
+def meaning(record: Record, now: Instant) -> str:
+    """What the state of a record means, in a sentence."""
+    match situate(record, now):
+        case Situation.EXPIRED:
+            return "Expired: its time is over, and the key is free."
+        case Situation.PENDING:
+            return "Accepted: its call waits in the outbox, or in the hands of a worker."
+        case Situation.LIVE:
+            return "In progress: its owner is at work."
+        case Situation.STALE:
+            return "Stuck: it is in progress, and its owner did not come back in time."
+        case Situation.COMPLETED:
+            status = "" if record.response is None else f" ({record.response.status})"
+            if record.outcome is Outcome.SUCCESS:
+                return f"Done: it succeeded{status}."
+            return f"Done: it failed for good{status}, and that is its answer."
+        case Situation.RETRYABLE:
+            if record.memo or record.intent is not None:
+                return f"Interrupted after the step {record.recovery_point!r}: it can be gone on with."
+            return "Failed, and nothing of it was done: it can be tried again."
+        case Situation.UNKNOWN:
+            return _doubt(record)
+        case Situation.ABSENT:
+            raise AssertionError("a record is there")
+        case rest:
+            assert_never(rest)
+
+
+def _doubt(record: Record) -> str:
+    if record.intent is not None:
+        return f"Unknown: the call {record.intent.phase!r} may have been made, and its result did not come back."
+    if record.effects is Effects.INLINE:
+        return "Unknown: its handler may have called the provider, and how that ended is not known."
+    if record.memo:
+        return f"Stopped after the step {record.recovery_point!r}: no call is open, but a person has to look."
+    return "Unknown: it may have happened, and what became of it is not known."
 
 
 def prospect(record: Record | None, now: Instant) -> str:

@@ -6,10 +6,10 @@ import base64
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.model import SECOND, State
+from oncekey.core.model import HOUR, MINUTE, SECOND, State
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Record, StoredResponse
+    from oncekey.core.model import Duration, Instant, Record, StoredResponse
 
 
 def describe(record: Record) -> dict[str, Any]:
@@ -42,6 +42,14 @@ def moment(instant: Instant | None) -> str | None:
     if instant is None:
         return None
     return datetime.fromtimestamp(instant / SECOND, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def lapse(span: Duration) -> str:
+    """How long, for people."""
+    for unit, name in ((24 * HOUR, "d"), (HOUR, "h"), (MINUTE, "min")):
+        if span >= 2 * unit:
+            return f"{span // unit} {name}"
+    return f"{max(0, span) // SECOND} s"
 
 
 def _response(response: StoredResponse) -> dict[str, Any]:

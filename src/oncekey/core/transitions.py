@@ -64,6 +64,7 @@ class Trigger(StrEnum):
     PURGE = "purge"
     SUPERSEDE = "supersede"
     BUST = "bust"
+    REPLACE = "replace"
 
 
 class Proof(StrEnum):
@@ -184,6 +185,7 @@ def _rows() -> tuple[Row, ...]:
     row(31, _EXPIRABLE, t.DEFER, _PENDING, req, v, up, (g.FREE, g.REQUEST_OUTBOX), (*_ANEW, "item"))
     row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
     row(33, (_RUNNING,), t.WITHDRAW, _RUNNING, own, o, same, (g.PHASED, g.INTENT_OPEN, g.NO_INTENT_OR_NEVER_SENT), ("intent",))
+    row(34, (_FR, _UNKNOWN), t.REPLACE, _FR, (Actor.OPERATOR,), v, up, (g.PHASED, g.NO_INTENT, g.LAST_RESULT_BY_HAND, g.RESULT_GIVEN, g.REASON), ("memo",))
     # fmt: on
     return tuple(rows)
 

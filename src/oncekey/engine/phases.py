@@ -18,6 +18,7 @@ from oncekey.core.errors import (
     NotExecuted,
     Rejected,
     ReplayDivergedError,
+    ResultInvalidError,
     ResultNotStorableError,
     StoppingError,
 )
@@ -36,6 +37,7 @@ from oncekey.core.memo import (
 )
 from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
+from oncekey.core.results import fitted, plain_of
 from oncekey.core.seed import downstream_key
 from oncekey.core.settle import DIVERGED, Progress
 
@@ -49,6 +51,7 @@ log = logging.getLogger("oncekey")
 
 UNKNOWN_POINT: Final = "unknown_recovery_point"
 NOT_STORABLE: Final = "result_not_storable"
+NOT_VALID: Final = "result_not_valid"
 OTHER_PARAMETERS: Final = "call_parameters_changed"
 TOO_LATE: Final = "the call was not made: too much time had passed since it was announced"
 LOST: Final = "somebody else owns this key now: what this handler still does is not stored"
@@ -223,14 +226,30 @@ class Course:
         keeps = isinstance(error, NotExecuted) or not isinstance(error, Exception)
         return None if keeps else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
 
-    def result(self, name: str, value: object, *, final_no: bool) -> MemoEntry:
+    def result(self, name: str, value: object, *, final_no: bool, declared: object = None) -> MemoEntry:
         """The entry of a call that was answered; one that cannot be stored parks the record (F26)."""
         try:
-            entry = self.entry(name, EntryKind.CALL, value)
+            entry = self.entry(name, EntryKind.CALL, value if declared is None else plain_of(value))
         except ResultNotStorableError:
             self.parked = NOT_STORABLE
             raise
         return rejected(entry) if final_no else entry
+
+    def recalled(self, entry: MemoEntry, declared: Any) -> Any:  # noqa: ANN401  (whatever was declared)
+        """The stored result of a call as it was declared.
+
+        The call was made and its result is stored, so nothing is lost; but a handler that cannot read it cannot go on,
+        and would fail in the same way however often it was asked. So the record is parked for a person to look.
+        """
+        value = recalled(entry)
+        if declared is None:
+            return value
+        try:
+            return fitted(value, declared)
+        except ResultInvalidError as error:
+            self.parked = NOT_VALID
+            log.error("oncekey: the result of the call %r is %s; the operation is parked", entry.name, error)
+            raise ResultInvalidError(f"the result of {entry.name!r} is {error}") from None
 
     def lose(self) -> LeaseLostError:
         """A write was refused: everything is, from now on (P3)."""

@@ -10,7 +10,7 @@ from oncekey.stores.audit import AuditStore
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory_lines import owned, repeatable_now, seen, written
 from oncekey.stores.memory_phases import PHASES
-from oncekey.stores.memory_upkeep import UPKEEP, audit_commands
+from oncekey.stores.memory_upkeep import UPKEEP, audit_commands, roll_commands
 from oncekey.stores.rows import COLUMNS
 from oncekey.stores.upkeep import UpkeepStore
 
@@ -211,6 +211,6 @@ class MemoryStore(KeyStore):
     """Records in a dictionary that the driver holds."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__({**COMMANDS, **audit_commands()}, clock=clock)
+        super().__init__({**COMMANDS, **audit_commands(), **roll_commands()}, clock=clock)
         self.audit = AuditStore(self._statements)
         self.upkeep = UpkeepStore(self._statements, self.audit)

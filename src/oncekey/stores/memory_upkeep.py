@@ -104,6 +104,28 @@ def audit_commands() -> Mapping[str, Command]:
     return {"note": note, "history": history, "forget_notes": forget_notes}
 
 
+def roll_commands() -> Mapping[str, Command]:
+    """The statements of a roll of workers that starts empty: it lies beside the table, as the audit does."""
+    roll: dict[str, Line] = {}
+
+    def beat(_: Table, *, now: Instant, name: str, **columns: Any) -> Rows:
+        started_at = roll.get(name, {"started_at": now})["started_at"]
+        roll[name] = {"name": name, "started_at": started_at, "seen_at": now, **columns}
+        return [roll[name]]
+
+    def leave(_: Table, *, now: Instant, name: str) -> Rows:  # noqa: ARG001  (every statement is told the time)
+        return [gone] if (gone := roll.pop(name, None)) is not None else []
+
+    def workers(_: Table, *, now: Instant) -> Rows:
+        there = sorted(roll.values(), key=lambda line: (line["started_at"], line["name"]))
+        return [{**line, "now": now} for line in there] or [{"name": None, "now": now}]
+
+    def forget_workers(_: Table, *, now: Instant, age: int) -> Rows:
+        return [roll.pop(line["name"]) for line in list(roll.values()) if line["seen_at"] + line["every"] <= now - age]
+
+    return {"beat": beat, "leave": leave, "workers": workers, "forget_workers": forget_workers}
+
+
 def _page(lines: list[Line], at: str, now: Instant, limit: int, after: Line) -> Rows:
     since = (after["after_at"], after["after_scope"], after["after_key"])
     place = _by(at)

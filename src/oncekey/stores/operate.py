@@ -6,6 +6,7 @@ version all the same (V), moves the parcel with the record, and writes the line 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -13,16 +14,17 @@ from uuid import UUID
 
 from oncekey.core.census import Census, Group, Letters, Queue, Waiting
 from oncekey.core.errors import StoreError, StoreUnavailableError
+from oncekey.core.memo import is_rejection, was_not_sent
 from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
 from oncekey.core.operate import Forbidden, Move, Moved, Whereabouts, recovery_point_after
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import memo_text, records_of, response_params, snapshot_of, version_proof
+from oncekey.stores.rows import memo_of, memo_text, records_of, response_params, snapshot_of, version_proof
 from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note
-    from oncekey.core.model import DeadLetter, Instant, RecordId
+    from oncekey.core.model import DeadLetter, Instant, MemoEntry, RecordId
     from oncekey.core.operate import Search
     from oncekey.flow import Flow, Row, Rows, Steps, Value
     from oncekey.ports import Audit
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 STATEMENTS: tuple[str, ...] = (
     "list_records",
+    "find_keys",
+    "last_results",
     "parcels_of",
     "hold_record",
     "hold_parcels_of",
@@ -38,6 +42,7 @@ STATEMENTS: tuple[str, ...] = (
     "doubt",
     "operator_answer",
     "operator_result",
+    "operator_replace",
     "operator_unexecuted",
     "operator_pend",
     "operator_bust",
@@ -54,6 +59,9 @@ Deciding: TypeAlias = Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbi
 """Says what is to be done about a record as it is now."""
 
 _LAST: Final = 2**63 - 1
+_LOOKED_AT: Final = 1000
+_FEW: Final = 20
+_SURROGATES: Final = range(0xD800, 0xE000)
 _MOVED: Final = "what was locked has moved: the transaction is undone"
 
 
@@ -87,6 +95,27 @@ class OperateStore:
             return Page(int(rows[0]["now"]), records_of(rows))
 
         return (yield from said(Transaction("list_records", Mode.READ, body)))
+
+    def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
+        """Records whose key begins like this, of one scope or of all; the key itself first, without answers."""
+        params: dict[str, Value] = {"first": beginning, "last": _after(beginning), "scope": scope, "limit": limit}
+
+        def body() -> Steps[Page]:
+            rows = yield self._statements.say("find_keys", params)
+            return Page(int(rows[0]["now"]), records_of(rows))
+
+        return (yield from said(Transaction("find_keys", Mode.READ, body)))
+
+    def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
+        """What the same call returned when it was last made, for any key; not what somebody gave by hand."""
+        params: dict[str, Value] = {"operation": operation, "phase": phase, "looked_at": _LOOKED_AT, "limit": _FEW}
+
+        def body() -> Steps[MemoEntry | None]:
+            rows = yield self._statements.say("last_results", params)
+            entries = (entry for row in rows for entry in memo_of(row["memo"]))
+            return next((entry for entry in entries if entry.name == phase and _is_answer(entry)), None)
+
+        return (yield from said(Transaction("last_results", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
         """Where the parcels of a record are."""
@@ -205,6 +234,8 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
             return "operator_answer", {"outcome": move.answer.outcome.value, **response_params(move.answer.response)}
         case 20:
             return "operator_result", {"memo": memo_text(move.memo), "recovery_point": recovery_point_after(move)}
+        case 34:
+            return "operator_replace", {"memo": memo_text(move.memo), "recovery_point": recovery_point_after(move)}
         case 21:
             return "operator_unexecuted", {}
         case 22:
@@ -213,6 +244,21 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
             return "operator_bust", {"last_error": move.last_error, "recovery_point": recovery_point_after(move)}
         case number:
             raise AssertionError(f"row {number} is not an operator's")
+
+
+def _after(beginning: str) -> str:
+    """The first text, by its bytes, that does not begin like this and comes after everything that does."""
+    for place in range(len(beginning) - 1, -1, -1):
+        following = ord(beginning[place]) + 1
+        if following in _SURROGATES:
+            following = _SURROGATES.stop
+        if following <= sys.maxunicode:
+            return beginning[:place] + chr(following)
+    return chr(sys.maxunicode) * (len(beginning) + 1)
+
+
+def _is_answer(entry: MemoEntry) -> bool:
+    return not (entry.by_hand or is_rejection(entry) or was_not_sent(entry))
 
 
 def _must(rows: Rows) -> Row:

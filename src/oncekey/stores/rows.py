@@ -123,7 +123,7 @@ def record_of(row: Row) -> Record:
         ttl=row["ttl"],
         attempts=row["attempts"],
         recovery_point=row["recovery_point"],
-        memo=_read(row, "memo", _memo),
+        memo=_read(row, "memo", memo_of),
         intent=_read(row, "intent", _intent),
         response=None if status is None else _response(row),
         last_error=row["last_error"],
@@ -215,12 +215,18 @@ def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
     """Finished steps in order; none at all is NULL, which is how statements tell a plain record from a begun one."""
     if not memo:
         return None
-    return json.dumps([[entry.name, entry.kind.value, entry.result] for entry in memo], ensure_ascii=False)
+    return json.dumps([_entry_list(entry) for entry in memo], ensure_ascii=False)
 
 
-def _memo(text: str | None) -> tuple[MemoEntry, ...]:
+def _entry_list(entry: MemoEntry) -> list[str | bool]:
+    plain: list[str | bool] = [entry.name, entry.kind.value, entry.result]
+    return [*plain, True] if entry.by_hand else plain
+
+
+def memo_of(text: str | None) -> tuple[MemoEntry, ...]:
+    """The steps of a stored memo."""
     entries = json.loads(text) if text else []
-    return tuple(MemoEntry(name, EntryKind(kind), result) for name, kind, result in entries)
+    return tuple(MemoEntry(name, EntryKind(kind), result, *by_hand) for name, kind, result, *by_hand in entries)
 
 
 def _intent(text: str | None) -> Intent | None:

@@ -7,20 +7,22 @@ wanted: both are there, or neither is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from oncekey.core.census import Roll, Worker
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import RecordId, State
 from oncekey.core.upkeep import Page, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.rows import records_of, response_params, version_proof
-from oncekey.stores.saying import said
+from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note
     from oncekey.core.model import Completed, Duration, Instant, Record
-    from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.flow import Flow, Row, Rows, Steps, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
@@ -36,11 +38,16 @@ STATEMENTS: tuple[str, ...] = (
     "drop_unclaimed",
     "abandon",
     "live_keys",
+    "beat",
+    "leave",
+    "workers",
+    "forget_workers",
 )
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
 """Makes the line of the audit about a record; None: there is to be none."""
 
+_NO_CALLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MOVED = "what was about to be abandoned has moved: the transaction is undone"
 
 
@@ -124,6 +131,49 @@ class UpkeepStore:
 
         return (yield from said(Transaction("live_keys", Mode.READ, body)))
 
+    def beat(
+        self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = _NO_CALLS
+    ) -> Flow[Instant]:
+        """Write down that a worker is alive, after how long it will be seen again, and what its application calls."""
+        named = {operation: list(names) for operation, names in calls.items()}
+        params: dict[str, Value] = {
+            "name": name,
+            "tasks": json.dumps(list(tasks)),
+            "every": every,
+            "calls": json.dumps(named),
+        }
+
+        def body() -> Steps[Instant]:
+            rows = yield self._statements.say("beat", params)
+            return int(rows[0]["seen_at"])
+
+        return (yield from repeated(Transaction("beat", Mode.SINGLE, body)))
+
+    def leave(self, name: str) -> Flow[None]:
+        """Take a worker off the roll: it stops on purpose."""
+
+        def body() -> Steps[None]:
+            yield self._statements.say("leave", {"name": name})
+
+        yield from repeated(Transaction("leave", Mode.SINGLE, body))
+
+    def workers(self) -> Flow[Roll]:
+        """Who is on the roll, the longest there first."""
+
+        def body() -> Steps[Roll]:
+            rows = yield self._statements.say("workers", {})
+            return Roll(int(rows[0]["now"]), tuple(_worker(row) for row in rows if row["name"] is not None))
+
+        return (yield from said(Transaction("workers", Mode.READ, body)))
+
+    def forget_workers(self, age: Duration) -> Flow[int]:
+        """Delete those who were to be seen longer than `age` ago; how many that were."""
+
+        def body() -> Steps[int]:
+            return len((yield self._statements.say("forget_workers", {"age": age})))
+
+        return (yield from repeated(Transaction("forget_workers", Mode.SINGLE, body)))
+
     def _batch(self, name: str, seen: Sequence[Record], grace: Duration, noting: Noting) -> Flow[int]:
         proofs = [
             {"scope": one.id.scope, "key": one.id.key, "incarnation": str(one.incarnation), "version": one.version}
@@ -152,6 +202,12 @@ class UpkeepStore:
             return Page(int(rows[0]["now"]), records_of(rows))
 
         return (yield from said(Transaction(name, Mode.READ, body)))
+
+
+def _worker(row: Row) -> Worker:
+    tasks = tuple(str(name) for name in json.loads(row["tasks"]))
+    calls = {operation: tuple(names) for operation, names in json.loads(row["calls"]).items()}
+    return Worker(row["name"], tasks, int(row["started_at"]), int(row["seen_at"]), int(row["every"]), calls)
 
 
 def _mode(noting: Noting) -> Mode:

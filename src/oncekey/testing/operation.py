@@ -20,7 +20,7 @@ from oncekey.core.model import Effects, EntryKind, Intent, Lease, MemoEntry, Par
 from oncekey.core.policy import Policy
 from oncekey.core.seed import downstream_key
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.phases import Course, recalled
+from oncekey.engine.phases import Course
 from oncekey.frameworks.asgi.operation import NO_OUTBOX, Conn, Operation, SyncOperation
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ class _Steps:
         self.course.failed, self.course.unsent_call = self.course.script.asked.pop(), True
         return self.course.not_made(name, error)
 
-    def done(self, entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was returned)
+    def done(self, entry: MemoEntry, declared: Any = None) -> Any:  # noqa: ANN401  (whatever was returned)
         """Note a finished step, and give its stored form back, or raise it."""
         self.course.written(self.course.with_entry(entry), None)
-        return self.again(entry)
+        return self.again(entry, declared)
 
-    def again(self, entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
+    def again(self, entry: MemoEntry, declared: Any = None) -> Any:  # noqa: ANN401  (whatever was stored)
         self.notes.steps[entry.name] = decode(entry.result)
-        return recalled(entry)
+        return self.course.recalled(entry, declared)
 
 
 class _AsyncSteps(_Steps):
@@ -116,20 +116,22 @@ class _AsyncSteps(_Steps):
             entry = stored or self.course.entry(name, EntryKind.PHASE, value)
         return self.again(entry) if stored else self.done(entry)
 
-    async def call(self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object) -> Any:  # noqa: ANN401
+    async def call(
+        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
+    ) -> Any:  # noqa: ANN401  (what the call returns)
         with self.course.taking(name, EntryKind.CALL) as stored:
             if stored is not None:
-                return self.again(stored)
+                return self.again(stored, result)
             key = self.announce(name, repeatable, given)
             try:
-                entry = self.course.result(name, await _awaited(fn(key)), final_no=False)
+                entry = self.course.result(name, await _awaited(fn(key)), final_no=False, declared=result)
             except Rejected as no:
                 entry = self.course.result(name, no.value, final_no=True)
             except BaseException as error:
                 if (told := self.failed(name, error)) is not None:
                     raise told from error
                 raise
-        return self.done(entry)
+        return self.done(entry, result)
 
     async def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
         with self.course.taking(name, EntryKind.VALUE) as stored:
@@ -143,20 +145,22 @@ class _SyncSteps(_Steps):
             entry = stored or self.course.entry(name, EntryKind.PHASE, fn(self.connection))
         return self.again(entry) if stored else self.done(entry)
 
-    def call(self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object) -> Any:  # noqa: ANN401
+    def call(
+        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
+    ) -> Any:  # noqa: ANN401  (what the call returns)
         with self.course.taking(name, EntryKind.CALL) as stored:
             if stored is not None:
-                return self.again(stored)
+                return self.again(stored, result)
             key = self.announce(name, repeatable, given)
             try:
-                entry = self.course.result(name, fn(key), final_no=False)
+                entry = self.course.result(name, fn(key), final_no=False, declared=result)
             except Rejected as no:
                 entry = self.course.result(name, no.value, final_no=True)
             except BaseException as error:
                 if (told := self.failed(name, error)) is not None:
                     raise told from error
                 raise
-        return self.done(entry)
+        return self.done(entry, result)
 
     def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
         with self.course.taking(name, EntryKind.VALUE) as stored:

@@ -82,6 +82,8 @@ class Completer:
         self._sleep = sleep
         self._going: set[asyncio.Task[bool]] = set()
         self._resting: dict[UUID, _Rest] = {}
+        self.failed = 0
+        """Requests that could not be gone on with, or whose handler failed again."""
 
     async def run_once(self) -> int:
         """One look at everything that is due; how many requests were gone on with."""
@@ -152,15 +154,19 @@ class Completer:
         try:
             status = await resume(app, record, enrolment.policy)
         except UnreadableError as error:
+            self.failed += 1
             log.error("oncekey: %s cannot be completed without its client: %s", record.operation, error)
         except StoreError as error:
+            self.failed += 1
             log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
             return False
         except Exception as error:  # noqa: BLE001  (the handler's own: its record says what it means)
+            self.failed += 1
             log.warning("oncekey: %s failed again while it was completed: %s", record.operation, type(error).__name__)
         if await self._was_touched(record):
             self._resting.pop(record.incarnation, None)
             return True
+        self.failed += 1
         log.error(NOT_LET_IN, record.operation, status, key_digest(record.id.key))
         self._resting.setdefault(record.incarnation, _Rest()).again()
         return False

@@ -21,6 +21,7 @@ from oncekey.core.upkeep import Retention
 from oncekey.engine import upkeep
 from oncekey.flow import adrive
 from oncekey.workers.clocks import Watch, boot, this_process
+from oncekey.workers.presence import FORGOTTEN
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
@@ -68,8 +69,10 @@ class Reaper:
         self._mover = Mover(Actor.REAPER, who or this_process())
         self._batch = policy.reap_batch
         self._stopped = False
+        self.failed = 0
+        """Looks that were broken off, because a clock is wrong."""
         self.counts: Counter[str] = Counter()
-        """Records by what became of them (`purged`, `marked`, `parked`, `abandoned`), and `notes` of the audit."""
+        """Records by what became of them (`purged`, `marked`, `parked`, `abandoned`), `notes`, and dead `workers`."""
         seconds = policy.reap_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
 
@@ -87,10 +90,12 @@ class Reaper:
         agreed = agreed and await self._reap(self._store.kept_expired, kept)
         if agreed and self._audit is not None:
             await self._forget(self._audit)
-        did = self.counts - before
+        if agreed:
+            self.counts["workers"] += await adrive(self._store.forget_workers(FORGOTTEN), self._run)
+        did = self.counts - before  # without what is zero
         if did:
             log.info("reaper: %s", ", ".join(f"{count} {what}" for what, count in sorted(did.items())))
-        return sum(count for what, count in did.items() if what != "notes")
+        return sum(count for what, count in did.items() if what not in {"notes", "workers"})
 
     async def drain(self) -> None:
         """A round leaves nothing behind."""
@@ -107,6 +112,7 @@ class Reaper:
             try:
                 page = await adrive(look(batch, age, after), self._run)
                 if not self._watch.look(page.now):
+                    self.failed += 1
                     log.error("reaper: stopped, because %s", self._watch.why)
                     return False
                 self._count(await adrive(self._reaped(page), self._run))

@@ -134,6 +134,8 @@ class Reconciler:
         self._stopped = False
         self.counts: Counter[str] = Counter()
         """Records by what became of them: `settled`, `postponed`, `waiting`, `exhausted`; `contradictions`."""
+        self.failed = 0
+        """Questions that a resolver failed on, and answers that fit nothing."""
         seconds = policy.reconcile_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
         self._backoff = Backoff(
@@ -198,12 +200,14 @@ class Reconciler:
         try:
             done = await self._go(settling)
         except ResultNotStorableError as error:
+            self.failed += 1
             await self._later(record, f"result_not_storable: {error}")
             return
         if not isinstance(done, Moved):
             current = (await self._go(self._store.find(record.id))).record
             # Somebody else's word came first, or its owner's own: that one holds (U2).
             if current is not None and current.version == record.version:
+                self.failed += 1
                 await self._later(record, f"not_allowed: {done.why}")
             return
         self._done(record, done)
@@ -246,10 +250,12 @@ class Reconciler:
             applying = reconcile.apply(self._store, evidence, target, mover, self._policy_of, self._resolvers)
             became = await self._go(applying)
         except ResultNotStorableError as error:
+            self.failed += 1
             log.error("reconciler: evidence %d cannot be applied: %s", evidence.id, error)
             return Became.KEPT
         if became is Became.CONTRADICTS:
             self.counts["contradictions"] += 1
+            self.failed += 1
             alarm(evidence.heard.source, evidence.heard.event_id, target)
         return became
 
@@ -267,9 +273,11 @@ class Reconciler:
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001  (whatever a provider's client raises means: not known yet)
+            self.failed += 1
             # The class alone: an error's text may quote what a client sent.
             said = Undecided(type(error).__name__)
         if not isinstance(said, Executed | Declined | Unexecuted | Undecided):
+            self.failed += 1
             log.error("reconciler: the resolver of %s answered a %s", record.operation, type(said).__name__)
             said = Undecided("no_resolution")
         return Answer(said, asked)

@@ -48,6 +48,7 @@ OUTAGE: Final = Backoff(base=0.1, cap=5.0)
 """Seconds before what a call returned is offered to the store again."""
 DECLINED: Final = 422
 """The status of a `Rejected` whose value is no `Reply`."""
+FAILURES: Final = frozenset({Ended.POSTPONED, Ended.PARKED, Ended.BURIED, Ended.ORPHANED})
 _MICROS: Final = 1_000_000
 
 
@@ -85,7 +86,8 @@ class Relay:
         self._outbox = outbox
         self._run = run
         self._topics = topics
-        self._names = topics.names if only is None else only
+        self.topics = topics.names if only is None else only
+        """What it works on."""
         self._policy = policy
         self._concurrency = concurrency
         self._waits = waits
@@ -98,6 +100,12 @@ class Relay:
         self._changed = asyncio.Event()
         self._stopping = False
         self._acks = Acks(self._acknowledge, sleep, min(MOST, concurrency))
+        self._broken = 0
+
+    @property
+    def failed(self) -> int:
+        """Parcels whose call did not go well: tried again later, dead, or left to their lease."""
+        return self._broken + sum(self.ended[ended] for ended in FAILURES)
 
     async def run_once(self) -> int:
         """Claim what there is room for, and begin it; waits until there is room."""
@@ -106,7 +114,7 @@ class Relay:
             return 0
         self._claims += 1
         owner = f"{self._me}:{self._claims}"
-        held = await self._drive(self._outbox.due(owner, self._names, room, lease_of(self._policy)))
+        held = await self._drive(self._outbox.due(owner, self.topics, room, lease_of(self._policy)))
         if self._stopping and held:
             # The stop came while we asked: nobody would wait for what is begun now.
             await self._drive(self._outbox.hand_back(*held))
@@ -155,6 +163,7 @@ class Relay:
         self._working.discard(task)
         self._changed.set()
         if not task.cancelled() and task.exception() is not None:
+            self._broken += 1
             # The class alone: an error's text may quote what a client sent.
             log.error("relay: a parcel is left to its lease, because of a %s", type(task.exception()).__name__)
 
@@ -165,7 +174,7 @@ class Relay:
         deferred = held.parcel.kind is ParcelKind.DEFER
         ended = await (self._deferred(held) if deferred else self._message(held))
         self.ended[ended] += 1
-        if ended in {Ended.PARKED, Ended.BURIED, Ended.ORPHANED}:
+        if ended in FAILURES - {Ended.POSTPONED}:
             log.error(
                 "dead letter: parcel %s of topic %s is %s after %d attempts",
                 held.parcel.id,

@@ -50,6 +50,10 @@ class Task(Protocol):
     def pace(self) -> Pace:
         """How often it looks."""
 
+    @property
+    def failed(self) -> int:
+        """How much of what it found it could not do; the log says what."""
+
     async def run_once(self) -> int:
         """Look once, and begin what was found; how much that was."""
 
@@ -68,6 +72,15 @@ class Look:
     wrong: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a service did that worked until nothing was due."""
+
+    done: int
+    failed: int
+    """Calls, messages, requests and looks that did not go well."""
+
+
 class Service:
     """Runs tasks until it is told to stop. Time, chance and sleep are parameters, so that tests own them."""
 
@@ -75,39 +88,49 @@ class Service:
         self,
         tasks: Iterable[Task],
         *,
+        presence: Task | None = None,
         grace: float = GRACE,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.tasks = tuple(tasks)
+        # Who works until it is stopped is seen by others; who only works off what is due is not there long enough.
+        self._looking = self.tasks if presence is None else (*self.tasks, presence)
         self._grace = grace
         self._sleep = sleep
         self._chance = chance
         self._stopping = asyncio.Event()
         self._wakes: dict[Task, asyncio.Event] = {}
-        self.looks: dict[str, Look] = {task.name: Look() for task in self.tasks}
+        self.looks: dict[str, Look] = {task.name: Look() for task in self._looking}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
         """Run until `stop`; then drain."""
         self._loop = asyncio.get_running_loop()
-        loops = [asyncio.create_task(self._keep_looking(task), name=f"oncekey-{task.name}") for task in self.tasks]
+        loops = [asyncio.create_task(self._keep_looking(task), name=f"oncekey-{task.name}") for task in self._looking]
         try:
             await self._stopping.wait()
         finally:
             # At the same time: a loop may be waiting for the room that its own task's stop makes.
-            await asyncio.gather(*(task.stop(self._grace) for task in self.tasks))
+            await asyncio.gather(*(task.stop(self._grace) for task in self._looking))
             await asyncio.gather(*loops)
 
-    async def once(self) -> int:
-        """Do what there is to do now, wait for it, and stop; how much it was."""
-        total = 0
+    async def once(self) -> Done:
+        """Work until nothing is due any more, and stop: what one task has done may be work for another."""
+        total = errors = 0
+        found = True
+        while found:
+            found = False
+            for task in self.tasks:
+                while did := await self._look(task):
+                    found = True
+                    total += did
+                    await task.drain()
+            errors += sum(look.wrong is not None for look in self.looks.values())
+            found = found and not errors  # a task that cannot look finds nothing however often it is asked
         for task in self.tasks:
-            while did := await task.run_once():
-                total += did
-                await task.drain()
             await task.stop(self._grace)
-        return total
+        return Done(total, sum(task.failed for task in self.tasks) + errors)
 
     def stop(self) -> None:
         """Begin the end; `run` returns when it is over. For signal handlers of the event loop."""
@@ -143,11 +166,11 @@ class Service:
             did = await task.run_once()
         except StoreError as error:
             look.wrong = type(error).__name__
-            log.warning("%s: the store did not answer (%s); looking again", task.name, type(error).__name__)
+            log.warning("%s: the store did not answer (%s)", task.name, type(error).__name__)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
             look.wrong = type(error).__name__
             # The class alone: an error's text may quote what a client sent.
-            log.error("%s: failed with %s; looking again", task.name, type(error).__name__)
+            log.error("%s: failed with %s", task.name, type(error).__name__)
         else:
             look.good_at, look.wrong = boottime(), None
             return did

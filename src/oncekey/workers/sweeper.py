@@ -63,6 +63,8 @@ class Sweeper:
         self._mover = Mover(Actor.SWEEPER, who or this_process())
         self._rounds = 0
         self._stopped = False
+        self.failed = 0
+        """Looks that were broken off, because a clock or this process's own leases are wrong."""
         self.counts: Counter[tuple[str, State]] = Counter()
         """Keys that were moved, by operation and by where to: each is a crash (R150)."""
         seconds = policy.sweep_interval.total_seconds()
@@ -75,6 +77,7 @@ class Sweeper:
         every live owner has had the time of a lease to be heard again.
         """
         if not self._healthy():
+            self.failed += 1
             log.error("sweeper: this process cannot renew its own leases, so nobody else's is judged")
             self._watch.disturbed()
             return 0
@@ -99,6 +102,7 @@ class Sweeper:
         while not self._stopped:
             page = await adrive(self._store.stale(self._page, after), self._run)
             if not self._watch.look(page.now):
+                self.failed += 1
                 log.error("sweeper: stopped, because %s", self._watch.why)
                 return moved
             trusted_for = self._watch.trusted_for

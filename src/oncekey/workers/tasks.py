@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.workers.completer import Completer, Served
+from oncekey.workers.presence import Presence
+from oncekey.workers.reading import inline_calls_of
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import Pace
 from oncekey.workers.upkeep import upkeep_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from oncekey.core.policy import Policy
     from oncekey.resolvers import Resolvers
@@ -63,6 +65,14 @@ def tasks_for(
         tasks.append(reconciler_of(once))
     tasks += upkeep_tasks(once.asynchronous(), once.policy, healthy=once.healthy)
     return [task for task in tasks if task.name in wanted]
+
+
+def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
+    """The row by which others see that these tasks run; None for a store that keeps no roll."""
+    engine = once.asynchronous()
+    if engine.store.upkeep is None:
+        return None
+    return Presence(engine.store.upkeep, engine.driver.run, tasks, calls=inline_calls_of(once))
 
 
 def chosen(only: str | None, without: str | None) -> frozenset[str]:

@@ -162,6 +162,28 @@ class Operation(_Held[Conn]):
 
     @overload
     async def call(
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        given: object = None,
+        result: type[R],
+    ) -> R: ...
+
+    @overload
+    async def call(
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        given: object = None,
+        result: Callable[[Any], R],
+    ) -> R: ...
+
+    @overload
+    async def call(
         self, name: str, fn: Callable[[str], Awaitable[R]], *, repeatable: bool | timedelta, given: object = None
     ) -> R: ...
 
@@ -171,16 +193,25 @@ class Operation(_Held[Conn]):
     ) -> R: ...
 
     async def call(
-        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object = None
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        given: object = None,
+        result: Any = None,
     ) -> Any:
         """Make one call to the outside: `fn(downstream_key)`, announced before it is made, its result kept.
 
         `repeatable` says whether the provider recognises the downstream key, and for how long (True: 20 hours). Then
         a call whose outcome was lost is made again with the same key; otherwise the outcome is unknown, and nobody
         makes it again. `given` are the call's parameters: with others a repetition is refused.
+        `result` says what comes back: a type, a dataclass, a pydantic model, or a function that makes it from plain
+        data. The stored result is read by it on every run; one that does not fit raises `ResultInvalidError` and parks
+        the operation for an operator, because the call was made and is not made again.
         Raise `NotExecuted` if nothing was sent, and `Rejected(value)` for the provider's final no.
         """
-        return await self._steps("call").call(name, fn, repeatable=repeatable, given=given)
+        return await self._steps("call").call(name, fn, repeatable=repeatable, given=given, result=result)
 
     @overload
     async def value(self, name: str, fn: Callable[[], Awaitable[R]]) -> R: ...
@@ -210,9 +241,42 @@ class SyncOperation(_Held[Conn]):
         """Run `fn(connection)` in a transaction of its own; done once, its result is kept and given back ever after."""
         return cast("R", self._steps("phase").phase(name, fn))
 
-    def call(self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, given: object = None) -> R:
+    @overload
+    def call(
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        given: object = None,
+        result: type[R],
+    ) -> R: ...
+
+    @overload
+    def call(
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        given: object = None,
+        result: Callable[[Any], R],
+    ) -> R: ...
+
+    @overload
+    def call(self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, given: object = None) -> R: ...
+
+    def call(
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        given: object = None,
+        result: Any = None,
+    ) -> Any:
         """Make one call to the outside; see `Operation.call`. It has a thread of its own, so that it can time out."""
-        return cast("R", self._steps("call").call(name, fn, repeatable=repeatable, given=given))
+        return self._steps("call").call(name, fn, repeatable=repeatable, given=given, result=result)
 
     def value(self, name: str, fn: Callable[[], R]) -> R:
         """Draw once what may differ from run to run: the time, a random number, an id."""

@@ -12,7 +12,6 @@ from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
 from oncekey.engine import testimony
 from oncekey.engine.parcels import checkpointing
-from oncekey.engine.phases import recalled
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.lending import flush, lend
 from oncekey.frameworks.asgi.shield import shielded
@@ -63,12 +62,14 @@ class Stepping:
                 raise
         return decode(entry.result)
 
-    async def call(self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object) -> Any:  # noqa: ANN401
+    async def call(
+        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
+    ) -> Any:  # noqa: ANN401  (what the call returns)
         """One outside call: announced, made, and its result written down; never inside a transaction (R131)."""
         course = self._course
         with course.taking(name, EntryKind.CALL) as stored:
             if stored is not None:
-                return recalled(stored)
+                return course.recalled(stored, result)
             call = course.announcement(name, repeatable=repeatable, given=given)
             await self._rest()
             since = course.clock()
@@ -76,7 +77,9 @@ class Stepping:
             try:
                 course.in_time(since)
                 async with asyncio.timeout(course.policy.call_timeout.total_seconds()):
-                    entry = course.result(name, await _awaited(fn(call.downstream_key)), final_no=False)
+                    entry = course.result(
+                        name, await _awaited(fn(call.downstream_key)), final_no=False, declared=result
+                    )
             except Rejected as no:
                 entry = course.result(name, no.value, final_no=True)
             except BaseException as error:
@@ -86,7 +89,7 @@ class Stepping:
                         raise told from error
                 raise
             await self._to_its_end(entry)
-        return recalled(entry)
+        return course.recalled(entry, result)
 
     async def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
         """What may differ from run to run, drawn once: the time, a random number, an id."""

@@ -14,7 +14,6 @@ from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
 from oncekey.engine import testimony
 from oncekey.engine.parcels import checkpointing
-from oncekey.engine.phases import recalled
 from oncekey.flow import drive
 from oncekey.frameworks.asgi.stepping import FIRST_PAUSE, LONGEST_PAUSE, WRITES
 
@@ -55,18 +54,20 @@ class SyncStepping:
                 tx.rollback()  # what was committed is over
         return decode(entry.result)
 
-    def call(self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object) -> Any:  # noqa: ANN401
+    def call(
+        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
+    ) -> Any:  # noqa: ANN401  (what the call returns)
         """One outside call: announced, made, and its result written down; never inside a transaction (R131)."""
         course = self._course
         with course.taking(name, EntryKind.CALL) as stored:
             if stored is not None:
-                return recalled(stored)
+                return course.recalled(stored, result)
             call = course.announcement(name, repeatable=repeatable, given=given)
             since = course.clock()
             self._announce(call)
             try:
                 course.in_time(since)
-                entry = course.result(name, self._in_time(fn, call.downstream_key), final_no=False)
+                entry = course.result(name, self._in_time(fn, call.downstream_key), final_no=False, declared=result)
             except Rejected as no:
                 entry = course.result(name, no.value, final_no=True)
             except BaseException as error:
@@ -76,7 +77,7 @@ class SyncStepping:
                         raise told from error
                 raise
             self._keep(entry)
-        return recalled(entry)
+        return course.recalled(entry, result)
 
     def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
         """What may differ from run to run, drawn once: the time, a random number, an id."""

@@ -28,6 +28,39 @@ FROM clock LEFT JOIN (
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
+-- name: find_keys
+-- Served by record_key; who has the whole key as its beginning comes first.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL::bytea AS request
+    FROM oncekey.record AS record
+    WHERE record.key COLLATE "C" >= :first::text AND record.key COLLATE "C" < :last::text
+      AND (:scope::text IS NULL OR record.scope = :scope::text)
+    ORDER BY record.key COLLATE "C", record.scope
+    LIMIT :limit::bigint) AS page ON true
+ORDER BY page.key COLLATE "C", page.scope;
+
+-- name: last_results
+-- Served by call_at: the newest calls, of which few are looked at.
+SELECT record.memo
+FROM (SELECT made.* FROM oncekey.call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
+      LIMIT :looked_at::bigint) AS call
+JOIN oncekey.record AS record
+  ON record.scope = call.scope AND record.key = call.key AND record.incarnation = call.incarnation
+WHERE call.operation = :operation::text AND call.phase = :phase::text AND record.memo IS NOT NULL
+ORDER BY call.at DESC
+LIMIT :limit::bigint;
+
 -- name: parcels_of
 SELECT parcel.id, parcel.kind, false AS dead, parcel.lease_until
 FROM oncekey.outbox AS parcel
@@ -81,6 +114,23 @@ FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.state = 'unknown' AND record.effects = 'phased' AND record.intent IS NOT NULL
+RETURNING clock.now, record.*;
+
+-- name: operator_replace
+-- Whoever ran with the result that was there before writes nothing any more: the fence goes up.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'failed_retryable', fence = fence + 1, version = version + 1, memo = :memo::text,
+    recovery_point = :recovery_point::text, reconcile_after = NULL,
+    expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND record.state IN ('failed_retryable', 'unknown') AND record.effects = 'phased'
+  AND record.intent IS NULL AND record.memo IS NOT NULL
 RETURNING clock.now, record.*;
 
 -- name: operator_unexecuted

@@ -175,3 +175,36 @@ WHERE line.id IN (
     FROM (SELECT first.id, first.at FROM oncekey.audit AS first ORDER BY first.id LIMIT :limit::bigint) AS oldest
     WHERE oldest.at <= COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - :age::bigint)
 RETURNING line.id;
+
+-- name: beat
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+INSERT INTO oncekey.worker AS worker (name, tasks, started_at, seen_at, every, calls)
+SELECT :name::text, :tasks::text, clock.now, clock.now, :every::bigint, :calls::text
+FROM clock
+ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen_at, every = excluded.every,
+    calls = excluded.calls
+RETURNING worker.seen_at;
+
+-- name: leave
+DELETE FROM oncekey.worker AS worker
+WHERE worker.name = :name::text
+RETURNING worker.name;
+
+-- name: workers
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
+FROM clock LEFT JOIN oncekey.worker AS worker ON true
+ORDER BY worker.started_at, worker.name;
+
+-- name: forget_workers
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+DELETE FROM oncekey.worker AS worker
+USING clock
+WHERE worker.seen_at + worker.every <= clock.now - :age::bigint
+RETURNING worker.name;

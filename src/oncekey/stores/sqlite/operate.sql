@@ -25,6 +25,36 @@ FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
     LIMIT :limit) AS page
 ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
+-- name: find_keys
+-- Served by oncekey_record_key; who has the whole key as its beginning comes first.
+SELECT clock.now, page.*
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM oncekey_record AS record
+    WHERE record.key >= :first AND record.key < :last
+      AND (:scope IS NULL OR record.scope = :scope)
+    ORDER BY record.key, record.scope
+    LIMIT :limit) AS page
+ORDER BY page.key, page.scope;
+
+-- name: last_results
+-- Served by oncekey_call_at: the newest calls, of which few are looked at.
+SELECT record.memo
+FROM (SELECT made.* FROM oncekey_call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
+      LIMIT :looked_at) AS call
+JOIN oncekey_record AS record
+  ON record.scope = call.scope AND record.key = call.key AND record.incarnation = call.incarnation
+WHERE call.operation = :operation AND call.phase = :phase AND record.memo IS NOT NULL
+ORDER BY call.at DESC
+LIMIT :limit;
+
 -- name: parcels_of
 SELECT parcel.id, parcel.kind, 0 AS dead, parcel.lease_until
 FROM oncekey_outbox AS parcel
@@ -66,6 +96,16 @@ SET state = 'failed_retryable', version = version + 1, memo = :memo, recovery_po
     expires_at = MAX(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl)
 WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
   AND state = 'unknown' AND effects = 'phased' AND intent IS NOT NULL
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: operator_replace
+-- Whoever ran with the result that was there before writes nothing any more: the fence goes up.
+UPDATE oncekey_record
+SET state = 'failed_retryable', fence = fence + 1, version = version + 1, memo = :memo,
+    recovery_point = :recovery_point, reconcile_after = NULL,
+    expires_at = MAX(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl)
+WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state IN ('failed_retryable', 'unknown') AND effects = 'phased' AND intent IS NULL AND memo IS NOT NULL
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: operator_unexecuted

@@ -140,3 +140,26 @@ WHERE id IN (
     FROM (SELECT first.id, first.at FROM oncekey_audit AS first ORDER BY first.id LIMIT :limit) AS oldest
     WHERE oldest.at <= COALESCE(:now, (SELECT now FROM oncekey_clock)) - :age)
 RETURNING id;
+
+-- name: beat
+INSERT INTO oncekey_worker (name, tasks, started_at, seen_at, every, calls)
+SELECT :name, :tasks, clock.now, clock.now, :every, :calls
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock
+WHERE true
+ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen_at, every = excluded.every,
+    calls = excluded.calls
+RETURNING seen_at;
+
+-- name: leave
+DELETE FROM oncekey_worker WHERE name = :name
+RETURNING name;
+
+-- name: workers
+SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN oncekey_worker AS worker
+ORDER BY worker.started_at, worker.name;
+
+-- name: forget_workers
+DELETE FROM oncekey_worker
+WHERE seen_at + every <= COALESCE(:now, (SELECT now FROM oncekey_clock)) - :age
+RETURNING name;

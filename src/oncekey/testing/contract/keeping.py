@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+import uuid
 from typing import TYPE_CHECKING
 
+from oncekey.core.census import Worker
 from oncekey.core.model import (
     HOUR,
+    SECOND,
     Completed,
     Doubtful,
     Lease,
@@ -133,3 +136,45 @@ class Keeping:
         assert finished >= record.created_at
         assert settled.snapshot.record.expires_at == finished + claim.ttl
         assert world.go(world.unclocked.find(claim.id)).now >= finished
+
+    def test_a_worker_is_on_the_roll_until_it_leaves(self, world: World) -> None:
+        """Each beat moves the time at which it was seen; its start stays, and its leaving deletes the row."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        name = f"host:7:{uuid.uuid4().hex}"
+
+        def seen() -> Worker | None:
+            roll = world.go(upkeep.workers())
+            assert roll.now == world.clock()
+            return next((one for one in roll.workers if one.name == name), None)
+
+        assert seen() is None
+        began = world.go(upkeep.beat(name, ("relay", "sweeper"), 15 * SECOND))
+        assert seen() == Worker(name, ("relay", "sweeper"), began, began, 15 * SECOND)
+        world.advance(14 * SECOND)
+        world.lose_reply("beat")  # said again, because saying it twice is harmless
+        assert world.go(upkeep.beat(name, ("relay",), 20 * SECOND)) == began + 14 * SECOND
+        assert seen() == Worker(name, ("relay",), began, began + 14 * SECOND, 20 * SECOND)
+        world.lose_reply("leave")
+        world.go(upkeep.leave(name))
+        world.go(upkeep.leave(name))
+        assert seen() is None
+
+    def test_a_worker_that_died_is_forgotten_after_a_time(self, world: World) -> None:
+        """Not before: an operator should see that it died."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        name = f"host:7:{uuid.uuid4().hex}"
+
+        def is_there() -> bool:
+            return name in {one.name for one in world.go(upkeep.workers()).workers}
+
+        world.go(upkeep.beat(name, (), SECOND))
+        world.advance(HOUR)
+        world.go(upkeep.forget_workers(HOUR))  # it promised to be seen a second later
+        assert is_there()
+        world.advance(SECOND)
+        assert world.go(upkeep.forget_workers(HOUR)) >= 1
+        assert not is_there()

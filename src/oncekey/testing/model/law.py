@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
@@ -195,7 +195,7 @@ class Trial:
             ttl=SECOND,
             attempts=rec.attempts,
             recovery_point=rec.memo[-1][0] if rec.memo else "started",
-            memo=tuple(MemoEntry(name, _KINDS[name], value) for name, value in rec.memo),
+            memo=_memo(rec),
             intent=self._intent(rec),
             response=None if rec.answer is None else _response(rec.answer),
             last_error=None,
@@ -244,6 +244,11 @@ _KINDS = {CHARGE: EntryKind.CALL, REST: EntryKind.PHASE}
 
 def _reached(passed: bool) -> int:  # noqa: FBT001  (a flag of the model becomes an instant)
     return NOW if passed else NOW + SECOND
+
+
+def _memo(rec: Rec) -> tuple[MemoEntry, ...]:
+    memo = tuple(MemoEntry(name, _KINDS[name], value) for name, value in rec.memo)
+    return (*memo[:-1], replace(memo[-1], by_hand=True)) if rec.by_hand else memo
 
 
 def _outcome(answer: Answer | None) -> Outcome | None:

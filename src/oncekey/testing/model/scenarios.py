@@ -38,6 +38,7 @@ _ALL = (
     Scenario("phased, used anew", _PHASED, _RESUME, procs=3, incarnations=2, losses=True),
     Scenario("phased, closing", _PHASED, _RESUME, procs=3, closes=True),
     Scenario("phased, beyond the waiting rule", _PHASED, _RESUME, procs=3, residual=True, forgives=True),
+    Scenario("phased, by hand", _PHASED, _RESUME, procs=3, by_hand=True),
     Scenario("phased, in doubt by policy", _PHASED, _UNKNOWN, procs=3, losses=True),
     Scenario("phased, repeatable", _PHASED, _RESUME, dedup=True, procs=3, max_attempts=3, losses=True),
     Scenario("phased, repeatable, used anew", _PHASED, _RESUME, dedup=True, incarnations=2),

@@ -36,7 +36,9 @@ def after(trial: Trial, rec: Rec, item: Item | None, row: Row, said: Said) -> tu
         case Trigger.PHASE:
             rec = rec.learned(said.phase, said.value)
         case Trigger.RESULT | Trigger.EXECUTED:
-            rec = rec.learned(CHARGE, said.value).closed()
+            rec = rec.learned(CHARGE, said.value).closed()._replace(by_hand="by hand" in said.facts)
+        case Trigger.REPLACE:
+            rec = rec._replace(memo=(*rec.memo[:-1], (CHARGE, said.value)))
         case Trigger.WITHDRAW:
             rec = rec.closed()
         case Trigger.NOT_EXECUTED if item is None:

@@ -154,6 +154,12 @@ def operators(trial: Trial, world: World) -> Iterator[Move]:
         row = trial.judged(trigger, Actor.OPERATOR, rec, world.item, _REASON.facts)
         if row is not None:
             yield written(trial, world, f"operator: {trigger}", row, _REASON)
+    if trial.scenario.by_hand and any(charge.body == rec.body for charge in world.ledger):
+        said = Said(("result given", "reason", "by hand"), "", rec.body, Answer(ok=True, value=rec.body, by="operator"))
+        for trigger in (Trigger.EXECUTED, Trigger.REPLACE):
+            row = trial.judged(trigger, Actor.OPERATOR, rec, world.item, said.facts)
+            if row is not None:
+                yield written(trial, world, f"operator: {trigger}", row, said)
 
 
 def completer(trial: Trial, world: World) -> Iterator[Move]:

@@ -53,6 +53,8 @@ class Rec(NamedTuple):
     expired: bool = False
     waited: bool = False
     answer: Answer | None = None
+    by_hand: bool = False
+    """An operator gave the last result."""
 
     def closed(self) -> Rec:
         """Without an open call."""
@@ -60,7 +62,7 @@ class Rec(NamedTuple):
 
     def learned(self, phase: str, value: str) -> Rec:
         """With the result of a phase stored."""
-        return self._replace(memo=(*self.memo, (phase, value)))
+        return self._replace(memo=(*self.memo, (phase, value)), by_hand=False)
 
     def result(self, phase: str) -> str | None:
         """The stored result of a phase."""
@@ -216,6 +218,8 @@ class Scenario:
     """Double effects are not counted, to see that such a pause breaks nothing else."""
     busts: bool = False
     """An operator takes answers back."""
+    by_hand: bool = False
+    """An operator gives the result of an open call, and gives it anew."""
     hangs: bool = False
     """Handlers hang, while their heartbeat goes on."""
     soft: bool = False

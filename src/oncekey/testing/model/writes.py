@@ -21,6 +21,7 @@ _NEW_OWNER = frozenset(
         Trigger.SUPERSEDE,
         Trigger.WORKER_CLAIM,
         Trigger.BUST,
+        Trigger.REPLACE,
     }
 )
 

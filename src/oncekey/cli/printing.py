@@ -1,0 +1,120 @@
+"""How commands print: lists as one JSON envelope, tables that never cut a key, colours only where they are wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import typer
+
+from oncekey.core.model import SECOND
+from oncekey.core.showing import moment
+
+GAP: Final = "  "
+_UNLIMITED: Final = 1_000_000
+
+
+def colours() -> bool:
+    """Whether standard output is a terminal whose owner has not said otherwise (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def as_json(shape: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(shape, indent=2))
+
+
+def as_list(items: Sequence[Mapping[str, Any]], *, now: int | None = None, following: str | None = None) -> None:
+    """A list for programs: the same three members for every list there is.
+
+    `now` is the store's clock when it was read, or this host's where no store was asked; `next` is where the following
+    page begins, or null.
+    """
+    at = time.time_ns() // (1_000_000_000 // SECOND) if now is None else now
+    as_json({"now": moment(at), "items": list(items), "next": following})
+
+
+def plain(value: Any) -> str:
+    """A value as one line of text that cannot move a terminal's cursor: clients write part of what is shown."""
+    text = "" if value is None else str(value)
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def width() -> int:
+    """How many columns there are: a terminal's, or what COLUMNS says; a pipe has as many as one likes."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+        return shutil.get_terminal_size().columns
+    return _UNLIMITED
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, first: Sequence[str] = ()) -> None:
+    """Rows under a head. Nothing is cut or folded: where there is no room, whole columns are left out.
+
+    `first` names the columns that matter, the most important one first; that one is shown whatever its width. The
+    others come after, in their order.
+    """
+    lines = [[plain(cell) for cell in row] for row in rows]
+    if not lines:
+        typer.echo(empty)
+        return
+    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
+    shown = _that_fit(head, widths, first)
+    for number, line in enumerate([head, *lines]):
+        text = GAP.join(line[column].ljust(widths[column]) for column in shown).rstrip()
+        typer.echo(typer.style(text, bold=True) if number == 0 and colours() else text)
+    left_out = [name for column, name in enumerate(head) if column not in shown]
+    if left_out:
+        typer.echo(f"({', '.join(left_out)}: no room here; a wider terminal or --json shows them)", err=True)
+
+
+def _that_fit(head: Sequence[str], widths: Sequence[int], first: Sequence[str]) -> list[int]:
+    room = width()
+    by_importance = [*(head.index(name) for name in first), *range(len(head))]
+    shown: set[int] = set()
+    taken = 0
+    for column in dict.fromkeys(by_importance):
+        needed = widths[column] + (len(GAP) if shown else 0)
+        if not shown or taken + needed <= room:
+            shown.add(column)
+            taken += needed
+    return sorted(shown)
+
+
+def pairs(rows: Sequence[tuple[str, Any]]) -> None:
+    """One thing: names and values, a line each. A terminal wraps what is long, so it can be copied in one piece."""
+    longest = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        typer.echo(f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip())
+
+
+def broken(command: str, *, indent: int) -> list[str]:
+    """A command in lines that fit, each but the last one continued, so that it can be copied from any terminal."""
+    words = shlex.split(command, posix=False)
+    room = width() - indent - len(" \\")
+    if len(command) <= room or " ".join(words) != command:
+        return [command]
+    lines, line = [], ""
+    for group in _options(words):
+        if line and len(line) + 1 + len(group) > room:
+            lines.append(f"{line} \\")
+            line = f"  {group}"
+        else:
+            line = f"{line} {group}".strip() if not line.startswith("  ") else f"{line} {group}"
+    return [*lines, line]
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """Words, with each option and its value in one piece."""
+    groups: list[list[str]] = []
+    for word in words:
+        if groups and groups[-1][0].startswith("--") and len(groups[-1]) == 1 and not word.startswith("--"):
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return [" ".join(group) for group in groups]

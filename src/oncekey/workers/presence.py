@@ -1,0 +1,77 @@
+"""The row by which others see that this worker lives: written again and again, and deleted when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import StoreError
+from oncekey.core.model import SECOND
+from oncekey.flow import adrive
+from oncekey.workers.clocks import this_process
+from oncekey.workers.service import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from oncekey.flow import Transaction
+    from oncekey.ports import Upkeep
+    from oncekey.workers.service import Task
+
+log = logging.getLogger("oncekey.worker")
+
+EVERY: Final = 15.0
+"""Seconds between two beats, at most."""
+NO_CALLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+FORGOTTEN: Final = 24 * 3600 * SECOND
+"""How long the row of a worker that died is kept, so that an operator can see that it did."""
+
+
+class Presence:
+    """A task that beats. It looks for no work, so it always finds none."""
+
+    name: Final = "heartbeat"
+    failed: Final = 0
+
+    def __init__(
+        self,
+        store: Upkeep,
+        run: Callable[[Transaction[object]], Awaitable[object]],
+        tasks: Iterable[Task],
+        *,
+        calls: Mapping[str, tuple[str, ...]] = NO_CALLS,
+        every: float = EVERY,
+        who: str | None = None,
+    ) -> None:
+        self.pace = Pace(shortest=every, longest=every)
+        # A container's process has the same number after every start, so the name has a part that no other one has.
+        self.who = who or f"{this_process()}:{uuid.uuid4().hex[:6]}"
+        self._store = store
+        self._run = run
+        self._tasks = tuple(task.name for task in tasks)
+        self._calls = calls
+        self._every = round(every * SECOND)
+        self._stopped = False
+        self._writing = asyncio.Lock()
+
+    async def run_once(self) -> int:
+        """Beat once."""
+        async with self._writing:
+            if not self._stopped:
+                await adrive(self._store.beat(self.who, self._tasks, self._every, self._calls), self._run)
+        return 0
+
+    async def drain(self) -> None:
+        """A beat leaves nothing behind."""
+
+    async def stop(self, grace: float) -> None:  # noqa: ARG002  (one statement)
+        """Leave the roll, after a beat that is on its way; a store that does not answer keeps the row for a day."""
+        self._stopped = True
+        async with self._writing:
+            try:
+                await adrive(self._store.leave(self.who), self._run)
+            except StoreError as error:
+                log.warning("heartbeat: the store did not answer (%s); the row stays", type(error).__name__)
