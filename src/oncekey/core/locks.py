@@ -2,7 +2,7 @@
 
 PostgreSQL's advisory locks are numbers, shared by everybody in the database. A keyed hash makes ours hard to aim
 at and unlikely to meet the application's own; a collision of keys is a false "in progress" and never a double run.
-The mark is evidence and excludes nobody: it is read only of the connection that holds the key's lock.
+The mark is evidence and excludes no other request: it is read only of the connection that holds the key's lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
--- Which request holds the lock of a key: a second lock beside it, which excludes nobody and only tells who is there.
+-- Which request holds the lock of a key: a second lock beside it, which excludes no other and only marks the holder.
 
 -- All advisory locks are read at one moment. `other` needs a mark of another request in the hands of the very connection
 -- that holds the key; a holder without a mark (an older version, or one that is just ending) proves nothing.
@@ -18,9 +18,9 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- `lock_key`, and the mark. A request sets its mark before it tries the lock, so the lock is never seen without the mark of
--- its holder. Who misses the lock and finds no record that counts asks for the holder, and then looks at the record once
--- more: what was committed before that moment must not stay unseen. Marks are shared; the holder of the lock makes its own
--- exclusive, so that a duplicate knows itself for one at once, without reading all locks of the server.
+-- its holder. A request that misses the lock, and finds no record that counts, asks for the holder and then reads the record
+-- once more: what was committed before that moment must not stay unseen. Marks are shared; the holder of the lock makes its
+-- own exclusive, so that a duplicate recognises itself at once, without reading all locks of the server.
 CREATE FUNCTION oncekey.lock_request(
     lock bigint, family integer, mark integer, in_scope text, in_key text, at bigint, lease_ms integer,
     deadline_ms integer,
@@ -44,8 +44,9 @@ BEGIN
     other := false;
     begun := (extract(epoch FROM now()) * 1000000)::bigint;
     SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
-    IF marked AND NOT locked AND (seen.scope IS NULL
-                                  OR seen.expires_at <= COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+    IF marked AND NOT locked AND (
+        seen.scope IS NULL
+        OR seen.expires_at <= COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
     THEN
         other := oncekey.lock_holder(lock, family, mark) = 'other';
         SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
