@@ -46,6 +46,9 @@ class WithSessions(Ledger):
         self.drawers.append(Drawer())
         return self.drawers[-1]
 
+    def stepping_session(self) -> Drawer:
+        raise AssertionError("nobody here has steps that are seen")
+
 
 def borrowed(shop: Shop) -> Any:
     """The annotation of a handler's connection."""
