@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -13,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
 GRACE: Final = 1.0
 """Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
 
+_FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
 _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
@@ -105,7 +108,14 @@ async def aconnect(address: str, threshold: int | None) -> AsyncStoreConnection:
 
 def bounded(dsn: str, timeout: float) -> str:
     """The address with bounds on what the network may do to us, where it names none itself."""
-    given = conninfo_to_dict(dsn)
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        # libpq repeats what it could not read, which may be a part of the password. An option's name is none, unless
+        # an @ comes after it: then the password itself has a question mark in it.
+        found = None if "@" in dsn.partition("?")[2] else _FOREIGN_OPTION.match(str(error))
+        what = f"has the option {found[1]}, which libpq does not know" if found else "cannot be read by libpq"
+        raise ConfigurationError(f"the address of PostgreSQL {what}") from None
     ours = {"connect_timeout": max(2, math.ceil(timeout)), **_KEEPALIVE}
     return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
 

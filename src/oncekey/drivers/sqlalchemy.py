@@ -31,6 +31,7 @@ T = TypeVar("T")
 STATEMENT_TIMEOUT: Final = 10.0
 """Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
 
+OURS: Final = "READ COMMITTED"
 DIALECTS: Final = frozenset({"postgresql", "sqlite"})
 TOO_SMALL: Final = (
     "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
@@ -55,6 +56,8 @@ class SqlalchemyDriver:
         self._engine = engine
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
+        self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
         self._guarded = guarding(engine)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         self._places = _places(engine, self._patience)
@@ -108,7 +111,7 @@ class SqlalchemyDriver:
 
     async def _run(self, transaction: Transaction[T]) -> T:
         atomic = transaction.mode is Mode.ATOMIC
-        connection = (self._engine if atomic else self._autocommit).connect()
+        connection = (self._atomic if atomic else self._autocommit).connect()
         try:
             await connection.start()
         except FAILURES as error:
