@@ -6,16 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
 
 import asyncpg
 
-from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection
+from oncekey.drivers.asyncpg_connections import FAILURES, GRACE, StoreConnection
 from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.slots import AsyncSlots, business_share
-
-GRACE: Final = 1.0
-"""Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
 
 
 class AsyncpgPool:

@@ -12,6 +12,12 @@ from typing import Final
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, Sentence, sentences
 
+OVER: Final = "the transaction of this operation is over: write before answering"
+LEFT_BEHIND: Final = (
+    "a task or a thread that the handler left behind is using op.connection while its transaction is to be ended: wait "
+    "for everything that you started before you answer"
+)
+
 # Looking for the words first keeps the lexer away from nearly every statement.
 _SUSPECT: Final = re.compile(
     r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|reset|discard|listen|attach|detach|pragma)\b",
@@ -23,6 +29,22 @@ _FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
 _SESSION: Final = frozenset({"RESET", "DISCARD", "LISTEN"})
 _IN_TRANSACTION: Final = frozenset({"LOCAL", "CONSTRAINTS"})
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
+
+
+class Lending:
+    """Whether a handler may still use what it was handed, and whether it ever did."""
+
+    __slots__ = ("over", "used")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.used = False
+
+    def check(self) -> None:
+        """Refuse a late user."""
+        if self.over:
+            raise TransactionControlError(OVER)
+        self.used = True
 
 
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
+import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import tuple_row
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
@@ -20,6 +22,9 @@ from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
     from psycopg.errors import Diagnostic
+    from psycopg.pq.abc import PGconn
+
+    from oncekey.drivers.guard import Lending
 
 T = TypeVar("T")
 C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
@@ -35,6 +40,7 @@ class StoreConnection(psycopg.Connection[Any]):
     """A connection for blocking code. With a `limit` an answer has so many seconds to come."""
 
     limit: float | None = None
+    lending: Lending | None = None
     unsure = False
     silent = False
     born = 0.0
@@ -42,14 +48,20 @@ class StoreConnection(psycopg.Connection[Any]):
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
         """Wait for the answer, but not for ever."""
+        if self.lending is not None:
+            self.lending.check()
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return super().wait(gen, *args, **kwargs)
 
-    def as_made(self) -> None:
-        """Forget what the last borrower changed."""
-        self.limit, self.prepare_threshold = None, self.threshold
-        self.row_factory, self.cursor_factory = tuple_row, psycopg.Cursor
+    def sever(self) -> bool:
+        """End it although a statement is under way; False: who waits for the answer still does."""
+        self._ask_to_stop()
+        cut(self.pgconn)
+        if not self.lock.acquire(timeout=GRACE):
+            return False
+        self.lock.release()
+        return True
 
     def _hang_up(self) -> None:
         self.silent = True
@@ -64,6 +76,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     """A connection for asyncio."""
 
     limit: float | None = None
+    lending: Lending | None = None
     unsure = False
     silent = False
     born = 0.0
@@ -72,14 +85,15 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
         """Wait for the answer, but not for ever."""
+        if self.lending is not None:
+            self.lending.check()
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return await super().wait(gen, *args, **kwargs)
 
-    def as_made(self) -> None:
-        """Forget what the last borrower changed."""
-        self.limit, self.prepare_threshold = None, self.threshold
-        self.row_factory, self.cursor_factory = tuple_row, psycopg.AsyncCursor
+    async def sever(self) -> bool:
+        """End it although a statement is under way; False: who waits for the answer still does."""
+        return await severed(self)
 
     def _hang_up(self) -> None:
         self.silent = True
@@ -92,6 +106,48 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     async def _asked_to_stop(self) -> None:
         with suppress(psycopg.Error):
             await self.cancel_safe(timeout=GRACE)
+
+
+def lent(connection: C, lending: Lending) -> C:
+    """The connection as a handler gets it: the same server, the same lock, but an object of its own.
+
+    A handler can keep cursors, transactions and bound methods of it. When the lending is over all of them are refused,
+    also those that wait for their turn at that moment, while the connection itself goes on to the next borrower.
+    """
+    view = copy(connection)
+    view.lending = lending
+    view.limit = None
+    view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
+    return view
+
+
+def taken_back(connection: C) -> None:
+    """Forget what a borrower changed in what its object shares with ours."""
+    connection.limit, connection.prepare_threshold = None, connection.threshold
+    del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
+    connection._notify_handlers.clear()  # noqa: SLF001
+    if connection._notifies_backlog:  # noqa: SLF001
+        connection._notifies_backlog.clear()  # noqa: SLF001
+
+
+def cut(pgconn: PGconn) -> None:
+    """Shut the socket down without closing it: who polls it hears of it, and an event loop polls no closed file."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+async def severed(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """End a connection on which a statement is under way; False: somebody still waits for its answer."""
+    try:
+        with suppress(psycopg.Error):
+            await connection.cancel_safe(timeout=GRACE)
+    finally:
+        cut(connection.pgconn)
+    try:
+        async with asyncio.timeout(GRACE), connection.lock:
+            return True
+    except TimeoutError:
+        return False
 
 
 def connect(address: str, threshold: int | None) -> StoreConnection:

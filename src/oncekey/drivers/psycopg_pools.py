@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.psycopg_connections import (
@@ -26,6 +26,7 @@ from oncekey.drivers.psycopg_connections import (
     aconnect,
     bounded,
     connect,
+    taken_back,
 )
 from oncekey.drivers.slots import AsyncSlots, Slots, business_share
 
@@ -63,10 +64,14 @@ class Shelf(Generic[C]):
             if connection.silent:
                 # Where one server does not answer, the others' silence is no good sign either.
                 self._empty()
+            elif connection.lock.locked():
+                # Somebody still waits on it. Closed now, its number would be another file's under a poll of the event
+                # loop; it was cut, and ends with the last one who holds it.
+                return
             elif self._closed or not _is_clean(connection):
                 connection.pgconn.finish()
             else:
-                connection.as_made()
+                taken_back(connection)
                 self._idle.append(connection)
 
     def close(self) -> None:
@@ -211,6 +216,7 @@ def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
     return (
         not connection.closed
         and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and connection.pgconn.pipeline_status == PipelineStatus.OFF
         and time.monotonic() - connection.born < MAX_AGE
     )
 

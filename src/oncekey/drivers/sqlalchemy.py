@@ -9,15 +9,15 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
-from oncekey.drivers.sqlalchemy_guard import guarding, open_guarded
-from oncekey.drivers.sqlalchemy_saying import closed, committed, execute
+from oncekey.drivers.sqlalchemy_guard import GuardedConnection, guarding, open_guarded, raw_of
+from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute, severed
 from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
 from oncekey.flow import Mode, astep
 
@@ -32,6 +32,9 @@ STATEMENT_TIMEOUT: Final = 10.0
 """Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
 
 OURS: Final = "READ COMMITTED"
+GRACE: Final = 1.0
+"""Seconds that a statement under way has to end when its connection was cut."""
+
 DIALECTS: Final = frozenset({"postgresql", "sqlite"})
 TOO_SMALL: Final = (
     "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
@@ -105,7 +108,7 @@ class SqlalchemyDriver:
         if self._returns:
             await asyncio.wait(self._returns)
 
-    def _end(self, connection: AsyncConnection, session: AsyncSession | None) -> asyncio.Task[None]:
+    def _end(self, connection: GuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
         """Undo what is not committed, and give a business transaction's connection back."""
         return self._errand(self._ended(connection, session))
 
@@ -136,14 +139,27 @@ class SqlalchemyDriver:
         if self._places is not None:
             self._places.release()
 
-    async def _ended(self, connection: AsyncConnection, session: AsyncSession | None) -> None:
+    async def _ended(self, connection: GuardedConnection, session: AsyncSession | None) -> None:
         try:
+            if connection.watch.running and not await self._hushed(connection):
+                await discarded(connection)
+                return
             if session is not None:
                 with suppress(*FAILURES):
                     await session.close()
             await closed(connection)
         finally:
+            connection.watch.released = True
             self._leave()
+
+    async def _hushed(self, connection: GuardedConnection) -> bool:
+        """Whether a connection on which something is under way can be used again, once that is over.
+
+        What is sent to PostgreSQL, or waits to be, would be the beginning of the next borrower's transaction: the
+        connection is ended. SQLite does one thing after the other in one thread, so what is under way is over soon.
+        """
+        await severed(raw_of(connection))
+        return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
 
     def _errand(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """A connection goes back to its pool, whoever is cancelled meanwhile."""

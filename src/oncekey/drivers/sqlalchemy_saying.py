@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -46,5 +48,26 @@ async def closed(connection: AsyncConnection) -> None:
         await AsyncConnection.close(connection)
     except FAILURES:
         # Nothing can be said on it any more, so there is nothing left to undo.
+        await discarded(connection)
+
+
+async def discarded(connection: AsyncConnection) -> None:
+    """Close the connection instead of giving it back."""
+    with suppress(*FAILURES):
         await AsyncConnection.invalidate(connection)
-        await AsyncConnection.close(connection)
+    await AsyncConnection.close(connection)
+
+
+def package_of(raw: object) -> str | None:
+    """Whose connection it is, or extends: asyncpg's or psycopg's. None: SQLite's, or there is none any more."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
+    return next((one for one in ("asyncpg", "psycopg") if one in packages), None)
+
+
+async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """Make an end of what is under way on the driver's own connection, whoever waits for its answer."""
+    package = package_of(raw)
+    if package is not None:
+        await import_module(f"oncekey.drivers.{package}_connections").severed(raw)
+    elif hasattr(raw, "interrupt"):
+        await raw.interrupt()

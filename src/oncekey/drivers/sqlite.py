@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
 from oncekey.drivers.sqlite_files import SqliteFile
@@ -168,7 +169,7 @@ class SqliteTransaction:
 
     def _begun(self) -> sqlite3.Connection:
         if self._over:
-            raise TransactionControlError("the transaction of this operation is over: write before answering")
+            raise TransactionControlError(OVER)
         if self._raw is None:
             take_turn(self._turn, self._file.busy_timeout)
             try:
