@@ -19,6 +19,7 @@ from oncekey.drivers.postgres_errors import (
     refused,
     unsure_commit,
 )
+from oncekey.drivers.postgres_sessions import RESET
 
 if TYPE_CHECKING:
     from oncekey.flow import Mode
@@ -53,7 +54,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self._settings = ""
 
     def get_reset_query(self) -> str:
-        """Nothing to reset: it would be a second round trip, and nothing of ours outlives its transaction."""
+        """Nothing to reset: nothing of ours outlives its transaction, and handlers' connections come back clean."""
         return ""
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ANN401, ASYNC109  (asyncpg's)
@@ -91,6 +92,16 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
     def _hear(self, _: object, said: asyncpg.PostgresLogMessage) -> None:
         if said.sqlstate == SYNC_WAIT_CANCELLED:
             self.unsure = True
+
+
+async def cleaned(connection: asyncpg.Connection) -> None:
+    """Take out of a session what a handler may have left there; if that fails, the connection is closed."""
+    try:
+        async with asyncio.timeout(GRACE):
+            await connection.execute(RESET)
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 async def severed(connection: asyncpg.Connection) -> None:

@@ -30,11 +30,20 @@ _log = logging.getLogger("oncekey")
 class AsyncpgTransaction:
     """A business transaction that a handler writes through."""
 
-    def __init__(self, pool: AsyncpgPool, connection: Any, transaction: Any, limit: float) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        pool: AsyncpgPool,
+        connection: Any,  # noqa: ANN401  (asyncpg's)
+        transaction: Any,  # noqa: ANN401
+        limit: float,
+        *,
+        cleans: bool,
+    ) -> None:
         self._pool = pool
         self._raw = connection
         self._transaction = transaction
         self._limit = limit
+        self._cleans = cleans
         self._over = self._committed = False
         self._lending = Lending()
         self._guarded = GuardedConnection(connection, self._lending)
@@ -81,7 +90,7 @@ class AsyncpgTransaction:
             if not self._committed:
                 await undo(self._raw, self._transaction, self._limit)
         finally:
-            await self._pool.give(self._raw)
+            await self._pool.give(self._raw, used=self._lending.used and self._cleans)
 
     def _take_back(self) -> None:
         """Nothing of the handler's is passed through any more, nor by what it prepared."""

@@ -26,7 +26,11 @@ _SUSPECT: Final = re.compile(
 _ALWAYS: Final = frozenset({"BEGIN", "COMMIT", "END", "ABORT", "ATTACH", "DETACH"})
 _FIRST_TWO: Final = frozenset({"START TRANSACTION", "PREPARE TRANSACTION", "SET TRANSACTION"})
 _FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
-_SESSION: Final = frozenset({"RESET", "DISCARD", "LISTEN"})
+_SESSION: Final = frozenset({"RESET", "DISCARD", "LISTEN", "PREPARE"})
+_INSTEAD: Final = {
+    "LISTEN": "Listen on a connection of your own",
+    "PREPARE": "The driver prepares what is said often by itself",
+}
 _IN_TRANSACTION: Final = frozenset({"LOCAL", "CONSTRAINTS"})
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
@@ -58,7 +62,7 @@ def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) ->
         if dialect is Dialect.POSTGRES and _outlives(sentence):
             raise TransactionControlError(
                 f"{sentence.tokens[0]} is refused here: it would outlive this transaction on a connection that other "
-                "requests use next. Say SET LOCAL instead"
+                "requests use next. " + _INSTEAD.get(sentence.tokens[0], "Say SET LOCAL instead")
             )
 
 

@@ -14,15 +14,18 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
+from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
+from oncekey.drivers.postgres_sessions import RESET
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
     from psycopg.errors import Diagnostic
-    from psycopg.pq.abc import PGconn
+    from psycopg.pq.abc import PGconn, PGresult
 
     from oncekey.drivers.guard import Lending
 
@@ -45,6 +48,7 @@ class StoreConnection(psycopg.Connection[Any]):
     silent = False
     born = 0.0
     threshold: int | None = None
+    cleaning = False
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
         """Wait for the answer, but not for ever."""
@@ -53,6 +57,15 @@ class StoreConnection(psycopg.Connection[Any]):
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return super().wait(gen, *args, **kwargs)
+
+    def is_clean(self) -> bool:
+        """Whether what a handler may have left in the session is gone; it was asked for already."""
+        try:
+            return _all_well(self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
 
     def sever(self) -> bool:
         """End it although a statement is under way; False: who waits for the answer still does."""
@@ -81,6 +94,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     silent = False
     born = 0.0
     threshold: int | None = None
+    cleaning = False
     _stopping: asyncio.Task[None] | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
@@ -90,6 +104,15 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return await super().wait(gen, *args, **kwargs)
+
+    async def is_clean(self) -> bool:
+        """Whether what a handler may have left in the session is gone; it was asked for already."""
+        try:
+            return _all_well(await self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
 
     async def sever(self) -> bool:
         """End it although a statement is under way; False: who waits for the answer still does."""
@@ -128,6 +151,30 @@ def taken_back(connection: C) -> None:
     connection._notify_handlers.clear()  # noqa: SLF001
     if connection._notifies_backlog:  # noqa: SLF001
         connection._notifies_backlog.clear()  # noqa: SLF001
+
+
+def clean_up(connection: C) -> bool:
+    """Ask the server to take out of the session what a handler may have left there; `is_clean` reads the answer."""
+    try:
+        connection.pgconn.send_query(RESET.encode())
+    except psycopg.Error:
+        connection.pgconn.finish()
+        return False
+    connection.cleaning = True
+    return True
+
+
+async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The same on a connection of somebody else's, answer and all."""
+
+    def said() -> Generator[Any, Any, list[PGresult]]:
+        connection.pgconn.send_query(RESET.encode())
+        results: list[PGresult] = yield from generators.execute(connection.pgconn)
+        return results
+
+    async with asyncio.timeout(GRACE), connection.lock:
+        if not _all_well(await connection.wait(said())):
+            raise psycopg.OperationalError("the session could not be reset")
 
 
 def cut(pgconn: PGconn) -> None:
@@ -185,6 +232,10 @@ def _ready(connection: C, threshold: int | None) -> C:
     connection.born = time.monotonic()
     connection.threshold = threshold
     return connection
+
+
+def _all_well(results: list[PGresult]) -> bool:
+    return all(result.status in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK} for result in results)
 
 
 def _patiently(

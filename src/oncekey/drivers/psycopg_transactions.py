@@ -42,8 +42,9 @@ _log = logging.getLogger("oncekey")
 class PsycopgTransaction:
     """A business transaction that a blocking handler writes through."""
 
-    def __init__(self, pool: Pool, connection: StoreConnection, limit: float) -> None:
+    def __init__(self, pool: Pool, connection: StoreConnection, limit: float, *, cleans: bool) -> None:
         self._pool = pool
+        self._cleans = cleans
         self._raw: StoreConnection | None = connection
         self._limit = limit
         self._lending = Lending()
@@ -97,14 +98,15 @@ class PsycopgTransaction:
                 connection.limit = self._limit
                 undo(connection)
         finally:
-            self._pool.give(connection)
+            self._pool.give(connection, used=self._lending.used and self._cleans)
 
 
 class AsyncPsycopgTransaction:
     """A business transaction that an `async def` handler writes through."""
 
-    def __init__(self, pool: AsyncPool, connection: AsyncStoreConnection, limit: float) -> None:
+    def __init__(self, pool: AsyncPool, connection: AsyncStoreConnection, limit: float, *, cleans: bool) -> None:
         self._pool = pool
+        self._cleans = cleans
         self._raw: AsyncStoreConnection | None = connection
         self._limit = limit
         self._lending = Lending()
@@ -159,7 +161,7 @@ class AsyncPsycopgTransaction:
                 await aundo(connection)
         finally:
             # Cancelled half-way it is still in the transaction, and is closed instead of lent again.
-            self._pool.give(connection)
+            self._pool.give(connection, used=self._lending.used and self._cleans)
 
 
 def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:

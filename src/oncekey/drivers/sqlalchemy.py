@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import AssertionPool, NullPool, QueuePool, SingletonThreadPool, StaticPool
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
@@ -18,6 +18,7 @@ from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
 from oncekey.drivers.sqlalchemy_guard import GuardedConnection, guarding, open_guarded, raw_of
 from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute, severed
+from oncekey.drivers.sqlalchemy_sessions import as_opened
 from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
 from oncekey.flow import Mode, astep
 
@@ -62,6 +63,7 @@ class SqlalchemyDriver:
         # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
         self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
         self._guarded = guarding(engine)
+        self._cleans = engine.dialect.name == "postgresql" and not isinstance(engine.pool, NullPool)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         self._places = _places(engine, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
@@ -147,7 +149,8 @@ class SqlalchemyDriver:
             if session is not None:
                 with suppress(*FAILURES):
                     await session.close()
-            await closed(connection)
+            clean = partial(as_opened, connection, self._engine) if self._cleans and connection.watch.used else None
+            await closed(connection, clean=clean)
         finally:
             connection.watch.released = True
             self._leave()

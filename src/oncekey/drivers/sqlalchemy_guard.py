@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
+from oncekey.drivers.sqlalchemy_saying import OWN
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, ExceptionContext, ExecutionContext
@@ -26,19 +27,16 @@ if TYPE_CHECKING:
 WATCH: Final = "oncekey_watch"
 
 
-OWN: Final = "oncekey_own"
-"""The option of statements that are said for oncekey itself while the transaction is being ended."""
-
-
 class Watch:
     """What was said on one connection. It guards from the begin of the transaction until we end it."""
 
-    __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said")
+    __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said", "used")
 
     def __init__(self) -> None:
         self.guards = False
         self.over = False
         self.released = False
+        self.used = False
         self.said = 0
         self.heard = 0
         self.running: set[object] = set()
@@ -142,10 +140,12 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
         _many: object,
     ) -> None:
         watch = _watch_of(connection)
-        if watch.over and not context.execution_options.get(OWN):
+        own = context.execution_options.get(OWN)
+        if watch.over and not own:
             raise TransactionControlError(OVER)
         if watch.guards:
             harmless(statement)
+            watch.used = watch.used or not own
         watch.begins(context)
 
     def after(
@@ -205,11 +205,15 @@ def raw_of(connection: AsyncConnection) -> Any:  # noqa: ANN401  (asyncpg's, psy
 
 def was_ended_below(connection: GuardedConnection) -> bool:
     """Whether the driver's own connection was used to end the transaction, behind SQLAlchemy's back (F16)."""
-    raw = raw_of(connection)
+    return is_in_transaction(raw_of(connection)) is False
+
+
+def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """Whether the driver's own connection is in a transaction. None: it does not say."""
     if hasattr(raw, "is_in_transaction"):
-        return not raw.is_in_transaction()
+        return bool(raw.is_in_transaction())
     status = getattr(getattr(raw, "info", None), "transaction_status", None)
-    return getattr(status, "name", "") == "IDLE"
+    return None if status is None else status.name != "IDLE"
 
 
 def _watch_of(connection: Connection) -> Watch:
