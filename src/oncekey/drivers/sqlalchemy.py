@@ -63,7 +63,7 @@ class SqlalchemyDriver:
         # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
         self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
         self._guarded = guarding(engine)
-        self._cleans = engine.dialect.name == "postgresql" and not isinstance(engine.pool, NullPool)
+        self._cleans = not isinstance(engine.pool, NullPool)  # which closes what it is given back
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         self._places = _places(engine, self._patience)
         self._returns: set[asyncio.Task[None]] = set()

@@ -15,6 +15,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from oncekey.drivers.sqlalchemy_guard import is_in_transaction, raw_of
 from oncekey.drivers.sqlalchemy_saying import package_of
+from oncekey.drivers.sqlite import TEMPORARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +32,12 @@ async def as_opened(connection: AsyncConnection, engine: AsyncEngine) -> bool:
     If not, the connection is of no use to anybody.
     """
     raw = raw_of(connection)
-    package = package_of(raw)
-    if package is None or is_in_transaction(raw):
+    if raw is None or is_in_transaction(raw):
         return False
+    package = package_of(raw)
     try:
+        if package is None:
+            return not await _has_temporaries(raw)
         await import_module(f"oncekey.drivers.{package}_connections").cleaned(raw)
         listeners = [listener for listener in engine.pool.dispatch.connect if _is_the_applications(listener)]
         if listeners:
@@ -43,6 +46,15 @@ async def as_opened(connection: AsyncConnection, engine: AsyncEngine) -> bool:
         log.warning("oncekey: a connection could not be reset and is closed: %s", type(error).__name__)
         return False
     return True
+
+
+async def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (aiosqlite's)
+    """SQLite has no word that removes a handler's temporary tables, but to close its connection costs little."""
+    cursor = await raw.execute(TEMPORARIES)
+    try:
+        return await cursor.fetchone() is not None
+    finally:
+        await cursor.close()
 
 
 def _connected(connection: AsyncConnection, listeners: list[Callable[..., Any]]) -> None:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
 
+TEMPORARIES = "SELECT 1 FROM sqlite_temp_master LIMIT 1"
+
 _log = logging.getLogger("oncekey")
 
 
@@ -108,6 +110,7 @@ class SqliteTransaction:
         self._raw: sqlite3.Connection | None = None
         self._over = False
         self._lost = False
+        self._used = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self._facade = GuardedConnection(self)
 
@@ -155,6 +158,7 @@ class SqliteTransaction:
         connection = self._begun()
         self._refuse_if_lost()
         cursor = connection.cursor()
+        self._used = True
         self._cursors.add(cursor)
         return cursor
 
@@ -201,12 +205,20 @@ class SqliteTransaction:
             with suppress(self._file.module.Error):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-            if connection.in_transaction:
+            if connection.in_transaction or (self._used and _has_temporaries(self._file.module, connection)):
                 self._file.discard(connection)
             else:
                 self._file.give_back(connection)
         finally:
             self._turn.release()
+
+
+def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:
+    """Whether a handler left temporary tables behind, which the connection's next borrower would find."""
+    try:
+        return connection.execute(TEMPORARIES).fetchone() is not None
+    except module.Error:
+        return True
 
 
 def take_turn(turn: threading.Lock, patience: float) -> None:

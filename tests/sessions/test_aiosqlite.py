@@ -54,6 +54,14 @@ async def test_what_is_under_way_is_the_requests_own(path, fails):  # X15
         assert rows(path) == [*found, "next"]
 
 
+async def test_a_temporary_table_is_not_the_next_requests(path):  # X12
+    shop = Shop("sa-sqlite", f"sqlite+aiosqlite:///{path}")
+    async with shop.open():
+        for _ in range(2):
+            assert (await shop.send(shop.saying("CREATE TEMP TABLE mine (x)"))).status == 200
+            assert (await shop.send(shop.saying("SELECT name FROM sqlite_temp_master"))).json() == []
+
+
 async def test_a_late_user_is_refused(path):
     shop = Shop("sa-sqlite", f"sqlite+aiosqlite:///{path}")
     kept: list[Any] = []
