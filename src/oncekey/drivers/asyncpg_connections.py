@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 
 from oncekey.core.errors import OncekeyError, StoreError, TransactionControlError
-from oncekey.drivers.guard import LEFT_BEHIND
+from oncekey.drivers.guard import LEFT_BEHIND, RESET
 from oncekey.drivers.postgres_errors import (
     SYNC_WAIT_CANCELLED,
     LostError,
@@ -19,7 +19,6 @@ from oncekey.drivers.postgres_errors import (
     refused,
     unsure_commit,
 )
-from oncekey.drivers.postgres_sessions import RESET
 
 if TYPE_CHECKING:
     from oncekey.flow import Mode

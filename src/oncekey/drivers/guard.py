@@ -2,6 +2,11 @@
 
 The transaction is ended by oncekey, together with the key's record: a handler that ends it itself commits its
 rows without the record, and the client's retry executes them once more (F16).
+
+Nor may it leave anything in the session, which is another request's next. A setting, a role, a lock of the session, a
+cursor, a temporary table: a function can make each of them without a word of it in the handler's own text, so the text
+is no proof that there is none. `RESET` goes to the server after the end of every transaction that a handler used, and
+nobody waits for its answer but the connection's next borrower.
 """
 
 from __future__ import annotations
@@ -17,6 +22,17 @@ LEFT_BEHIND: Final = (
     "a task or a thread that the handler left behind is using op.connection while its transaction is to be ended: wait "
     "for everything that you started before you answer"
 )
+
+RESET: Final = (
+    "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; "
+    "DISCARD TEMP"
+)
+"""The session as it was when it was opened.
+
+DISCARD ALL would be one word for it, but it also forgets every prepared statement, which the drivers believe to be
+there, and every plan, which makes the next request dearer than this message. RESET ROLE comes after the session's user,
+because that one ends the role which an address may have asked for, too.
+"""
 
 # Looking for the words first keeps the lexer away from nearly every statement.
 _SUSPECT: Final = re.compile(

@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.guard import RESET
 from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
-from oncekey.drivers.postgres_sessions import RESET
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen

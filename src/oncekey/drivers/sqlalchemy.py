@@ -16,9 +16,9 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
-from oncekey.drivers.sqlalchemy_guard import GuardedConnection, guarding, open_guarded, raw_of
-from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute, severed
-from oncekey.drivers.sqlalchemy_sessions import as_opened
+from oncekey.drivers.sqlalchemy_guard import GuardedConnection, guarding, open_guarded
+from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute
+from oncekey.drivers.sqlalchemy_sessions import as_opened, raw_of, severed
 from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
 from oncekey.flow import Mode, astep
 

@@ -19,6 +19,7 @@ from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlalchemy_saying import OWN
+from oncekey.drivers.sqlalchemy_sessions import is_in_transaction, raw_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, ExceptionContext, ExecutionContext
@@ -196,24 +197,9 @@ def commits_by_itself(connection: GuardedConnection) -> bool:
     return raw is not None and dialect.detect_autocommit_setting(raw)
 
 
-def raw_of(connection: AsyncConnection) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
-    """The driver's own connection; None if SQLAlchemy has given it up."""
-    sync = connection.sync_connection
-    gone = sync is None or sync.closed or sync.invalidated
-    return None if gone or sync is None else sync.connection.driver_connection
-
-
 def was_ended_below(connection: GuardedConnection) -> bool:
     """Whether the driver's own connection was used to end the transaction, behind SQLAlchemy's back (F16)."""
     return is_in_transaction(raw_of(connection)) is False
-
-
-def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
-    """Whether the driver's own connection is in a transaction. None: it does not say."""
-    if hasattr(raw, "is_in_transaction"):
-        return bool(raw.is_in_transaction())
-    status = getattr(getattr(raw, "info", None), "transaction_status", None)
-    return None if status is None else status.name != "IDLE"
 
 
 def _watch_of(connection: Connection) -> Watch:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import lru_cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -64,18 +63,3 @@ async def discarded(connection: AsyncConnection) -> None:
     with suppress(*FAILURES):
         await AsyncConnection.invalidate(connection)
     await AsyncConnection.close(connection)
-
-
-def package_of(raw: object) -> str | None:
-    """Whose connection it is, or extends: asyncpg's or psycopg's. None: SQLite's, or there is none any more."""
-    packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
-    return next((one for one in ("asyncpg", "psycopg") if one in packages), None)
-
-
-async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
-    """Make an end of what is under way on the driver's own connection, whoever waits for its answer."""
-    package = package_of(raw)
-    if package is not None:
-        await import_module(f"oncekey.drivers.{package}_connections").severed(raw)
-    elif hasattr(raw, "interrupt"):
-        await raw.interrupt()

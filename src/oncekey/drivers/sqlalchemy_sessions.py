@@ -1,8 +1,8 @@
-"""A connection of the application's pool as it was when the pool opened it, after a handler of ours used it.
+"""The driver's own connection below SQLAlchemy's: what it is doing, how it is ended, how its session is cleaned up.
 
 The pool is the application's, and so is what its own listeners for "connect" set up. What they set for a session is
-gone with everything else, so they are called once more. What the address or `connect_args` asked for is kept by
-PostgreSQL itself.
+gone with everything else that is reset after a handler, so they are called once more. What the address or
+`connect_args` asked for is kept by PostgreSQL itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.util import greenlet_spawn
 
-from oncekey.drivers.sqlalchemy_guard import is_in_transaction, raw_of
-from oncekey.drivers.sqlalchemy_saying import package_of
 from oncekey.drivers.sqlite import TEMPORARIES
 
 if TYPE_CHECKING:
@@ -24,6 +22,36 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("oncekey")
+
+
+def raw_of(connection: AsyncConnection) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """The driver's own connection; None if SQLAlchemy has given it up."""
+    sync = connection.sync_connection
+    gone = sync is None or sync.closed or sync.invalidated
+    return None if gone or sync is None else sync.connection.driver_connection
+
+
+def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """Whether the driver's own connection is in a transaction. None: it does not say."""
+    if hasattr(raw, "is_in_transaction"):
+        return bool(raw.is_in_transaction())
+    status = getattr(getattr(raw, "info", None), "transaction_status", None)
+    return None if status is None else status.name != "IDLE"
+
+
+def package_of(raw: object) -> str | None:
+    """Whose connection it is, or extends: asyncpg's or psycopg's. None: SQLite's, or there is none any more."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
+    return next((one for one in ("asyncpg", "psycopg") if one in packages), None)
+
+
+async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """Make an end of what is under way on the driver's own connection, whoever waits for its answer."""
+    package = package_of(raw)
+    if package is not None:
+        await import_module(f"oncekey.drivers.{package}_connections").severed(raw)
+    elif hasattr(raw, "interrupt"):
+        await raw.interrupt()
 
 
 async def as_opened(connection: AsyncConnection, engine: AsyncEngine) -> bool:
