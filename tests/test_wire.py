@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import sys
+import traceback
 from contextlib import closing
 
 import pytest
 
 from oncekey import wire
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.drivers.sqlite_async import AsyncSqliteDriver
 from oncekey.drivers.sqlite_files import repaired_module
+from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -44,6 +47,7 @@ NOBODY = "postgresql://nobody:secret@127.0.0.1:1/nothing"
             Address(Kind.POSTGRES, "postgresql://h/d?application_name=a+b&options=-c%20x%3D1", pool_size=7),
         ),
         ("postgresql://u:p%23#x@h/d", Address(Kind.POSTGRES, "postgresql://u:p%23#x@h/d")),
+        ("postgresql://u@[::1]:5,h/d", Address(Kind.POSTGRES, "postgresql://u@[::1]:5,h/d")),
         ("postgresql:///d?host=/run/pg", Address(Kind.POSTGRES, "postgresql:///d?host=/run/pg")),
     ],
 )
@@ -57,13 +61,21 @@ def test_every_form_is_understood(url, address):
         ("", "is no store"),
         ("shop.db", "is no store"),
         ("mysql://h/d", "no store for mysql"),
-        ("memory:x", "no store for memory"),
+        ("memory:x", "memory: has no name"),
         ("sqlite:", "three slashes"),
         ("sqlite://shop.db", "three slashes"),
         ("sqlite:///", "three slashes"),
         ("sqlite:///:memory:", "three slashes"),
         ("sqlite:///shop.db?mode=ro", "takes no options"),
-        ("postgresql+pg8000://h/d", r"no store for postgresql\+pg8000"),
+        ("postgresql+pg8000://h/d", r"no driver pg8000 for postgresql: say .*postgresql\+asyncpg://"),
+        ("sqlite+aiosqlite:///shop.db", r"no driver aiosqlite for sqlite: say sqlite://"),
+        ("postgresql:h/d", "two slashes"),
+        ("postgresql://u@h:port/d", "port that is no number"),
+        ("postgresql://u@h:0/d", "port that is no number"),
+        ("postgresql://u@a:1,b:65536/d", "port that is no number"),
+        ("postgresql://u@[::1/d", "closing bracket"),
+        ("postgresql://u@[::1]x/d", "closing bracket"),
+        ("postgresql://u:50%@h/d", "begins no escape"),
         ("postgresql://h/d?pool_size=0", "no number of connections"),
         ("postgresql://h/d?pool_size=many", "no number of connections"),
         ("postgresql://h/d?pool_size=", "no number of connections"),
@@ -84,6 +96,43 @@ def test_what_is_said_lists_the_forms_and_no_secret():
     assert "password" not in str(caught.value)
     for form in ("memory:", "sqlite:///", "sqlite:////", "postgresql://"):
         assert form in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{driver}://shop:{secret}%zz@127.0.0.1:5432/shop",
+        "{driver}://shop:{secret}/x@127.0.0.1:5432/shop",
+        "{driver}://shop:{secret}?x=1@127.0.0.1:5432/shop",
+        "{driver}://shop:1?{secret}=1@127.0.0.1:1/shop",
+        "{driver}://shop:{secret}@127.0.0.1:5432x/shop",
+        "{driver}://shop:{secret}@[::1/shop",
+        "{driver}://shop:{secret}@127.0.0.1:1/shop?bogus=1",
+        "{driver}://shop:{secret}@127.0.0.1:1/shop",
+        "{driver}:shop:{secret}@127.0.0.1:1/shop",
+        "{driver}+pg8000://shop:{secret}@127.0.0.1:1/shop",
+        "host=db password={secret}:x",
+        "shop:{secret}@127.0.0.1:5432/shop",
+    ],
+)
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg", "postgresql+asyncpg"])
+async def test_no_error_repeats_a_password(url, driver):  # X8
+    secret = "S3cretPw"
+    with pytest.raises((ConfigurationError, StoreUnavailableError)) as caught:
+        await wire.aconnect(url.format(driver=driver, secret=secret)).driver.run(
+            Transaction("test", Mode.READ, lambda: iter([Statement("test", "SELECT 1")]))
+        )
+    shown = "".join(traceback.format_exception(caught.value))
+    assert secret not in re.sub(r"^    .*$", "", shown, flags=re.MULTILINE)  # but for our own lines of code
+    assert "\n" not in str(caught.value)
+    if isinstance(caught.value, ConfigurationError):
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def test_an_option_that_libpq_does_not_know_is_named():
+    with pytest.raises(ConfigurationError, match="has the option bogus, which libpq does not know"):
+        wire.connect("postgresql://u@127.0.0.1:1/x?bogus=1")
 
 
 def test_blocking_engines(tmp_path, monkeypatch):

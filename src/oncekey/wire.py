@@ -6,6 +6,7 @@ its mistakes in a URL found, without a database at hand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,7 @@ from urllib.parse import unquote
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.drivers.postgres_address import objection
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.stores import postgres, sqlite
 from oncekey.stores.memory import MemoryStore
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
     from oncekey.stores.migrations import SqlSchema
 
 FORMS: Final = "memory:, sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
+NO_STORE: Final = "keys are kept in PostgreSQL, in SQLite or in memory"
 NO_ENGINE: Final = "a store is a URL or a SQLAlchemy engine made by create_async_engine(...)"
 ENGINES: Final = "sqlite+aiosqlite or postgresql+asyncpg or postgresql+psycopg"
 POOL_SIZE: Final = 10
 
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
 _SQLITE: Final = {"sqlite": None, "sqlite+pysqlite3": "pysqlite3"}
 _POSTGRES: Final = {
     "postgresql": None,
@@ -161,15 +165,23 @@ def migrations_for(url: str) -> SqlSchema:
 def understand(url: str) -> Address:
     """What a URL says, or a sentence about what it should."""
     scheme, colon, rest = url.partition(":")
-    if not colon:
+    if not colon or _SCHEME.fullmatch(scheme) is None:
         raise ConfigurationError(f"{_safely(url)} is no store: say {FORMS}")
-    if scheme == "memory" and not rest.strip("/"):
+    if scheme == "memory":
+        if rest.strip("/"):
+            raise ConfigurationError("memory: has no name and no file: say memory:, without anything after it")
         return Address(Kind.MEMORY)
     if scheme in _SQLITE:
         return _sqlite(rest, _SQLITE[scheme])
     if scheme in _POSTGRES:
         return _postgres(scheme, rest)
-    raise ConfigurationError(f"there is no store for {scheme}: say {FORMS}")
+    database, plus, driver = scheme.partition("+")
+    if plus and database in {"sqlite", "postgresql", "postgres"}:
+        known = " or ".join(
+            f"{one}://" for one in (_SQLITE if database == "sqlite" else _POSTGRES) if one != "postgres"
+        )
+        raise ConfigurationError(f"oncekey has no driver {driver} for {database}: say {known}")
+    raise ConfigurationError(f"there is no store for {scheme}: {NO_STORE}, say {FORMS}")
 
 
 def _sqlite(rest: str, package: str | None) -> Address:
@@ -190,6 +202,9 @@ def _postgres(scheme: str, rest: str) -> Address:
     sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
     kept = "&".join(option for option in options if not option.startswith("pool_size="))
     dsn = f"postgresql:{place}?{kept}" if kept else f"postgresql:{place}"
+    wrong = objection(dsn)
+    if wrong is not None:
+        raise ConfigurationError(wrong)
     return Address(Kind.POSTGRES, dsn, _POSTGRES[scheme], _pool_size(sizes))
 
 

@@ -93,7 +93,6 @@ def test_what_sqlite_quotes_hides_nothing(sql):
         "rollback to savepoint a",
         "rollback transaction to savepoint a",
         "rollback work to a",
-        "prepare q as select 1",
         "set local statement_timeout = 1",
         "select commit from t",
         "pragma foreign_key_check",
@@ -132,7 +131,6 @@ def test_the_error_names_what_was_said_and_nothing_of_the_data():
         "set search_path to x",
         "reset all",
         "discard all",
-        "listen x",
     ],
 )
 def test_what_would_outlive_the_transaction_is_refused(sql):
@@ -145,3 +143,11 @@ def test_what_would_outlive_the_transaction_is_refused(sql):
 )
 def test_what_ends_with_the_transaction_is_allowed(sql):
     refuse_transaction_control(sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "instead"), [("listen x", "a connection of your own"), ("prepare q as select 1", "by itself")]
+)
+def test_so_is_what_has_no_form_for_one_transaction(sql, instead):
+    with pytest.raises(TransactionControlError, match=instead):
+        refuse_transaction_control(sql)

@@ -158,6 +158,7 @@ async def test_serialisation_failures_are_said_again(dsn: str, dialect: str) -> 
     def body() -> Steps[None]:
         nonlocal tries
         tries += 1
+        yield Statement("strict", "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
         yield Statement("count", "SELECT count(*) FROM orders")
         if tries == 1:
             with psycopg.connect(dsn, autocommit=True) as other:
@@ -165,7 +166,7 @@ async def test_serialisation_failures_are_said_again(dsn: str, dialect: str) -> 
                 other.execute("INSERT INTO orders (item) SELECT 'other' || count(*) FROM orders")
         yield Statement("insert", "INSERT INTO orders (item) SELECT 'ours' || count(*) FROM orders")
 
-    async with driving(dsn, dialect, isolation_level="SERIALIZABLE") as (driver, _):
+    async with driving(dsn, dialect) as (driver, _):
         await driver.run(Transaction("test", Mode.ATOMIC, body))
         assert tries == 2
         assert await items(driver) == ["other0", "ours1"]

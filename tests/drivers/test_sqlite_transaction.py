@@ -340,3 +340,14 @@ class FailingCommit:
 
     def __getattr__(self, name):
         return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_temporary_table_is_not_the_next_ones(driver, end):  # X12
+    for _ in range(2):
+        tx = driver.begin()
+        tx.connection.execute("CREATE TEMP TABLE mine (x)")
+        getattr(tx, end)()
+        following = driver.begin()
+        assert following.connection.execute("SELECT name FROM sqlite_temp_master").fetchall() == []
+        following.rollback()

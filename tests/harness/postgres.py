@@ -152,6 +152,14 @@ class PostgresServer:
         self.stop()
         self.start()
 
+    def demote(self) -> None:
+        """Start again as a standby: it waits for a primary that never speaks, and meanwhile only reads."""
+        self.stop()
+        mark = self._home / "data" / "standby.signal"
+        mark.touch()
+        account().owns(mark)
+        self.start()
+
     def log_tail(self, lines: int = 20) -> str:
         """Return the end of the server's log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])

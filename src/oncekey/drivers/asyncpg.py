@@ -55,6 +55,8 @@ class AsyncpgDriver:
         address = PostgresAddress.parse(dsn)
         self._pool = AsyncpgPool(address.dsn, pool_size, timeout, 0 if address.pooler else statement_cache_size)
         self._limit = statement_timeout
+        # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
+        self._cleans = not address.pooler
         self._settings = f" SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
 
     async def run(self, transaction: Transaction[T]) -> T:
@@ -126,7 +128,7 @@ class AsyncpgDriver:
         except BaseException:
             await self._pool.give(connection)
             raise
-        return AsyncpgTransaction(self._pool, connection, begun, self._limit)
+        return AsyncpgTransaction(self._pool, connection, begun, self._limit, cleans=self._cleans)
 
 
 class AsyncpgWithin(AsyncWithin):

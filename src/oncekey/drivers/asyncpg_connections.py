@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import OncekeyError, StoreError, TransactionControlError
+from oncekey.drivers.guard import LEFT_BEHIND, RESET
 from oncekey.drivers.postgres_errors import (
     SYNC_WAIT_CANCELLED,
     LostError,
@@ -32,7 +34,11 @@ FAILURES: Final = (
 )
 """What executing can raise. A time-out is an `OSError`, and so is whatever the network does."""
 
+GRACE: Final = 1.0
+"""Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
+
 _VALUES: Final = ("22", "23")
+_BUSY: Final = "another operation is in progress"
 _MID_GOODBYE: Final = "cannot switch to state"
 
 
@@ -48,7 +54,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self._settings = ""
 
     def get_reset_query(self) -> str:
-        """Nothing to reset: it would be a second round trip, and nothing of ours outlives its transaction."""
+        """Nothing to reset: nothing of ours outlives its transaction, and handlers' connections come back clean."""
         return ""
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ANN401, ASYNC109  (asyncpg's)
@@ -64,6 +70,11 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self._settings = settings
         await transaction.start()
         return transaction
+
+    def forsake(self, ours: asyncpg.transaction.Transaction) -> None:
+        """Refuse the statements, cursors and transactions that were made so far, but our own, as a release does."""
+        self._pool_release_ctr += 1
+        ours._con_release_ctr = self._pool_release_ctr  # noqa: SLF001  (asyncpg has no other way to tell them apart)
 
     def itself(self) -> StoreConnection:
         """This very connection: what a pool lends is a stand-in that forgets everything when it is lost."""
@@ -83,8 +94,35 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             self.unsure = True
 
 
-def statement_error(error: Exception, connection: Any, mode: Mode, what: str) -> StoreError:  # noqa: ANN401
+async def cleaned(connection: asyncpg.Connection) -> None:
+    """Take out of a session what a handler may have left there; if that fails, the connection is closed."""
+    try:
+        async with asyncio.timeout(GRACE):
+            await connection.execute(RESET)
+    except BaseException:
+        connection.terminate()
+        raise
+
+
+async def severed(connection: asyncpg.Connection) -> None:
+    """End a connection on which somebody's statement is under way, and ask the server to stop executing it.
+
+    Left alone it would hold its locks, the key's among them, for as long as it takes.
+    """
+    try:
+        async with asyncio.timeout(GRACE):
+            # What asyncpg itself does when the task of a statement is cancelled. This task is not ours to cancel.
+            await connection._cancel(asyncio.get_running_loop().create_future())  # noqa: SLF001
+    except FAILURES:
+        pass  # then the server will notice by itself
+    finally:
+        connection.terminate()
+
+
+def statement_error(error: Exception, connection: Any, mode: Mode, what: str) -> OncekeyError:  # noqa: ANN401
     """The store's error for a statement."""
+    if is_busy(error):
+        return TransactionControlError(LEFT_BEHIND)
     if _was_never_sent(error, connection):
         connection.suspect = True
         connection.terminate()
@@ -92,8 +130,10 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
     return lost(mode, what) if _was_lost(error, connection) else _refused(error, what)
 
 
-def commit_error(error: Exception, connection: asyncpg.Connection, what: str) -> StoreError:
+def commit_error(error: Exception, connection: asyncpg.Connection, what: str) -> OncekeyError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
+    if is_busy(error):
+        return TransactionControlError(LEFT_BEHIND)
     if _was_lost(error, connection):
         return lost_commit(what)
     return refused_commit(_sqlstate(error) or None, what, type(error).__name__)
@@ -111,6 +151,11 @@ def cause(error: Exception) -> Exception | None:
     """What may be shown below our own error: not what repeats a value or a whole row."""
     told = isinstance(error, ValueError | OverflowError) or _sqlstate(error).startswith(_VALUES)
     return None if told else error
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether asyncpg refused to speak, because somebody else's statement is under way on the same connection."""
+    return isinstance(error, asyncpg.InterfaceError) and _BUSY in str(error)
 
 
 def _was_never_sent(error: Exception, connection: asyncpg.Connection) -> bool:

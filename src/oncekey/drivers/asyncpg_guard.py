@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
-from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import refusal, refuse_transaction_control
-
-OVER: Final = "the transaction of this operation is over: write before answering"
+from oncekey.drivers.guard import Lending, refusal, refuse_transaction_control
 
 
 class GuardedConnection:
     """What `op.connection` is for asyncpg. When the operation is over nothing more is passed through."""
 
-    __slots__ = ("_over", "_raw")
+    __slots__ = ("_lending", "_raw")
 
-    def __init__(self, raw: Any) -> None:  # noqa: ANN401  (a connection of asyncpg's pool)
+    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (a connection of asyncpg's pool)
         self._raw = raw
-        self._over = False
+        self._lending = lending
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
         return getattr(self._open(), name)
 
     def __repr__(self) -> str:
         return f"<guarded {self._raw!r}>"
-
-    def end(self) -> None:
-        """Pass nothing more through."""
-        self._over = True
 
     async def execute(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
         """Execute statements."""
@@ -82,6 +75,5 @@ class GuardedConnection:
         return self._open()
 
     def _open(self) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
-        if self._over:
-            raise TransactionControlError(OVER)
+        self._lending.check()
         return self._raw

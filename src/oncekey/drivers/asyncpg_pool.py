@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from contextlib import asynccontextmanager, suppress
 
 import asyncpg
 
-from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection
+from oncekey.drivers.asyncpg_connections import FAILURES, GRACE, StoreConnection, cleaned
 from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.slots import AsyncSlots, business_share
-
-GRACE: Final = 1.0
-"""Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
 
 
 class AsyncpgPool:
@@ -27,6 +23,7 @@ class AsyncpgPool:
         self._slots = AsyncSlots(size, timeout)
         self._business = AsyncSlots(business_share(size), timeout)
         self._pool: asyncpg.Pool | None = None
+        self._returns: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[StoreConnection]:
@@ -52,12 +49,14 @@ class AsyncpgPool:
             self._business.release()
             raise
 
-    async def give(self, connection: StoreConnection) -> None:
-        """The end of a business transaction."""
-        try:
-            await self._give(connection)
-        finally:
-            self._business.release()
+    async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
+        """The end of a business transaction; what a handler used is cleaned up first, while the caller goes on."""
+        if not used or connection.is_closed():
+            await self._given(connection, used=False)
+            return
+        task = asyncio.get_running_loop().create_task(self._given(connection, used=True))
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
 
     async def close(self) -> None:
         """Close all of them; who still holds one has a moment to give it back."""
@@ -65,6 +64,8 @@ class AsyncpgPool:
             return
         try:
             async with asyncio.timeout(self._timeout):
+                if self._returns:
+                    await asyncio.wait(self._returns)
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
@@ -82,6 +83,17 @@ class AsyncpgPool:
             self._slots.release()
             raise
         return connection
+
+    async def _given(self, connection: StoreConnection, *, used: bool) -> None:
+        try:
+            if used:
+                with suppress(*FAILURES):
+                    await cleaned(connection)
+        finally:
+            try:
+                await self._give(connection)
+            finally:
+                self._business.release()
 
     async def _give(self, connection: StoreConnection) -> None:
         assert self._pool is not None

@@ -10,6 +10,8 @@ from oncekey.drivers.asyncpg_connections import (
     cause,
     check_commit,
     commit_error,
+    is_busy,
+    severed,
     statement_error,
 )
 from oncekey.drivers.placeholders import numbered
@@ -66,5 +68,7 @@ async def undo(connection: Any, transaction: Any, limit: float | None) -> None: 
     try:
         async with asyncio.timeout(limit):
             await transaction.rollback()
-    except FAILURES:
+    except FAILURES as error:
+        if is_busy(error):
+            await severed(connection)
         connection.terminate()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
-from oncekey.drivers.asyncpg_guard import OVER, GuardedConnection
+from oncekey.drivers.asyncpg_guard import GuardedConnection
 from oncekey.drivers.asyncpg_saying import commit, execute, undo
+from oncekey.drivers.guard import OVER, Lending
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
@@ -29,13 +30,23 @@ _log = logging.getLogger("oncekey")
 class AsyncpgTransaction:
     """A business transaction that a handler writes through."""
 
-    def __init__(self, pool: AsyncpgPool, connection: Any, transaction: Any, limit: float) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        pool: AsyncpgPool,
+        connection: Any,  # noqa: ANN401  (asyncpg's)
+        transaction: Any,  # noqa: ANN401
+        limit: float,
+        *,
+        cleans: bool,
+    ) -> None:
         self._pool = pool
         self._raw = connection
         self._transaction = transaction
         self._limit = limit
+        self._cleans = cleans
         self._over = self._committed = False
-        self._guarded = GuardedConnection(connection)
+        self._lending = Lending()
+        self._guarded = GuardedConnection(connection, self._lending)
 
     @property
     def connection(self) -> GuardedConnection:
@@ -61,7 +72,11 @@ class AsyncpgTransaction:
                 _log.error(NOTHING_LEFT)
             else:
                 self._committed = True
+                self._take_back()
                 await commit(self._raw, self._transaction, self._limit, WHAT)
+        except TransactionControlError:
+            self._committed = False  # nothing was sent
+            raise
         finally:
             await self.rollback()
 
@@ -70,12 +85,17 @@ class AsyncpgTransaction:
         if self._over:
             return
         self._over = True
-        self._guarded.end()
+        self._take_back()
         try:
             if not self._committed:
                 await undo(self._raw, self._transaction, self._limit)
         finally:
-            await self._pool.give(self._raw)
+            await self._pool.give(self._raw, used=self._lending.used and self._cleans)
+
+    def _take_back(self) -> None:
+        """Nothing of the handler's is passed through any more, nor by what it prepared."""
+        self._lending.over = True
+        self._raw.forsake(self._transaction)
 
     @property
     def _was_ended(self) -> bool:

@@ -2,6 +2,11 @@
 
 The transaction is ended by oncekey, together with the key's record: a handler that ends it itself commits its
 rows without the record, and the client's retry executes them once more (F16).
+
+Nor may it leave anything in the session, which is another request's next. A setting, a role, a lock of the session, a
+cursor, a temporary table: a function can make each of them without a word of it in the handler's own text, so the text
+is no proof that there is none. `RESET` goes to the server after the end of every transaction that a handler used, and
+nobody waits for its answer but the connection's next borrower.
 """
 
 from __future__ import annotations
@@ -12,6 +17,23 @@ from typing import Final
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, Sentence, sentences
 
+OVER: Final = "the transaction of this operation is over: write before answering"
+LEFT_BEHIND: Final = (
+    "a task or a thread that the handler left behind is using op.connection while its transaction is to be ended: wait "
+    "for everything that you started before you answer"
+)
+
+RESET: Final = (
+    "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; "
+    "DISCARD TEMP"
+)
+"""The session as it was when it was opened.
+
+DISCARD ALL would be one word for it, but it also forgets every prepared statement, which the drivers believe to be
+there, and every plan, which makes the next request dearer than this message. RESET ROLE comes after the session's user,
+because that one ends the role which an address may have asked for, too.
+"""
+
 # Looking for the words first keeps the lexer away from nearly every statement.
 _SUSPECT: Final = re.compile(
     r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|reset|discard|listen|attach|detach|pragma)\b",
@@ -20,9 +42,29 @@ _SUSPECT: Final = re.compile(
 _ALWAYS: Final = frozenset({"BEGIN", "COMMIT", "END", "ABORT", "ATTACH", "DETACH"})
 _FIRST_TWO: Final = frozenset({"START TRANSACTION", "PREPARE TRANSACTION", "SET TRANSACTION"})
 _FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
-_SESSION: Final = frozenset({"RESET", "DISCARD", "LISTEN"})
+_SESSION: Final = frozenset({"RESET", "DISCARD", "LISTEN", "PREPARE"})
+_INSTEAD: Final = {
+    "LISTEN": "Listen on a connection of your own",
+    "PREPARE": "The driver prepares what is said often by itself",
+}
 _IN_TRANSACTION: Final = frozenset({"LOCAL", "CONSTRAINTS"})
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
+
+
+class Lending:
+    """Whether a handler may still use what it was handed, and whether it ever did."""
+
+    __slots__ = ("over", "used")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.used = False
+
+    def check(self) -> None:
+        """Refuse a late user."""
+        if self.over:
+            raise TransactionControlError(OVER)
+        self.used = True
 
 
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) -> None:
@@ -36,7 +78,7 @@ def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) ->
         if dialect is Dialect.POSTGRES and _outlives(sentence):
             raise TransactionControlError(
                 f"{sentence.tokens[0]} is refused here: it would outlive this transaction on a connection that other "
-                "requests use next. Say SET LOCAL instead"
+                "requests use next. " + _INSTEAD.get(sentence.tokens[0], "Say SET LOCAL instead")
             )
 
 

@@ -73,6 +73,8 @@ class PsycopgDriver:
         address = PostgresAddress.parse(dsn)
         self._pool = Pool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
+        # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
+        self._cleans = not address.pooler
         self._begin = opening(idle_timeout)
 
     def run(self, transaction: Transaction[T]) -> T:
@@ -133,7 +135,7 @@ class PsycopgDriver:
             self._pool.give(connection)
             raise
         connection.limit = None
-        return PsycopgTransaction(self._pool, connection, self._limit)
+        return PsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans)
 
 
 class AsyncPsycopgDriver:
@@ -152,6 +154,8 @@ class AsyncPsycopgDriver:
         address = PostgresAddress.parse(dsn)
         self._pool = AsyncPool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
+        # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
+        self._cleans = not address.pooler
         self._begin = opening(idle_timeout)
 
     async def run(self, transaction: Transaction[T]) -> T:
@@ -219,7 +223,7 @@ class AsyncPsycopgDriver:
             self._pool.give(connection)
             raise
         connection.limit = None
-        return AsyncPsycopgTransaction(self._pool, connection, self._limit)
+        return AsyncPsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans)
 
 
 class PsycopgWithin(Within):

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import re
+import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
+from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import tuple_row
+from psycopg.pq import ExecStatus
 
+from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.guard import RESET
 from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
     from psycopg.errors import Diagnostic
+    from psycopg.pq.abc import PGconn, PGresult
+
+    from oncekey.drivers.guard import Lending
 
 T = TypeVar("T")
 C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
@@ -25,6 +35,7 @@ C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
 GRACE: Final = 1.0
 """Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
 
+_FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
 _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
@@ -32,21 +43,38 @@ class StoreConnection(psycopg.Connection[Any]):
     """A connection for blocking code. With a `limit` an answer has so many seconds to come."""
 
     limit: float | None = None
+    lending: Lending | None = None
     unsure = False
     silent = False
     born = 0.0
     threshold: int | None = None
+    cleaning = False
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
         """Wait for the answer, but not for ever."""
+        if self.lending is not None:
+            self.lending.check()
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return super().wait(gen, *args, **kwargs)
 
-    def as_made(self) -> None:
-        """Forget what the last borrower changed."""
-        self.limit, self.prepare_threshold = None, self.threshold
-        self.row_factory, self.cursor_factory = tuple_row, psycopg.Cursor
+    def is_clean(self) -> bool:
+        """Whether what a handler may have left in the session is gone; it was asked for already."""
+        try:
+            return _all_well(self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
+
+    def sever(self) -> bool:
+        """End it although a statement is under way; False: who waits for the answer still does."""
+        self._ask_to_stop()
+        cut(self.pgconn)
+        if not self.lock.acquire(timeout=GRACE):
+            return False
+        self.lock.release()
+        return True
 
     def _hang_up(self) -> None:
         self.silent = True
@@ -61,22 +89,34 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     """A connection for asyncio."""
 
     limit: float | None = None
+    lending: Lending | None = None
     unsure = False
     silent = False
     born = 0.0
     threshold: int | None = None
+    cleaning = False
     _stopping: asyncio.Task[None] | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
         """Wait for the answer, but not for ever."""
+        if self.lending is not None:
+            self.lending.check()
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return await super().wait(gen, *args, **kwargs)
 
-    def as_made(self) -> None:
-        """Forget what the last borrower changed."""
-        self.limit, self.prepare_threshold = None, self.threshold
-        self.row_factory, self.cursor_factory = tuple_row, psycopg.AsyncCursor
+    async def is_clean(self) -> bool:
+        """Whether what a handler may have left in the session is gone; it was asked for already."""
+        try:
+            return _all_well(await self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
+
+    async def sever(self) -> bool:
+        """End it although a statement is under way; False: who waits for the answer still does."""
+        return await severed(self)
 
     def _hang_up(self) -> None:
         self.silent = True
@@ -89,6 +129,72 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     async def _asked_to_stop(self) -> None:
         with suppress(psycopg.Error):
             await self.cancel_safe(timeout=GRACE)
+
+
+def lent(connection: C, lending: Lending) -> C:
+    """The connection as a handler gets it: the same server, the same lock, but an object of its own.
+
+    A handler can keep cursors, transactions and bound methods of it. When the lending is over all of them are refused,
+    also those that wait for their turn at that moment, while the connection itself goes on to the next borrower.
+    """
+    view = copy(connection)
+    view.lending = lending
+    view.limit = None
+    view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
+    return view
+
+
+def taken_back(connection: C) -> None:
+    """Forget what a borrower changed in what its object shares with ours."""
+    connection.limit, connection.prepare_threshold = None, connection.threshold
+    del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
+    connection._notify_handlers.clear()  # noqa: SLF001
+    if connection._notifies_backlog:  # noqa: SLF001
+        connection._notifies_backlog.clear()  # noqa: SLF001
+
+
+def clean_up(connection: C) -> bool:
+    """Ask the server to take out of the session what a handler may have left there; `is_clean` reads the answer."""
+    try:
+        connection.pgconn.send_query(RESET.encode())
+    except psycopg.Error:
+        connection.pgconn.finish()
+        return False
+    connection.cleaning = True
+    return True
+
+
+async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The same on a connection of somebody else's, answer and all."""
+
+    def said() -> Generator[Any, Any, list[PGresult]]:
+        connection.pgconn.send_query(RESET.encode())
+        results: list[PGresult] = yield from generators.execute(connection.pgconn)
+        return results
+
+    async with asyncio.timeout(GRACE), connection.lock:
+        if not _all_well(await connection.wait(said())):
+            raise psycopg.OperationalError("the session could not be reset")
+
+
+def cut(pgconn: PGconn) -> None:
+    """Shut the socket down without closing it: who polls it hears of it, and an event loop polls no closed file."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+async def severed(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """End a connection on which a statement is under way; False: somebody still waits for its answer."""
+    try:
+        with suppress(psycopg.Error):
+            await connection.cancel_safe(timeout=GRACE)
+    finally:
+        cut(connection.pgconn)
+    try:
+        async with asyncio.timeout(GRACE), connection.lock:
+            return True
+    except TimeoutError:
+        return False
 
 
 def connect(address: str, threshold: int | None) -> StoreConnection:
@@ -105,7 +211,14 @@ async def aconnect(address: str, threshold: int | None) -> AsyncStoreConnection:
 
 def bounded(dsn: str, timeout: float) -> str:
     """The address with bounds on what the network may do to us, where it names none itself."""
-    given = conninfo_to_dict(dsn)
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        # libpq repeats what it could not read, which may be a part of the password. An option's name is none, unless
+        # an @ comes after it: then the password itself has a question mark in it.
+        found = None if "@" in dsn.partition("?")[2] else _FOREIGN_OPTION.match(str(error))
+        what = f"has the option {found[1]}, which libpq does not know" if found else "cannot be read by libpq"
+        raise ConfigurationError(f"the address of PostgreSQL {what}") from None
     ours = {"connect_timeout": max(2, math.ceil(timeout)), **_KEEPALIVE}
     return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
 
@@ -119,6 +232,10 @@ def _ready(connection: C, threshold: int | None) -> C:
     connection.born = time.monotonic()
     connection.threshold = threshold
     return connection
+
+
+def _all_well(results: list[PGresult]) -> bool:
+    return all(result.status in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK} for result in results)
 
 
 def _patiently(

@@ -11,24 +11,9 @@ from typing import Any, Final, NoReturn, Self
 import psycopg
 from psycopg import sql
 
-from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import refusal, refuse_transaction_control
-
-OVER: Final = "the transaction of this operation is over: write before answering"
+from oncekey.drivers.guard import Lending, refusal, refuse_transaction_control
 
 _SETTINGS: Final = frozenset({"autocommit", "isolation_level", "read_only", "deferrable"})
-
-
-class Lending:
-    """Whether a handler may still use what it was handed."""
-
-    def __init__(self) -> None:
-        self.over = False
-
-    def check(self) -> None:
-        """Refuse a late user."""
-        if self.over:
-            raise TransactionControlError(OVER)
 
 
 class _Guarded:

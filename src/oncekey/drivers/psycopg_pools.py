@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.psycopg_connections import (
@@ -25,7 +25,9 @@ from oncekey.drivers.psycopg_connections import (
     StoreConnection,
     aconnect,
     bounded,
+    clean_up,
     connect,
+    taken_back,
 )
 from oncekey.drivers.slots import AsyncSlots, Slots, business_share
 
@@ -51,23 +53,28 @@ class Shelf(Generic[C]):
         with self._lock:
             self._forget_parents()
             while self._idle:
-                connection = self._idle.pop()
-                if not connection.closed and _is_quiet(connection.fileno()):
+                connection = self._idle.pop(self._nearest())
+                if not connection.closed and (connection.cleaning or is_quiet(connection)):
                     return connection
                 connection.pgconn.finish()
         return None
 
-    def put(self, connection: C) -> None:
-        """Take a connection back; one that is in the middle of something is closed."""
+    def put(self, connection: C, *, used: bool = False) -> None:
+        """Take a connection back; one that is in the middle of something is closed, what a handler used cleaned up."""
         with self._lock:
             if connection.silent:
                 # Where one server does not answer, the others' silence is no good sign either.
                 self._empty()
+            elif connection.lock.locked():
+                # Somebody still waits on it. Closed now, its number would be another file's under a poll of the event
+                # loop; it was cut, and ends with the last one who holds it.
+                return
             elif self._closed or not _is_clean(connection):
                 connection.pgconn.finish()
             else:
-                connection.as_made()
-                self._idle.append(connection)
+                taken_back(connection)
+                if not used or clean_up(connection):
+                    self._idle.append(connection)
 
     def close(self) -> None:
         """Close what is here now, and from now on whatever comes back."""
@@ -75,6 +82,12 @@ class Shelf(Generic[C]):
             self._closed = True
             self._forget_parents()
             self._empty()
+
+    def _nearest(self) -> int:
+        """The last one put back that need not be waited for, if there is such a one."""
+        last = len(self._idle) - 1
+        ready = (at for at in range(last, -1, -1) if not (one := self._idle[at]).cleaning or not is_quiet(one))
+        return next(ready, last)
 
     def _empty(self) -> None:
         while self._idle:
@@ -123,9 +136,9 @@ class Pool:
             self._business.release()
             raise
 
-    def give(self, connection: StoreConnection) -> None:
+    def give(self, connection: StoreConnection, *, used: bool = False) -> None:
         """The end of a business transaction."""
-        self._give(connection)
+        self._give(connection, used=used)
         self._business.release()
 
     def close(self) -> None:
@@ -135,7 +148,7 @@ class Pool:
     def _take(self, deadline: float) -> StoreConnection:
         self._slots.acquire(deadline)
         try:
-            return self._shelf.pop() or connect(self._address, self._threshold)
+            return self._idle() or connect(self._address, self._threshold)
         except psycopg.Error as error:
             self._slots.release()
             raise unreachable(_first_line(error)) from error
@@ -143,8 +156,24 @@ class Pool:
             self._slots.release()
             raise
 
-    def _give(self, connection: StoreConnection) -> None:
-        self._shelf.put(connection)
+    def _idle(self) -> StoreConnection | None:
+        while (connection := self._shelf.pop()) is not None:
+            if not connection.cleaning:
+                return connection
+            connection.limit = self._timeout
+            clean = False
+            try:
+                clean = connection.is_clean() and is_quiet(connection)
+            finally:
+                if not clean:
+                    connection.pgconn.finish()
+            if clean:
+                connection.limit = None
+                return connection
+        return None
+
+    def _give(self, connection: StoreConnection, *, used: bool = False) -> None:
+        self._shelf.put(connection, used=used)
         self._slots.release()
 
 
@@ -183,9 +212,9 @@ class AsyncPool:
             self._business.release()
             raise
 
-    def give(self, connection: AsyncStoreConnection) -> None:
+    def give(self, connection: AsyncStoreConnection, *, used: bool = False) -> None:
         """The end of a business transaction."""
-        self._give(connection)
+        self._give(connection, used=used)
         self._business.release()
 
     def close(self) -> None:
@@ -195,7 +224,7 @@ class AsyncPool:
     async def _take(self, deadline: float) -> AsyncStoreConnection:
         await self._slots.acquire(deadline)
         try:
-            return self._shelf.pop() or await aconnect(self._address, self._threshold)
+            return await self._idle() or await aconnect(self._address, self._threshold)
         except psycopg.Error as error:
             self._slots.release()
             raise unreachable(_first_line(error)) from error
@@ -203,13 +232,32 @@ class AsyncPool:
             self._slots.release()
             raise
 
-    def _give(self, connection: AsyncStoreConnection) -> None:
-        self._shelf.put(connection)
+    async def _idle(self) -> AsyncStoreConnection | None:
+        while (connection := self._shelf.pop()) is not None:
+            if not connection.cleaning:
+                return connection
+            connection.limit = self._timeout
+            clean = False
+            try:
+                clean = await connection.is_clean() and is_quiet(connection)
+            finally:
+                if not clean:
+                    connection.pgconn.finish()
+            if clean:
+                connection.limit = None
+                return connection
+        return None
+
+    def _give(self, connection: AsyncStoreConnection, *, used: bool = False) -> None:
+        self._shelf.put(connection, used=used)
         self._slots.release()
 
 
-def _is_quiet(fileno: int) -> bool:
-    """Whether nothing came in unasked: an idle server speaks up only to say goodbye."""
+def is_quiet(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether nothing came in: unasked, an idle server speaks up only to say goodbye."""
+    if connection.closed:
+        return False
+    fileno = connection.fileno()
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(fileno, select.POLLIN)
@@ -221,6 +269,7 @@ def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
     return (
         not connection.closed
         and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and connection.pgconn.pipeline_status == PipelineStatus.OFF
         and time.monotonic() - connection.born < MAX_AGE
     )
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from psycopg.pq import TransactionStatus
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.psycopg_guard import OVER, AsyncGuardedConnection, GuardedConnection, Lending
+from oncekey.drivers.guard import OVER, Lending
+from oncekey.drivers.psycopg_connections import lent
+from oncekey.drivers.psycopg_guard import AsyncGuardedConnection, GuardedConnection
 from oncekey.drivers.psycopg_saying import (
     BEGIN,
     abegin,
@@ -40,12 +42,13 @@ _log = logging.getLogger("oncekey")
 class PsycopgTransaction:
     """A business transaction that a blocking handler writes through."""
 
-    def __init__(self, pool: Pool, connection: StoreConnection, limit: float) -> None:
+    def __init__(self, pool: Pool, connection: StoreConnection, limit: float, *, cleans: bool) -> None:
         self._pool = pool
+        self._cleans = cleans
         self._raw: StoreConnection | None = connection
         self._limit = limit
         self._lending = Lending()
-        self._guarded = GuardedConnection(connection, self._lending)
+        self._guarded = GuardedConnection(lent(connection, self._lending), self._lending)
 
     @property
     def connection(self) -> GuardedConnection:
@@ -75,6 +78,8 @@ class PsycopgTransaction:
             if was_ended(self._raw):
                 _log.error(NOTHING_LEFT)
             else:
+                # Whoever waits for a turn behind this commit is refused when it comes.
+                self._lending.over = True
                 self._raw.limit = self._limit
                 commit(self._raw, WHAT)
         finally:
@@ -87,22 +92,25 @@ class PsycopgTransaction:
             return
         self._lending.over = True
         try:
-            if may_be_undone(connection):
+            if connection.lock.locked():
+                connection.sever()
+            elif may_be_undone(connection):
                 connection.limit = self._limit
                 undo(connection)
         finally:
-            self._pool.give(connection)
+            self._pool.give(connection, used=self._lending.used and self._cleans)
 
 
 class AsyncPsycopgTransaction:
     """A business transaction that an `async def` handler writes through."""
 
-    def __init__(self, pool: AsyncPool, connection: AsyncStoreConnection, limit: float) -> None:
+    def __init__(self, pool: AsyncPool, connection: AsyncStoreConnection, limit: float, *, cleans: bool) -> None:
         self._pool = pool
+        self._cleans = cleans
         self._raw: AsyncStoreConnection | None = connection
         self._limit = limit
         self._lending = Lending()
-        self._guarded = AsyncGuardedConnection(connection, self._lending)
+        self._guarded = AsyncGuardedConnection(lent(connection, self._lending), self._lending)
 
     @property
     def connection(self) -> AsyncGuardedConnection:
@@ -132,6 +140,8 @@ class AsyncPsycopgTransaction:
             if was_ended(self._raw):
                 _log.error(NOTHING_LEFT)
             else:
+                # Whoever waits for a turn behind this commit is refused when it comes.
+                self._lending.over = True
                 self._raw.limit = self._limit
                 await acommit(self._raw, WHAT)
         finally:
@@ -144,12 +154,14 @@ class AsyncPsycopgTransaction:
             return
         self._lending.over = True
         try:
-            if may_be_undone(connection):
+            if connection.lock.locked():
+                await connection.sever()
+            elif may_be_undone(connection):
                 connection.limit = self._limit
                 await aundo(connection)
         finally:
             # Cancelled half-way it is still in the transaction, and is closed instead of lent again.
-            self._pool.give(connection)
+            self._pool.give(connection, used=self._lending.used and self._cleans)
 
 
 def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:

@@ -9,15 +9,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.pool import AssertionPool, NullPool, QueuePool, SingletonThreadPool, StaticPool
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
-from oncekey.drivers.sqlalchemy_guard import guarding, open_guarded
-from oncekey.drivers.sqlalchemy_saying import closed, committed, execute
+from oncekey.drivers.sqlalchemy_guard import GuardedConnection, guarding, open_guarded
+from oncekey.drivers.sqlalchemy_raw import as_opened, raw_of, severed
+from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute
 from oncekey.drivers.sqlalchemy_sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
 from oncekey.flow import Mode, astep
@@ -31,6 +32,10 @@ T = TypeVar("T")
 
 STATEMENT_TIMEOUT: Final = 10.0
 """Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
+
+OURS: Final = "READ COMMITTED"
+GRACE: Final = 1.0
+"""Seconds that a statement under way has to end when its connection was cut."""
 
 DIALECTS: Final = frozenset({"postgresql", "sqlite"})
 TOO_SMALL: Final = (
@@ -56,11 +61,14 @@ class SqlalchemyDriver:
         self._engine = engine
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
+        self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
         self._guarded = guarding(engine)
         reader = only_reading(engine)
         self._guarded_reader = guarding(reader)
         self._placed = placed(engine, self._enter, self._leave)
         self._placed_reader = placed(reader, self._enter, self._leave)
+        self._cleans = not isinstance(engine.pool, NullPool)  # which closes what it is given back
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         self._places = _places(engine, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
@@ -123,13 +131,13 @@ class SqlalchemyDriver:
         if self._returns:
             await asyncio.wait(self._returns)
 
-    def _end(self, connection: AsyncConnection, session: AsyncSession | None) -> asyncio.Task[None]:
+    def _end(self, connection: GuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
         """Undo what is not committed, and give a business transaction's connection back."""
         return self._errand(self._ended(connection, session))
 
     async def _run(self, transaction: Transaction[T]) -> T:
         atomic = transaction.mode is Mode.ATOMIC
-        connection = (self._engine if atomic else self._autocommit).connect()
+        connection = (self._atomic if atomic else self._autocommit).connect()
         try:
             await connection.start()
         except FAILURES as error:
@@ -154,14 +162,28 @@ class SqlalchemyDriver:
         if self._places is not None:
             self._places.release()
 
-    async def _ended(self, connection: AsyncConnection, session: AsyncSession | None) -> None:
+    async def _ended(self, connection: GuardedConnection, session: AsyncSession | None) -> None:
         try:
+            if connection.watch.running and not await self._hushed(connection):
+                await discarded(connection)
+                return
             if session is not None:
                 with suppress(*FAILURES):
                     await session.close()
-            await closed(connection)
+            clean = partial(as_opened, connection, self._engine) if self._cleans and connection.watch.used else None
+            await closed(connection, clean=clean)
         finally:
+            connection.watch.released = True
             self._leave()
+
+    async def _hushed(self, connection: GuardedConnection) -> bool:
+        """Whether a connection on which something is under way can be used again, once that is over.
+
+        What is sent to PostgreSQL, or waits to be, would be the beginning of the next borrower's transaction: the
+        connection is ended. SQLite does one thing after the other in one thread, so what is under way is over soon.
+        """
+        await severed(raw_of(connection))
+        return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
 
     def _errand(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """A connection goes back to its pool, whoever is cancelled meanwhile."""

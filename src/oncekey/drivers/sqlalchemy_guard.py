@@ -6,18 +6,23 @@ Methods are refused by the connection's class; text, and whatever reaches the co
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import refusal, refuse_transaction_control
+from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
+from oncekey.drivers.sqlalchemy_raw import is_in_transaction, raw_of
+from oncekey.drivers.sqlalchemy_saying import OWN
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, ExceptionContext, ExecutionContext
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 WATCH: Final = "oncekey_watch"
@@ -26,17 +31,42 @@ WATCH: Final = "oncekey_watch"
 class Watch:
     """What was said on one connection. It guards from the begin of the transaction until we end it."""
 
-    __slots__ = ("guards", "heard", "said")
+    __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said", "used")
 
     def __init__(self) -> None:
         self.guards = False
+        self.over = False
+        self.released = False
+        self.used = False
         self.said = 0
         self.heard = 0
+        self.running: set[object] = set()
+        self._quiet: asyncio.Event | None = None
 
     @property
     def doubtful(self) -> bool:
         """Whether a statement failed: the transaction may be good only for a roll-back."""
         return self.said != self.heard
+
+    def begins(self, statement: object) -> None:
+        """A statement is about to be sent."""
+        self.said += 1
+        self.running.add(statement)
+
+    def ends(self, statement: object) -> None:
+        """It was answered, or failed."""
+        self.running.discard(statement)
+        if self._quiet is not None and not self.running:
+            self._quiet.set()
+
+    async def quiet(self, patience: float) -> bool:
+        """Whether nothing is under way any more, after a moment if need be."""
+        if self.running:
+            self._quiet = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._quiet.wait()
+        return not self.running
 
     def forget(self) -> None:
         """A later statement was answered: whatever failed before was rolled back to a savepoint."""
@@ -46,7 +76,18 @@ class Watch:
 class GuardedConnection(AsyncConnection):
     """What `op.connection` is for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
 
-    __slots__ = ()
+    __slots__ = ("watch",)
+
+    def __init__(self, engine: AsyncEngine, watch: Watch) -> None:
+        super().__init__(engine)
+        self.watch = watch
+
+    @property
+    def _proxied(self) -> Connection:
+        """What SQLAlchemy says everything to; a late user is refused in our own words."""
+        if self.watch.released:
+            raise TransactionControlError(OVER)
+        return super()._proxied
 
     async def commit(self) -> NoReturn:
         """Refused."""
@@ -91,14 +132,38 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
     ours = engine.execution_options(oncekey=True)
     harmless = _checked(Dialect.SQLITE if engine.dialect.name == "sqlite" else Dialect.POSTGRES)
 
-    def before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    def before(
+        connection: Connection,
+        _cursor: object,
+        statement: str,
+        _values: object,
+        context: ExecutionContext,
+        _many: object,
+    ) -> None:
         watch = _watch_of(connection)
+        own = context.execution_options.get(OWN)
+        if watch.over and not own:
+            raise TransactionControlError(OVER)
         if watch.guards:
             harmless(statement)
-        watch.said += 1
+            watch.used = watch.used or not own
+        watch.begins(context)
 
-    def after(connection: Connection, *_: object) -> None:
-        _watch_of(connection).heard += 1
+    def after(
+        connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
+    ) -> None:
+        watch = _watch_of(connection)
+        watch.heard += 1
+        watch.ends(context)
+
+    def failed(error: ExceptionContext) -> None:
+        # This listener hears of the application's own connections, too: SQLAlchemy has one for all of an engine's.
+        watch = None if error.connection is None else error.connection.get_execution_options().get(WATCH)
+        if watch is not None:
+            watch.ends(error.execution_context)
+            if watch.over:
+                # The connection was cut by us, which says nothing about the others of the pool.
+                error.invalidate_pool_on_disconnect = False
 
     def commit(connection: Connection) -> None:
         if _watch_of(connection).guards:
@@ -109,12 +174,14 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
     event.listen(ours.sync_engine, "before_cursor_execute", before)
     event.listen(ours.sync_engine, "after_cursor_execute", after)
     event.listen(ours.sync_engine, "commit", commit)
+    event.listen(ours.sync_engine, "handle_error", failed)
     return ours
 
 
 async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
     """A connection of `guarding`'s engine, and what we will know about it."""
-    connection, watch = GuardedConnection(engine), Watch()
+    watch = Watch()
+    connection = GuardedConnection(engine, watch)
     await connection.start()
     assert connection.sync_connection is not None
     connection.sync_connection.execution_options(**{WATCH: watch})
@@ -132,12 +199,7 @@ def commits_by_itself(connection: GuardedConnection) -> bool:
 
 def was_ended_below(connection: GuardedConnection) -> bool:
     """Whether the driver's own connection was used to end the transaction, behind SQLAlchemy's back (F16)."""
-    sync = connection.sync_connection
-    raw: Any = None if sync is None or sync.invalidated else sync.connection.driver_connection
-    if hasattr(raw, "is_in_transaction"):
-        return not raw.is_in_transaction()
-    status = getattr(getattr(raw, "info", None), "transaction_status", None)
-    return getattr(status, "name", "") == "IDLE"
+    return is_in_transaction(raw_of(connection)) is False
 
 
 def _watch_of(connection: Connection) -> Watch:

@@ -12,9 +12,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, TransactionControlError
+from oncekey.drivers.guard import LEFT_BEHIND, OVER
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, is_aborted
 from oncekey.drivers.sqlalchemy_guard import GuardedConnection, Watch, commits_by_itself, was_ended_below
-from oncekey.drivers.sqlalchemy_saying import committed, execute
+from oncekey.drivers.sqlalchemy_saying import OWN, committed, execute
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-End: TypeAlias = Callable[[AsyncConnection, AsyncSession | None], "asyncio.Task[None]"]
+End: TypeAlias = Callable[[GuardedConnection, AsyncSession | None], "asyncio.Task[None]"]
 """Undoes what is not committed and gives the connection back, in a task that nobody cancels."""
 
 BUSINESS: Final = "the business transaction"
@@ -40,13 +41,15 @@ BROKEN: Final = (
     "`async with session.begin_nested():`"
 )
 ENDED_BELOW: Final = "a handler ended its own transaction; the key's record is stored in another one"
-OVER: Final = "the transaction of this operation is over: write before answering"
 AUTOCOMMITS: Final = (
     "the engine commits every statement by itself, so a handler's rows could not be undone: create it without "
     'isolation_level="AUTOCOMMIT"'
 )
 
-_PROBE: Final = text("SELECT 1")
+_PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
+PATIENCE: Final = 5.0
+"""Seconds that a statement which a handler left behind has to be answered, before the transaction is undone."""
+
 _log = logging.getLogger("oncekey")
 
 
@@ -114,19 +117,32 @@ class SqlalchemyTransaction:
         """Commit, and give the connection back; a transaction that can only be rolled back is refused (F20)."""
         self._refuse_if_ended()
         try:
+            await self._refuse_late_users()
             if self._watch.doubtful:
                 await self._probe()
             self._watch.guards = False
             await committed(self._connection, BUSINESS)
-        finally:
+        except BaseException:
             await self.rollback()
+            raise
+        self._ended()  # nobody has to wait until the connection is clean and back
 
     async def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""
+        await asyncio.shield(self._ended())
+
+    def _ended(self) -> asyncio.Task[None]:
         if self._ending is None:
+            self._watch.over = True
             self._watch.guards = False
             self._ending = self._end(self._connection, self._session)
-        await asyncio.shield(self._ending)
+        return self._ending
+
+    async def _refuse_late_users(self) -> None:
+        """Let nothing more pass, and wait for what a handler left under way: it still is a part of the transaction."""
+        self._watch.over = True
+        if not await self._watch.quiet(PATIENCE):
+            raise TransactionControlError(LEFT_BEHIND)
 
     async def _probe(self) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
+from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
 from oncekey.drivers.sqlite_files import SqliteFile
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
+
+TEMPORARIES = "SELECT 1 FROM sqlite_temp_master LIMIT 1"
 
 _log = logging.getLogger("oncekey")
 
@@ -112,6 +115,7 @@ class SqliteTransaction:
         self._raw: sqlite3.Connection | None = None
         self._over = False
         self._lost = False
+        self._used = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self._facade = GuardedConnection(self)
 
@@ -159,6 +163,7 @@ class SqliteTransaction:
         connection = self._begun()
         self._refuse_if_lost()
         cursor = connection.cursor()
+        self._used = True
         self._cursors.add(cursor)
         return cursor
 
@@ -173,7 +178,7 @@ class SqliteTransaction:
 
     def _begun(self) -> sqlite3.Connection:
         if self._over:
-            raise TransactionControlError("the transaction of this operation is over: write before answering")
+            raise TransactionControlError(OVER)
         if self._raw is None:
             take_turn(self._turn, self._file.busy_timeout)
             try:
@@ -205,7 +210,7 @@ class SqliteTransaction:
             with suppress(self._file.module.Error):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-            if connection.in_transaction:
+            if connection.in_transaction or (self._used and _has_temporaries(self._file.module, connection)):
                 self._file.discard(connection)
             else:
                 self._give_back(connection)
@@ -214,6 +219,14 @@ class SqliteTransaction:
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         self._file.give_back(connection)
+
+
+def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:
+    """Whether a handler left temporary tables behind, which the connection's next borrower would find."""
+    try:
+        return connection.execute(TEMPORARIES).fetchone() is not None
+    except module.Error:
+        return True
 
 
 def take_turn(turn: threading.Lock, patience: float) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreUnavailableError, TransactionControlError
+from oncekey.drivers.guard import OVER
 
 if TYPE_CHECKING:
     from oncekey.flow import Steps, Transaction
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CANCELLED = "a statement of this transaction was cancelled half-way, so all of it is rolled back"
-OVER = "the transaction of this operation is over: write before answering"
 
 
 class Blocking(Protocol):

@@ -393,5 +393,5 @@ class TestStandbys:
 async def test_a_guarded_connection_says_what_it_guards(kind, dsn):
     async with opened(kind, dsn) as driver:
         transaction = await driver.begin()
-        assert repr(raw_of(transaction)) in repr(transaction.connection)
+        assert repr(raw_of(transaction)).rpartition(" at ")[0] in repr(transaction.connection)
         await transaction.rollback()

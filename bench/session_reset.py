@@ -1,0 +1,214 @@
+"""`python -m bench.session_reset`: what it costs to clean a session up after a handler used it.
+
+One write in one commit (begin, lock, the handler's row, the record, commit) through each driver, with four ways to
+clean up in turn: not at all, as the drivers do (sent after the commit, and not waited for), the same waited for before
+the answer, and `DISCARD ALL` with no statement kept prepared. Processors' time hardly changes when others are busy; the
+waits are compared with those of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.places import ROOT
+
+DRIVERS = ("asyncpg", "psycopg", "sqlalchemy+asyncpg", "sqlalchemy+psycopg")
+WAYS = ("none", "sent", "waited for", "DISCARD ALL")
+AT_ONCE = 8
+INSERT = "INSERT INTO bench_rows (key) VALUES ('x')"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One way in one round: how long a request waits, and what processors have to do for it, ours and the server's."""
+
+    waits: float
+    client: float
+    server: float
+
+
+class Writer:
+    """Protected writes through one driver, cleaned up after in one way."""
+
+    def __init__(self, driver: Any, way: str, say: Callable[[Any], Awaitable[Any]]) -> None:
+        from oncekey.stores.postgres import PostgresStore  # noqa: PLC0415
+
+        self.driver, self.way, self._say = driver, way, say
+        self._locks = PostgresStore().locks
+        if way == "none":
+            driver._cleans = False  # noqa: SLF001
+        if way == "DISCARD ALL":
+            driver._cleans = True  # noqa: SLF001
+
+    async def write(self) -> None:
+        from oncekey.core.model import Effects, RecordId  # noqa: PLC0415
+        from oncekey.core.policy import Policy  # noqa: PLC0415
+        from oncekey.engine import local  # noqa: PLC0415
+        from oncekey.testing.claims import a_claim, answered  # noqa: PLC0415
+
+        assert self._locks is not None
+        key = uuid.uuid4().hex
+        claim = replace(a_claim(), id=RecordId("bench", key), effects=Effects.LOCAL)
+        tx = await self.driver.begin()
+        number = hash(key)
+        go = local.enter(await tx.step(self._locks.locking(number, claim)), claim, Policy())
+        assert isinstance(go, local.Go)
+        await self._say(tx.connection)
+        await tx.step(self._locks.completing(claim, go.ground, answered(), go.begun))
+        await tx.commit()
+        if self.way in {"waited for", "DISCARD ALL"}:
+            await self.cleaned()
+
+    async def cleaned(self) -> None:
+        """Wait until the connections that were used are clean."""
+        pool = getattr(self.driver, "_pool", None)
+        if pool is None:
+            await self.driver.close()  # which waits for the connections that are on their way back, and does no more
+        elif hasattr(pool, "_returns"):
+            if pool._returns:  # noqa: SLF001
+                await asyncio.wait(set(pool._returns))  # noqa: SLF001
+        else:
+            async with pool.lent(10.0):
+                pass
+
+
+async def figures(writer: Writer, writes: int, at_once: int, server_seconds: Callable[[], float]) -> Figures:
+    """Microseconds per write: the wait of one after the other, then the processors' time of several at once."""
+    spent = []
+    for _ in range(writes):
+        begun = time.perf_counter()
+        await writer.write()
+        spent.append(time.perf_counter() - begun)
+
+    async def several() -> None:
+        for _ in range(writes // at_once):
+            await writer.write()
+
+    ours, theirs = time.process_time(), server_seconds()
+    await asyncio.gather(*(several() for _ in range(at_once)))
+    await writer.cleaned()
+    each = 1e6 / (writes // at_once * at_once)
+    ours, theirs = time.process_time() - ours, server_seconds() - theirs
+    return Figures(statistics.median(spent) * 1e6, ours * each, theirs * each)
+
+
+def opened(driver: str, dsn: str, way: str) -> tuple[Writer, Callable[[], Awaitable[None]]]:
+    """A writer, and how it is closed."""
+    unprepared = way == "DISCARD ALL"
+    if driver.startswith("sqlalchemy"):
+        from sqlalchemy import text  # noqa: PLC0415
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
+
+        from oncekey.drivers.sqlalchemy import SqlalchemyDriver  # noqa: PLC0415
+
+        package = driver.partition("+")[2]
+        options: dict[str, Any] = {}
+        if unprepared and package == "asyncpg":
+            options = {"connect_args": {"prepared_statement_cache_size": 0, "statement_cache_size": 0}}
+        elif unprepared:
+            options = {"connect_args": {"prepare_threshold": None}}
+        engine = create_async_engine(dsn.replace("postgresql:", f"postgresql+{package}:"), pool_size=10, **options)
+        said = text(INSERT)
+        return Writer(SqlalchemyDriver(engine), way, lambda connection: connection.execute(said)), engine.dispose
+    if driver == "asyncpg":
+        from oncekey.drivers.asyncpg import AsyncpgDriver as Driver  # noqa: PLC0415
+    else:
+        from oncekey.drivers.psycopg import AsyncPsycopgDriver as Driver  # type: ignore[assignment]  # noqa: PLC0415
+    mark = "&" if "?" in dsn else "?"
+    ours = Driver(f"{dsn}{mark}pgbouncer={int(unprepared)}")
+    return Writer(ours, way, lambda connection: connection.execute(INSERT)), ours.close
+
+
+async def measure(
+    driver: str, dsn: str, rounds: int, writes: int, server_seconds: Callable[[], float]
+) -> dict[str, list[Figures]]:
+    """All ways in turn, round by round; who comes first changes with each round."""
+    from oncekey.drivers import asyncpg_connections, guard, psycopg_connections  # noqa: PLC0415
+
+    found: dict[str, list[Figures]] = {way: [] for way in WAYS}
+    writers = {way: opened(driver, dsn, way) for way in WAYS}
+    try:
+        for turn in range(rounds + 1):
+            for at in range(len(WAYS)):
+                way = WAYS[(turn + at) % len(WAYS)]
+                for module in (asyncpg_connections, psycopg_connections):
+                    module.RESET = "DISCARD ALL" if way == "DISCARD ALL" else guard.RESET  # type: ignore[misc]
+                one = await figures(writers[way][0], writes, AT_ONCE, server_seconds)
+                if turn:  # the first round only warms up
+                    found[way].append(one)
+    finally:
+        for writer, close in writers.values():
+            await writer.driver.close()
+            await close()
+    return found
+
+
+def table(driver: str, found: dict[str, list[Figures]]) -> str:
+    """Medians of all rounds; in brackets the ratio to doing nothing. Processors' time is of all rounds together."""
+    lines = []
+    for way, rounds in found.items():
+        waits = [one.waits / other.waits for one, other in zip(rounds, found["none"], strict=True)]
+        line = f"{driver:<19} {way:<12} {statistics.median(one.waits for one in rounds):>7.0f} us"
+        line += f" (x {statistics.median(waits):.2f})"
+        for name in ("client", "server"):
+            each, base = (statistics.mean(getattr(one, name) for one in found[kind]) for kind in (way, "none"))
+            line += f"   {name} {each:>5.0f} us (x {each / base:.2f})"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.session_reset", description=__doc__)
+    parser.add_argument("--driver", action="append", choices=DRIVERS, help="only this one; may be repeated")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--writes", type=int, default=160, help="per way and round, one by one and then eight at once")
+    said = parser.parse_args(words)
+    sys.path.insert(0, str(ROOT / "tests"))
+    from harness.postgres import PostgresServer  # noqa: PLC0415
+
+    # Without fsync a commit waits for no disk, which would hide what is measured here.
+    with PostgresServer(settings={"fsync": "off"}) as server:
+        dsn = server.dsn()
+        _tables(dsn)
+        for driver in dict.fromkeys(said.driver or DRIVERS):
+            measured = asyncio.run(measure(driver, dsn, said.rounds, said.writes, lambda: _seconds(server.pid)))
+            print(table(driver, measured), flush=True)
+    return 0
+
+
+def _seconds(postmaster: int) -> float:
+    """The processor time of a server's processes that are there, and of those that were."""
+    from harness.processes import children  # noqa: PLC0415
+
+    ticks = 0
+    for pid in (postmaster, *children(postmaster)):
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15] if pid == postmaster else fields[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _tables(dsn: str) -> None:
+    import psycopg  # noqa: PLC0415
+
+    from oncekey.wire import migrations_for  # noqa: PLC0415
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(migrations_for(dsn).script().encode())
+        connection.execute("CREATE TABLE bench_rows (key text)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

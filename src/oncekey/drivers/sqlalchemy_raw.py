@@ -1,0 +1,99 @@
+"""The driver's own connection below SQLAlchemy's: what it is doing, how it is ended, how its session is cleaned up.
+
+The pool is the application's, and so is what its own listeners for "connect" set up. What they set for a session is
+gone with everything else that is reset after a handler, so they are called once more. What the address or
+`connect_args` asked for is kept by PostgreSQL itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.util import greenlet_spawn
+
+from oncekey.drivers.sqlite import TEMPORARIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+
+log = logging.getLogger("oncekey")
+
+
+def raw_of(connection: AsyncConnection) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """The driver's own connection; None if SQLAlchemy has given it up."""
+    sync = connection.sync_connection
+    gone = sync is None or sync.closed or sync.invalidated
+    return None if gone or sync is None else sync.connection.driver_connection
+
+
+def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """Whether the driver's own connection is in a transaction. None: it does not say."""
+    if hasattr(raw, "is_in_transaction"):
+        return bool(raw.is_in_transaction())
+    status = getattr(getattr(raw, "info", None), "transaction_status", None)
+    return None if status is None else status.name != "IDLE"
+
+
+def package_of(raw: object) -> str | None:
+    """Whose connection it is, or extends: asyncpg's or psycopg's. None: SQLite's, or there is none any more."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
+    return next((one for one in ("asyncpg", "psycopg") if one in packages), None)
+
+
+async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """Make an end of what is under way on the driver's own connection, whoever waits for its answer."""
+    package = package_of(raw)
+    if package is not None:
+        await import_module(f"oncekey.drivers.{package}_connections").severed(raw)
+    elif hasattr(raw, "interrupt"):
+        await raw.interrupt()
+
+
+async def as_opened(connection: AsyncConnection, engine: AsyncEngine) -> bool:
+    """Whether the session is as it was opened: without what the handler may have left, with what the application set.
+
+    If not, the connection is of no use to anybody.
+    """
+    raw = raw_of(connection)
+    if raw is None or is_in_transaction(raw):
+        return False
+    package = package_of(raw)
+    try:
+        if package is None:
+            return not await _has_temporaries(raw)
+        await import_module(f"oncekey.drivers.{package}_connections").cleaned(raw)
+        listeners = [listener for listener in engine.pool.dispatch.connect if _is_the_applications(listener)]
+        if listeners:
+            await greenlet_spawn(_connected, connection, listeners)
+    except Exception as error:  # noqa: BLE001  (a listener of the application's may raise anything)
+        log.warning("oncekey: a connection could not be reset and is closed: %s", type(error).__name__)
+        return False
+    return True
+
+
+async def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (aiosqlite's)
+    """SQLite has no word that removes a handler's temporary tables, but to close its connection costs little."""
+    cursor = await raw.execute(TEMPORARIES)
+    try:
+        return await cursor.fetchone() is not None
+    finally:
+        await cursor.close()
+
+
+def _connected(connection: AsyncConnection, listeners: list[Callable[..., Any]]) -> None:
+    assert connection.sync_connection is not None
+    lent: Any = connection.sync_connection.connection
+    for listener in listeners:
+        listener(lent.dbapi_connection, lent._connection_record)  # noqa: SLF001  (what the pool itself hands them)
+    # Most listeners leave it to the first user to commit what they set.
+    lent.dbapi_connection.commit()
+
+
+def _is_the_applications(listener: Callable[..., Any]) -> bool:
+    """SQLAlchemy listens, too, to prepare the client's side of a connection, which a reset does not touch."""
+    return not (getattr(listener, "__module__", None) or "").startswith("sqlalchemy.")
