@@ -1,19 +1,21 @@
 """What a handler leaves in a session does not reach the next request, of another tenant, on the same connection."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import psycopg
 import pytest
-from sqlalchemy import event
+from fastapi import Depends, Request
+from sqlalchemy import event, text
 
+from frameworks.shop import new_key
+from harness.asgi import Caller
 from harness.dsn import through
 from harness.proxy import Proxy
 from harness.tables import make_tables
 from oncekey.core.errors import TransactionControlError
+from oncekey.effects import INLINE, LOCAL, PHASED
 from sessions.ways import SQLALCHEMY, WAYS, Shop
 
 RULES = """
@@ -107,15 +109,20 @@ async def test_nothing_of_one_request_is_in_the_next_ones_session(shop_dsn, way)
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_lock_is_free_before_anybody_uses_the_connection_again(shop_dsn, way):  # X12
-    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
     shop = Shop(way, shop_dsn)
     async with shop.open():
         await shop.send(shop.saying("SELECT pg_advisory_lock(4711)"))
-        with psycopg.connect(shop_dsn, autocommit=True) as outside:
-            deadline = time.monotonic() + 10
-            while outside.execute(held).fetchone() != (0,):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
+        await until_free(shop_dsn)
+
+
+async def until_free(dsn: str) -> None:
+    """A session is reset soon after its request, which does not wait for that."""
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
+    with psycopg.connect(dsn, autocommit=True) as outside:
+        deadline = time.monotonic() + 10
+        while outside.execute(held).fetchone() != (0,):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -182,6 +189,7 @@ async def test_a_reset_that_does_not_arrive_ends_the_connection(shop_dsn, way): 
                 assert reply.status == 200
                 assert await asyncio.to_thread(lost.wait, 10)
                 assert (await shop.send(shop.saying(SECRETS), tenant="bolt")).json() == [["nothing"]]
+            await until_free(shop_dsn)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -197,3 +205,56 @@ async def test_a_replay_resets_nothing(shop_dsn, way, postgres_dsn):
                 reply = await shop.send(shop.saying("SELECT 1"), key="key-of-the-replays")
                 assert reply.replayed == replayed
         assert outside.execute(resets).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("way", SQLALCHEMY)
+@pytest.mark.parametrize("effects", [INLINE, LOCAL, PHASED])
+async def test_nothing_of_a_lent_session_is_in_the_next_ones(shop_dsn, way, effects):  # X12
+    """Authentication that sets the tenant for row-level security through `once.session`, as it is often done."""
+    shop = Shop(way, shop_dsn)
+
+    async def authenticate(session: Annotated[Any, Depends(shop.once.session)]) -> None:
+        await session.execute(text("SELECT set_config('app.tenant', 'acme', false), pg_advisory_lock(4711)"))
+        if effects is INLINE:
+            await session.commit()
+
+    @shop.app.post("/lent", dependencies=[Depends(authenticate)])
+    @shop.once.protect(effects=effects)
+    async def lent(request: Request) -> int:
+        return 1
+
+    @shop.app.get("/lent", dependencies=[Depends(authenticate)])
+    async def reading() -> int:
+        return 1
+
+    async with shop.open():
+        for method in ("POST", "GET"):
+            lines = [("Idempotency-Key", new_key()), ("X-Tenant", "acme")]
+            assert (await Caller(shop.app, method, "/lent", headers=lines).run()).status == 200
+            for _ in range(3):
+                assert (await shop.send(shop.saying(SECRETS), tenant="bolt")).json() == [["nothing"]]
+            await until_free(shop_dsn)
+
+
+@pytest.mark.parametrize("way", ["asyncpg", "psycopg", *SQLALCHEMY])
+async def test_nothing_of_a_lent_connection_is_in_the_next_ones(shop_dsn, way):  # X12
+    shop = Shop(way, shop_dsn)
+
+    async def authenticate(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:
+        await shop.say(connection, "SELECT set_config('app.tenant', 'acme', false), pg_advisory_lock(4711)")
+
+    @shop.app.post("/lent", dependencies=[Depends(authenticate)])
+    @shop.once.protect(effects=PHASED)
+    async def lent(request: Request) -> int:
+        return 1
+
+    @shop.app.get("/lent", dependencies=[Depends(authenticate)])
+    async def reading() -> int:
+        return 1
+
+    async with shop.open():
+        for method in ("POST", "GET"):
+            lines = [("Idempotency-Key", new_key()), ("X-Tenant", "acme")]
+            assert (await Caller(shop.app, method, "/lent", headers=lines).run()).status == 200
+            assert (await shop.send(shop.saying(SECRETS), tenant="bolt")).json() == [["nothing"]]
+            await until_free(shop_dsn)

@@ -66,9 +66,9 @@ class SqlalchemyDriver:
         self._guarded = guarding(engine)
         reader = only_reading(engine)
         self._guarded_reader = guarding(reader)
-        self._placed = placed(engine, self._enter, self._leave)
-        self._placed_reader = placed(reader, self._enter, self._leave)
         self._cleans = not isinstance(engine.pool, NullPool)  # which closes what it is given back
+        self._placed = placed(engine, self._enter, self._leave, cleans=self._cleans)
+        self._placed_reader = placed(reader, self._enter, self._leave, cleans=self._cleans)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         self._places = _places(engine, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
@@ -170,7 +170,7 @@ class SqlalchemyDriver:
             if session is not None:
                 with suppress(*FAILURES):
                     await session.close()
-            clean = partial(as_opened, connection, self._engine) if self._cleans and connection.watch.used else None
+            clean = partial(as_opened, connection.sync_connection) if self._cleans and connection.watch.used else None
             await closed(connection, clean=clean)
         finally:
             connection.watch.released = True
@@ -182,7 +182,7 @@ class SqlalchemyDriver:
         What is sent to PostgreSQL, or waits to be, would be the beginning of the next borrower's transaction: the
         connection is ended. SQLite does one thing after the other in one thread, so what is under way is over soon.
         """
-        await severed(raw_of(connection))
+        await severed(raw_of(connection.sync_connection))
         return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
 
     def _errand(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

@@ -199,7 +199,7 @@ def commits_by_itself(connection: GuardedConnection) -> bool:
 
 def was_ended_below(connection: GuardedConnection) -> bool:
     """Whether the driver's own connection was used to end the transaction, behind SQLAlchemy's back (F16)."""
-    return is_in_transaction(raw_of(connection)) is False
+    return is_in_transaction(raw_of(connection.sync_connection)) is False
 
 
 def _watch_of(connection: Connection) -> Watch:

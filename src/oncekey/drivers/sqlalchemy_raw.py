@@ -18,17 +18,17 @@ from oncekey.drivers.sqlite import TEMPORARIES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.engine import Connection
 
 
 log = logging.getLogger("oncekey")
 
 
-def raw_of(connection: AsyncConnection) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+def raw_of(connection: Connection | None) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
     """The driver's own connection; None if SQLAlchemy has given it up."""
-    sync = connection.sync_connection
-    gone = sync is None or sync.closed or sync.invalidated
-    return None if gone or sync is None else sync.connection.driver_connection
+    if connection is None or connection.closed or connection.invalidated:
+        return None
+    return connection.connection.driver_connection
 
 
 def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
@@ -54,20 +54,20 @@ async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or a
         await raw.interrupt()
 
 
-async def as_opened(connection: AsyncConnection, engine: AsyncEngine) -> bool:
+async def as_opened(connection: Connection | None) -> bool:
     """Whether the session is as it was opened: without what the handler may have left, with what the application set.
 
     If not, the connection is of no use to anybody.
     """
     raw = raw_of(connection)
-    if raw is None or is_in_transaction(raw):
+    if connection is None or raw is None or is_in_transaction(raw):
         return False
     package = package_of(raw)
     try:
         if package is None:
             return not await _has_temporaries(raw)
         await import_module(f"oncekey.drivers.{package}_connections").cleaned(raw)
-        listeners = [listener for listener in engine.pool.dispatch.connect if _is_the_applications(listener)]
+        listeners = [listener for listener in connection.engine.pool.dispatch.connect if _is_the_applications(listener)]
         if listeners:
             await greenlet_spawn(_connected, connection, listeners)
     except Exception as error:  # noqa: BLE001  (a listener of the application's may raise anything)
@@ -85,9 +85,8 @@ async def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (aiosqlite's)
         await cursor.close()
 
 
-def _connected(connection: AsyncConnection, listeners: list[Callable[..., Any]]) -> None:
-    assert connection.sync_connection is not None
-    lent: Any = connection.sync_connection.connection
+def _connected(connection: Connection, listeners: list[Callable[..., Any]]) -> None:
+    lent: Any = connection.connection
     for listener in listeners:
         listener(lent.dbapi_connection, lent._connection_record)  # noqa: SLF001  (what the pool itself hands them)
     # Most listeners leave it to the first user to commit what they set.

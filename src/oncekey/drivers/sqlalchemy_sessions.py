@@ -20,6 +20,7 @@ from sqlalchemy.util import await_only
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.reading import ONLY_READS, plainly_reads, refuse_changes
+from oncekey.drivers.sqlalchemy_raw import as_opened
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -35,14 +36,26 @@ class PlacedConnection(Connection):
     """A connection that gives its place back with itself, and knows whether it only read."""
 
     placed = False
+    used = False
     only_read = True
 
     def close(self) -> None:
-        """Close it."""
+        """Take out of its session what was left there, and give it back."""
         try:
+            if self.used and cast("PlacedEngine", self.engine).cleans and not self.closed:
+                self._clean()
             super().close()
         finally:
             self.leave()
+
+    def _clean(self) -> None:
+        self.used = False
+        clean = False
+        try:
+            clean = await_only(as_opened(self))
+        finally:
+            if not clean and not self.invalidated:
+                self.invalidate()
 
     def leave(self) -> None:
         """Give the place back, once."""
@@ -56,10 +69,13 @@ class PlacedEngine(OptionEngine):
 
     _connection_cls = PlacedConnection
 
-    def __init__(self, engine: Engine, enter: Callable[[], Awaitable[None]], leave: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, enter: Callable[[], Awaitable[None]], leave: Callable[[], None], *, cleans: bool
+    ) -> None:
         super().__init__(engine, {})
         self._enter = enter
         self.leave = leave
+        self.cleans = cleans
 
     def connect(self) -> Connection:
         """Wait for a place, then for a connection; a session does so where it can wait."""
@@ -74,12 +90,17 @@ class PlacedEngine(OptionEngine):
         return connection
 
 
-def placed(engine: AsyncEngine, enter: Callable[[], Awaitable[None]], leave: Callable[[], None]) -> AsyncEngine:
-    """The engine of sessions that are lent."""
-    sync = PlacedEngine(engine.sync_engine, enter, leave)
+def placed(
+    engine: AsyncEngine, enter: Callable[[], Awaitable[None]], leave: Callable[[], None], *, cleans: bool
+) -> AsyncEngine:
+    """The engine of sessions that are lent; `cleans` if its pool would hand on what they leave in a session."""
+    sync = PlacedEngine(engine.sync_engine, enter, leave, cleans=cleans)
 
     def before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
-        if isinstance(connection, PlacedConnection) and not plainly_reads(statement):
+        if not isinstance(connection, PlacedConnection):
+            return
+        connection.used = True
+        if not plainly_reads(statement):
             connection.only_read = False
 
     event.listen(sync, "before_cursor_execute", before)
