@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from oncekey.core.errors import ConfigurationError
@@ -96,6 +97,8 @@ class AsyncEngine:
         self._shares = driver if isinstance(driver, AsyncShares) else None
         self._crowds = driver if isinstance(driver, Crowds) else None
         self._reads = driver if isinstance(driver, AsyncReads) else None
+        self.aside = asyncio.Lock()
+        """For those who look while they wait for a place: one after the other, so that claims find room beside them."""
 
     @property
     def crowded(self) -> bool:

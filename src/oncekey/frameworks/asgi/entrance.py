@@ -78,7 +78,8 @@ class Entrance:
     async def _glance_aside(self) -> Replay | Refuse | None:
         """Look without a place of one's own; where that is crowded, too, waiting for the place is all there is."""
         try:
-            return await self._one.glance()
+            async with self._comer.engine.aside:
+                return await self._one.glance()
         except StoreBusyError:
             return None
 
