@@ -103,7 +103,7 @@ class Operate(Protocol):
         """Records, the newest first, from before a place on; without their answers."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records whose key begins like this, of one scope or of all; the key itself first, without answers."""
+        """Records of this key, else unfinished ones that begin like it, else finished ones; without answers."""
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
         """What the same call returned when it was last made, for any key; not what somebody gave by hand."""

@@ -333,6 +333,7 @@ class TestTables:
             "record_expiring": ["expires_at", "scope", "key"],
             "record_expired": ["expires_at", "scope", "key"],
             "record_unknown": ["reconcile_after", "scope", "key"],
+            "record_key": ["key", "scope"],
         }
         claim = a_claim()
         owned(engine, claim)

@@ -31,7 +31,7 @@ WANTED = {
     "mark_expired": (SEEN, "record_pkey"),
     "history": ({"scope": "s", "key_digest": "d", "after": 0, "limit": 10}, "audit_key"),
     "forget_notes": ({"age": DAY, "limit": 1000}, "audit_pkey"),
-    "find_keys": ({"first": "key-12", "last": "key-13", "scope": None, "limit": 21}, "record_key"),
+    "find_key": ({"first": "key-12", "last": "key-13", "scope": None, "limit": 21}, "record_pkey"),
     "live_keys": ({"scope": "shop|tenant-1", "limit": 1000}, "record_pkey"),
 }
 
@@ -100,6 +100,16 @@ def test_a_heartbeat_touches_no_index(full):
     ).fetchall()
     assert not {name for (name,) in columns} & {"lease_until", "version", "owner"}
     assert before > 0
+
+
+def test_the_beginning_of_an_unfinished_key_is_looked_up(full):
+    params = {"first": "key-12", "last": "key-13", "scope": None, "limit": 21}
+    plan = explained(full, PostgresStore(), "find_open_keys", params)
+    assert "record_key" in {node.get("Index Name") for node in plan}
+    assert "Seq Scan" not in {node["Node Type"] for node in plan if node.get("Relation Name") == "record"}
+    [[entries]] = full.execute("SELECT reltuples FROM pg_class WHERE relname = 'record_key'").fetchall()
+    [[rows]] = full.execute("SELECT count(*) FROM oncekey.record").fetchall()
+    assert entries < rows / 2  # finished keys are not in it, so that requests do not pay for it
 
 
 @pytest.fixture

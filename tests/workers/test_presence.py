@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncekey import Once
+from oncekey import INLINE, PHASED, Once, Operation
 from oncekey.core.census import Worker
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import SECOND
@@ -14,6 +14,7 @@ from oncekey.core.policy import Policy
 from oncekey.flow import adrive
 from oncekey.wire import aconnect
 from oncekey.workers.presence import FORGOTTEN, Presence
+from oncekey.workers.reading import inline_calls_of
 from oncekey.workers.reaper import Reaper
 from oncekey.workers.service import Service
 
@@ -114,3 +115,30 @@ def test_who_is_alive():
     worker = Worker("host:1:aa", ("relay",), 0, 100 * SECOND, 15 * SECOND)
     assert worker.is_alive(145 * SECOND)
     assert not worker.is_alive(145 * SECOND + 1)
+
+
+def test_the_calls_of_inline_handlers_are_read_from_their_code():
+    # An operator looks for them at the provider by the keys that are made from these names.
+    once = Once("memory:")
+
+    @once.protect(effects=INLINE, operation="pay")
+    async def pay(op: Operation) -> None:
+        op.downstream_key("charge")
+        op.downstream_key("receipt")
+        op.downstream_key(f"computed-{op.attempt}")
+
+    @once.protect(effects=PHASED)
+    async def order(op: Operation) -> None:
+        op.downstream_key("announced by its own call")
+
+    @once.protect(effects=INLINE)
+    async def silent(op: Operation) -> None:
+        pass
+
+    @once.resolver("elsewhere", call="ship")
+    async def look(question: object) -> None: ...
+
+    assert inline_calls_of(once) == {"elsewhere": ("ship",), "pay": ("charge", "receipt")}
+    exec("async def made(op): op.downstream_key('charge')", namespace := {})  # code that has no source
+    once.protect(effects=INLINE)(namespace["made"])
+    assert "made" not in inline_calls_of(once)

@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
+FINDS: tuple[str, ...] = ("find_key", "find_open_keys", "find_done_keys")
+"""How a key is looked for: all of it, then as the beginning of unfinished ones, then of finished ones."""
+
 STATEMENTS: tuple[str, ...] = (
     "list_records",
-    "find_keys",
+    *FINDS,
     "last_results",
     "parcels_of",
     "hold_record",
@@ -97,12 +100,17 @@ class OperateStore:
         return (yield from said(Transaction("list_records", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records whose key begins like this, of one scope or of all; the key itself first, without answers."""
+        """Records of this key, else unfinished ones that begin like it, else finished ones; without answers."""
         params: dict[str, Value] = {"first": beginning, "last": _after(beginning), "scope": scope, "limit": limit}
 
         def body() -> Steps[Page]:
-            rows = yield self._statements.say("find_keys", params)
-            return Page(int(rows[0]["now"]), records_of(rows))
+            page = Page(0, ())
+            for name in FINDS:
+                rows = yield self._statements.say(name, params)
+                page = Page(int(rows[0]["now"]), records_of(rows))
+                if page.records:
+                    break
+            return page
 
         return (yield from said(Transaction("find_keys", Mode.READ, body)))
 

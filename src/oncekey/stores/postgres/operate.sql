@@ -28,8 +28,36 @@ FROM clock LEFT JOIN (
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
--- name: find_keys
--- Served by record_key; who has the whole key as its beginning comes first.
+-- name: find_key
+-- One look into the primary key for each scope.
+WITH RECURSIVE clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+), scopes (scope) AS (
+    SELECT COALESCE(:scope::text, (SELECT min(one.scope) FROM oncekey.record AS one))
+    UNION ALL
+    SELECT (SELECT min(one.scope) FROM oncekey.record AS one WHERE one.scope > scopes.scope)
+    FROM scopes
+    WHERE scopes.scope IS NOT NULL AND :scope::text IS NULL
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL::bytea AS request
+    FROM scopes
+    JOIN oncekey.record AS record ON record.scope = scopes.scope AND record.key = :first::text
+    WHERE :last::text IS NOT NULL
+    ORDER BY record.key COLLATE "C", record.scope
+    LIMIT :limit::bigint) AS page ON true
+ORDER BY page.key COLLATE "C", page.scope;
+
+-- name: find_open_keys
+-- Served by record_key.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
@@ -44,7 +72,30 @@ FROM clock LEFT JOIN (
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL::bytea AS request
     FROM oncekey.record AS record
-    WHERE record.key COLLATE "C" >= :first::text AND record.key COLLATE "C" < :last::text
+    WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+      AND record.key COLLATE "C" >= :first::text AND record.key COLLATE "C" < :last::text
+      AND (:scope::text IS NULL OR record.scope = :scope::text)
+    ORDER BY record.key COLLATE "C", record.scope
+    LIMIT :limit::bigint) AS page ON true
+ORDER BY page.key COLLATE "C", page.scope;
+
+-- name: find_done_keys
+-- No index is ordered by the bytes of finished keys: without a scope this reads them all.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL::bytea AS request
+    FROM oncekey.record AS record
+    WHERE record.state IN ('completed', 'expired') AND starts_with(record.key, :first::text) AND :last::text IS NOT NULL
       AND (:scope::text IS NULL OR record.scope = :scope::text)
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true

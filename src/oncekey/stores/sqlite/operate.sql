@@ -25,8 +25,15 @@ FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
     LIMIT :limit) AS page
 ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
--- name: find_keys
--- Served by oncekey_record_key; who has the whole key as its beginning comes first.
+-- name: find_key
+-- One look into the primary key for each scope.
+WITH RECURSIVE scopes (scope) AS (
+    SELECT COALESCE(:scope, (SELECT min(one.scope) FROM oncekey_record AS one))
+    UNION ALL
+    SELECT (SELECT min(one.scope) FROM oncekey_record AS one WHERE one.scope > scopes.scope)
+    FROM scopes
+    WHERE scopes.scope IS NOT NULL AND :scope IS NULL
+)
 SELECT clock.now, page.*
 FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
     SELECT
@@ -37,9 +44,61 @@ FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
         record.response_status, '[]' AS response_headers, NULL AS response_body, record.response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL AS request
-    FROM oncekey_record AS record
-    WHERE record.key >= :first AND record.key < :last
-      AND (:scope IS NULL OR record.scope = :scope)
+    FROM scopes
+    JOIN oncekey_record AS record ON record.scope = scopes.scope AND record.key = :first
+    WHERE :last IS NOT NULL
+    ORDER BY record.key, record.scope
+    LIMIT :limit) AS page
+ORDER BY page.key, page.scope;
+
+-- name: find_open_keys
+-- The same for a beginning: SQLite orders keys by their bytes.
+WITH RECURSIVE scopes (scope) AS (
+    SELECT COALESCE(:scope, (SELECT min(one.scope) FROM oncekey_record AS one))
+    UNION ALL
+    SELECT (SELECT min(one.scope) FROM oncekey_record AS one WHERE one.scope > scopes.scope)
+    FROM scopes
+    WHERE scopes.scope IS NOT NULL AND :scope IS NULL
+)
+SELECT clock.now, page.*
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM scopes
+    JOIN oncekey_record AS record ON record.scope = scopes.scope AND record.key >= :first AND record.key < :last
+    WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+    ORDER BY record.key, record.scope
+    LIMIT :limit) AS page
+ORDER BY page.key, page.scope;
+
+-- name: find_done_keys
+-- The same of finished ones.
+WITH RECURSIVE scopes (scope) AS (
+    SELECT COALESCE(:scope, (SELECT min(one.scope) FROM oncekey_record AS one))
+    UNION ALL
+    SELECT (SELECT min(one.scope) FROM oncekey_record AS one WHERE one.scope > scopes.scope)
+    FROM scopes
+    WHERE scopes.scope IS NOT NULL AND :scope IS NULL
+)
+SELECT clock.now, page.*
+FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM scopes
+    JOIN oncekey_record AS record ON record.scope = scopes.scope AND record.key >= :first AND record.key < :last
+    WHERE record.state IN ('completed', 'expired')
     ORDER BY record.key, record.scope
     LIMIT :limit) AS page
 ORDER BY page.key, page.scope;

@@ -1,6 +1,8 @@
--- Who works here, and where an operator finds a key of which only its beginning is known: "C" orders by bytes, so that
--- keys with one beginning lie side by side whatever the database's own order is.
-CREATE INDEX record_key ON oncekey.record (key COLLATE "C", scope);
+-- Who works here, and where an operator finds an unfinished key of which only its beginning is known: "C" orders by bytes,
+-- so that keys with one beginning lie side by side whatever the database's own order is. Finished ones are not in it,
+-- because every request would pay for that.
+CREATE INDEX record_key ON oncekey.record (key COLLATE "C", scope)
+    WHERE state IN ('pending', 'in_progress', 'failed_retryable', 'unknown');
 
 -- Which workers are alive: each writes its row again and again, and deletes it when it stops.
 CREATE TABLE oncekey.worker (

@@ -1,6 +1,3 @@
--- Who works here, and where an operator finds a key of which only its beginning is known.
-CREATE INDEX oncekey_record_key ON oncekey_record (key, scope);
-
 -- Which workers are alive: each writes its row again and again, and deletes it when it stops.
 CREATE TABLE oncekey_worker (
     name        TEXT    NOT NULL PRIMARY KEY,  -- one process
