@@ -115,8 +115,8 @@ def test_it_counts_the_charges_of_this_request_alone(page: Page, demo: Demo) -> 
     page.route("**/payments", meddle)
     _press(page, "twice")
     expect(_headline(page)).to_have_text("One charge: payment completed")
-    expect(_count(page, "Charged for it")).to_have_text("1 ×")
-    expect(_count(page, "Sent")).to_have_text("2 ×")
+    expect(_count(page, "Charged for it")).to_have_text("once")
+    expect(_count(page, "Sent")).to_have_text("twice")
 
 
 def test_a_double_charge_is_said_in_words_as_soon_as_the_worker_made_it(page: Page) -> None:
@@ -134,7 +134,7 @@ def test_one_that_was_interrupted_is_followed_until_a_worker_has_completed_it(pa
     _strike(page, "drop-after")
     expect(_headline(page)).to_have_text("One charge: payment completed")
     expect(page.locator("#explanation")).to_contain_text("finished without it")
-    expect(_count(page, "Charged for it")).to_have_text("1 ×")
+    expect(_count(page, "Charged for it")).to_have_text("once")
 
 
 def test_an_unknown_outcome_is_followed_until_the_webhook_settles_it(page: Page) -> None:
@@ -217,7 +217,7 @@ def test_a_reload_keeps_the_list_and_the_verdict(page: Page) -> None:
     assert page.locator("#requests li").all_inner_texts() == before
     page.locator("#requests button").nth(1).click()
     expect(_headline(page)).to_have_text("One charge: payment completed")
-    expect(_count(page, "Sent")).to_have_text("3 ×")
+    expect(_count(page, "Sent")).to_have_text("three times")
 
 
 def test_a_reload_goes_on_following(page: Page) -> None:

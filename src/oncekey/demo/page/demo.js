@@ -1,7 +1,7 @@
 // The page of the demo: sends requests, and shows what came back beside what really happened.
 // Everything that was received is shown as text.
 
-import { codeOf, counted, parsed, replayed, verdict } from "./verdict.js";
+import { codeOf, counted, parsed, replayed, times, verdict } from "./verdict.js";
 
 const TELLING = ["Location", "Idempotency-Key", "Idempotent-Replayed", "Idempotency-Key-Expires", "Retry-After",
   "Content-Type"];
@@ -200,7 +200,7 @@ function show(sent) {
   badge.textContent = state ? state.state.replace("_", " ") : "not stored";
   badge.className = `badge ${STATES[state?.state] ?? "bad"}`;
   node.querySelector(".wishes").textContent = wishesOf(request);
-  node.querySelector(".fate").textContent = `${headline} · sent ${sent.times} ×`;
+  node.querySelector(".fate").textContent = `${headline} · sent ${times(sent.times)}`;
   node.querySelector(".fate").className = `fate ${mood}`;
   const pairs = [["Key", request.key], ["Tenant", request.tenant]];
   if (answer) pairs.push(["Last answer", `${answer.status || "none"} ${codeOf(answer)}${replayed(answer) ? " (replayed)" : ""}`]);
@@ -278,11 +278,11 @@ function announce(mood, headline, text) {
 
 function showVerdict() {
   if (current === null) return;
-  const { request, state, charges, rows, times } = current;
+  const { request, state, charges, rows } = current;
   const { mood, headline, text } = verdict(seen(current));
   announce(mood, headline, text);
-  const effect = ROUTES[request.route].calls ? ["Charged for it", charges === null ? "?" : `${charges} ×`] : ["Orders written", String(rows)];
-  describe(at("counts"), [["Request", `POST ${request.route}`], ["Sent", `${times} ×`], effect,
+  const effect = ROUTES[request.route].calls ? ["Charged for it", charges === null ? "?" : times(charges)] : ["Orders written", String(rows)];
+  describe(at("counts"), [["Request", `POST ${request.route}`], ["Sent", times(current.times)], effect,
     ["Status", state ? state.state.replace("_", " ") : "not stored"]]);
   at("counts").hidden = false;
 }
@@ -329,9 +329,9 @@ async function readLedger(mark = false) {
     if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
     const { charges } = await response.json();
     const before = known.ledger ?? new Set(charges.map((charge) => charge.id));
-    const times = new Map();
-    for (const { downstream_key: key } of charges) times.set(key, (times.get(key) ?? 0) + 1);
-    const twice = (charge) => charge.downstream_key !== null && times.get(charge.downstream_key) > 1;
+    const under = new Map();
+    for (const { downstream_key: key } of charges) under.set(key, (under.get(key) ?? 0) + 1);
+    const twice = (charge) => charge.downstream_key !== null && under.get(charge.downstream_key) > 1;
     at("ledger-count").textContent = counted(charges.length, "charge");
     const rows = charges.slice(-NEWEST).reverse().map((charge) => line(
       [charge.id, twice(charge) ? `${amount(charge)}, charged again` : amount(charge), charge.customer_id,

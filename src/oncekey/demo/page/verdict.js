@@ -14,9 +14,9 @@ export const replayed = (answer) => answer.headers.some(([name, value]) => name 
 const waitOf = (answer) => (answer.headers.find(([name]) => name === "Retry-After") ?? ["", "1"])[1];
 
 const NUMBERS = ["no", "one", "two", "three", "four", "five"];
-const TIMES = ["", "once", "twice"];
+const TIMES = ["never", "once", "twice"];
 const spelled = (count) => NUMBERS[count] ?? String(count);
-const times = (count) => TIMES[count] ?? `${spelled(count)} times`;
+export const times = (count) => TIMES[count] ?? `${spelled(count)} times`;
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 export function counted(count, noun) {
