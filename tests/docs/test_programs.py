@@ -286,10 +286,18 @@ def _tested_by_its_page(page: Page, block: Block) -> bool:
     return block.file is not None and any(f"pytest {block.file}" in shell.text for shell in page.blocks("sh"))
 
 
+def _run_by_alembic(block: Block) -> bool:
+    return (block.file or "").startswith("migrations/")
+
+
+def _run_by_its_page(page: Page, block: Block) -> bool:
+    return _served_by_its_page(page, block) or _tested_by_its_page(page, block) or _run_by_alembic(block)
+
+
 def _fragments() -> Iterator[tuple[str, Block]]:
     for page in EVERY:
         for block in page.blocks("python"):
-            if not SERVES.search(block.text) and not _tested_by_its_page(page, block):
+            if not SERVES.search(block.text) and not _run_by_its_page(page, block):
                 yield f"{_name(page, block)}@{block.line}", block
 
 
