@@ -22,7 +22,7 @@ from oncekey.wire import aconnect
 
 PAGE = Page(ROOT / "docs/howto/alembic.md")
 NEWEST = len(postgres.tables().migrations)
-LATER = f'''from alembic import op
+LATER = f"""from alembic import op
 from oncekey.alembic import run
 
 revision = "0001b"
@@ -32,7 +32,7 @@ down_revision = "0001"
 def upgrade() -> None:
     for number in range(6, {NEWEST} + 1):
         run(op, number, number)
-'''
+"""
 
 
 class Project:

@@ -17,6 +17,7 @@ from harness.walkthrough import Walkthrough
 
 SECTION = "Use it"
 README = Page(ROOT / "README.md")
+_PIN = re.compile(r"^([\w-]+)(?:\[[\w,-]+\])?(==\S+)( ; [^\\\n]+)? \\$", re.MULTILINE)
 
 
 def _installed() -> list[str]:
@@ -29,9 +30,9 @@ def _installed() -> list[str]:
 
 def _constraints(folder: Path) -> Path:
     """Our pins without their hashes, so that the same README gives the same environment today and tomorrow."""
-    pins = re.findall(r"^([\w-]+)(?:\[[\w,-]+\])?(==\S+)( ; [^\\\n]+)? \\$", (ROOT / "requirements/dev.txt").read_text(), re.M)
+    text = (ROOT / "requirements" / "dev.txt").read_text()
     file = folder / "constraints.txt"
-    file.write_text("".join(f"{name}{version}{marker}\n" for name, version, marker in pins))
+    file.write_text("".join(f"{''.join(pin)}\n" for pin in _PIN.findall(text)))
     return file
 
 
