@@ -98,7 +98,7 @@ class Walkthrough:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_PATIENCE * 2,
+            timeout=_PATIENCE * 6,
         )
         assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{script}\n{done.stdout}\n{done.stderr}"
         return done.stdout
