@@ -2,6 +2,7 @@
 
 PYTHON  ?= python3
 VENV    ?= .venv
+LOWEST  ?= $(VENV)-lowest
 UV      ?= uv
 WORKERS ?= 2
 TESTS   ?= tests
@@ -11,7 +12,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check bench soak pins clean
+.PHONY: help install run test lowest browser check bench soak pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,8 +25,22 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS) $(ARGS)
+
+lowest: $(LOWEST)/.made ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(LOWEST_TESTS) $(ARGS)
+
+browser: ## Look for the Chromium of the tests, and install it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_BROWSER" ] || which chromium chromium-browser google-chrome google-chrome-stable 2>/dev/null \
+		| grep -q .; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no Chromium is here: installing it by apt-get, for the tests of the demo'; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	else \
+		echo 'no Chromium is here, and tests/demo/test_browser.py will fail: install it (Debian: apt-get install chromium),' \
+			'name it in ONCEKEY_TEST_BROWSER, or run $(VENV)/bin/playwright install chromium' >&2; \
+	fi
 
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 	$(PY) -m ruff check .
@@ -45,10 +60,11 @@ COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 
 pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
 	$(COMPILE) --extra demo --extra postgres --extra asyncpg --group build $(ARGS) -o requirements/run.txt
 	$(COMPILE) --all-extras --group dev --group build -c requirements/run.txt $(ARGS) -o requirements/dev.txt
+	$(COMPILE) --all-extras --group lowest --group build --resolution lowest-direct $(ARGS) -o requirements/lowest.txt
 	@if grep -n '://' requirements/*.txt; then echo 'pins must not name a host' >&2; exit 1; fi
 
 clean: ## Remove .venv, caches and builds (the demo's database stays)
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-lowest dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Empty when $(PYTHON) will do, else the one line that says what is wrong; the code must parse on any Python 3.
@@ -67,6 +83,18 @@ $(VENV)/.made:
 $(VENV)/.run: $(VENV)/.made requirements/run.txt pyproject.toml
 	$(PIP) install --require-hashes -r requirements/run.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# What the lowest versions are tried on: each extra where it touches another package's interface.
+LOWEST_TESTS = tests/frameworks tests/drivers \
+	tests/client/test_aiohttp.py tests/client/test_httpx.py tests/client/test_requests.py \
+	tests/upkeep/test_limits.py tests/phased/test_completer.py tests/cli/test_app.py tests/cli/test_migrate.py
+
+$(LOWEST)/.made: requirements/lowest.txt pyproject.toml
+	$(if $(PYTHON_PROBLEM),$(error $(PYTHON_PROBLEM)))
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/lowest.txt
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made requirements/dev.txt pyproject.toml

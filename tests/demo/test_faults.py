@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -232,3 +233,25 @@ def test_a_provider_that_is_not_there_was_not_asked(tmp_path: Path, repeatable: 
         provider.start()
         ids = [_end(demo, route, key, MONEY).json()["charge_id"] for route, key in keys.items()]
         assert sorted(ids) == sorted(charge["id"] for charge in provider.charges())
+
+
+def test_the_charges_of_one_request_are_told_from_all_others(demo: Demo) -> None:
+    for route in ("/payments", "/transfers", "/notifications"):
+        mine, other = str(uuid.uuid4()), str(uuid.uuid4())
+        demo.post(route, other)
+        demo.post(route, mine)
+        _until(lambda key=mine: demo.record(key)["state"] == "completed")
+        (charge,) = demo.read(f"/demo/charges/{mine}").json()["charges"]
+        assert json.loads(demo.record(mine)["response"]["body"])["charge_id"] == charge["id"]
+    ordered = str(uuid.uuid4())
+    demo.order(ordered)
+    assert demo.read(f"/demo/charges/{ordered}").json() == {"charges": []}
+
+
+def test_the_charges_of_a_strangers_request_are_not_shown(demo: Demo) -> None:
+    key = str(uuid.uuid4())
+    demo.post("/payments", key, token=BETA)
+    assert _code(demo.read(f"/demo/charges/{key}")) == (404, "request_not_found")
+    assert len(demo.read(f"/demo/charges/{key}", BETA).json()["charges"]) == 1
+    assert demo.read(f"/demo/charges/{key}", "nobody").status_code == 401
+    assert demo.read("/demo/charges/%00").status_code == 422

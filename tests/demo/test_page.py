@@ -13,7 +13,7 @@ from harness.demo import ALPHA, Demo
 from oncekey.core.problems import PROBLEMS
 from oncekey.demo.provider.faults import NAMES, Fault
 
-PARTS = ("/demo.css", "/demo.js", "/icon.svg")
+PARTS = ("/demo.css", "/demo.js", "/verdict.js", "/icon.svg")
 
 
 class _Elements(HTMLParser):
@@ -56,9 +56,12 @@ def test_everything_the_page_loads_or_links_to_is_there(demo: Demo) -> None:
 def test_the_script_asks_for_what_is_served(demo: Demo) -> None:
     script, elements = _text(demo, "/demo.js"), _Elements(_text(demo, "/"))
     paths = httpx.get(f"{demo.url}/openapi.json").json()["paths"]
-    asked = set(re.findall(r"fetch\([\"`](/[a-z-]+(?:/[a-z]+)?)", script))
-    assert asked == {"/demo/ledger", "/idempotency-keys"}
-    assert {"/demo/ledger", "/idempotency-keys/{key}"} <= set(paths)
+    asked = set(re.findall(r"(?:fetch|read)\([\"`](/[a-z-]+(?:/[a-z]+)?)", script))
+    assert asked == {"/demo/ledger", "/demo/charges", "/idempotency-keys"}
+    assert {"/demo/ledger", "/demo/charges/{key}", "/idempotency-keys/{key}"} <= set(paths)
+    loaded = set(re.findall(r'from "\.(/[a-z]+\.js)"', script))
+    assert loaded
+    assert loaded <= set(PARTS)
     routes = set(re.findall(r'^  "(/[a-z]+)": \{ name', script, flags=re.MULTILINE))
     offered = {attributes["value"] for tag, attributes in elements.found if tag == "option"} - {
         "demo-alpha",

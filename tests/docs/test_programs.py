@@ -49,23 +49,6 @@ def _as(token: str) -> dict[str, str]:
 
 
 EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
-    "README.md:1": (
-        ("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, product_id text, quantity integer)",),
-        (
-            Send("/orders", 201, {"product_id": "p-1", "quantity": 2}, has={"id": 1, "status": "created"}),
-            Send("/orders", 201, {"product_id": "p-1", "quantity": 2}, has={"id": 1}, replayed=True),
-            Send("/orders", 422, {"product_id": "p-1", "quantity": 3}),
-            Send("/orders", 400, {"product_id": "p-1", "quantity": 2}, headers={}),
-        ),
-    ),
-    "README.md:2": (
-        ("CREATE TABLE payments (id bigint GENERATED ALWAYS AS IDENTITY, amount integer, charge text)",),
-        (
-            Send("/payments", 201, {"amount": 5}, has={"id": 1, "charge": "ch_1"}),
-            Send("/payments", 201, {"amount": 5}, has={"id": 1}, replayed=True),
-            Send("/payments", 422, {"amount": 6}),
-        ),
-    ),
     "docs/howto/enrol-a-route.md:enrol.py": (
         ("CREATE TABLE orders (id INTEGER PRIMARY KEY, text TEXT)",),
         (
@@ -341,10 +324,18 @@ def _tested_by_its_page(page: Page, block: Block) -> bool:
     return block.file is not None and any(f"pytest {block.file}" in shell.text for shell in page.blocks("sh"))
 
 
+def _run_by_alembic(block: Block) -> bool:
+    return (block.file or "").startswith("migrations/")
+
+
+def _run_by_its_page(page: Page, block: Block) -> bool:
+    return _served_by_its_page(page, block) or _tested_by_its_page(page, block) or _run_by_alembic(block)
+
+
 def _fragments() -> Iterator[tuple[str, Block]]:
     for page in EVERY:
         for block in page.blocks("python"):
-            if not SERVES.search(block.text) and not _tested_by_its_page(page, block):
+            if not SERVES.search(block.text) and not _run_by_its_page(page, block):
                 yield f"{_name(page, block)}@{block.line}", block
 
 

@@ -51,6 +51,13 @@ class Page:
         """The fenced blocks, of some languages only if they are named."""
         return [block for block in self._blocks() if not languages or block.language in languages]
 
+    def section(self, heading: str) -> list[Block]:
+        """The fenced blocks between a second-level heading and the next one."""
+        lines = [number for number, line in enumerate(self.text.splitlines(), 1) if line.startswith("## ")]
+        start = next(number for number in lines if self.text.splitlines()[number - 1] == f"## {heading}")
+        end = next((number for number in lines if number > start), float("inf"))
+        return [block for block in self._blocks() if start < block.line < end]
+
     def links(self) -> list[str]:
         """Where it links to, other sites included."""
         return [found["target"] for found in _LINK.finditer(_CODE.sub("`", self._prose()))]

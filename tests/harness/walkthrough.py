@@ -40,8 +40,9 @@ class MissingToolError(Exception):
 class Walkthrough:
     """One page in a folder of its own. Leaving it ends every process that it started."""
 
-    def __init__(self, page: Page, folder: Path, dsn: Callable[[], str]) -> None:
-        self._page, self._folder, self._dsn = page, folder, dsn
+    def __init__(self, page: Page, folder: Path, dsn: Callable[[], str], python: str = sys.executable) -> None:
+        """`python` is the interpreter whose environment the reader has activated."""
+        self._page, self._folder, self._dsn, self._python = page, folder, dsn, python
         self._ports = {port: str(free_port()) for port in PORTS}
         self._demo: Demo | None = None
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
@@ -56,9 +57,9 @@ class Walkthrough:
         if self._demo is not None:
             self._demo.kill()
 
-    def walk(self) -> None:
-        """Do what the page says."""
-        for block in self._page.blocks():
+    def walk(self, section: str | None = None) -> None:
+        """Do what the page says, or one section of it."""
+        for block in self._page.blocks() if section is None else self._page.section(section):
             where = f"{self._page.name}, line {block.line}"
             match block.language:
                 case "python" if block.file is not None:
@@ -89,7 +90,7 @@ class Walkthrough:
             return ""
         bash = _tool("bash")
         _tool("curl")
-        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        environment = {**os.environ, "PATH": f"{Path(self._python).parent}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
             [bash, "-euo", "pipefail", "-c", self._here(script)],
             cwd=self._folder,
@@ -97,7 +98,7 @@ class Walkthrough:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_PATIENCE * 2,
+            timeout=_PATIENCE * 6,
         )
         assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{script}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -163,11 +164,11 @@ class Walkthrough:
         self._end(port)
         match words[0]:
             case "uvicorn":
-                command = [sys.executable, "-m", *words]
+                command = [self._python, "-m", *words]
             case "oncekey":
-                command = [sys.executable, "-c", "from oncekey.cli import main; main()", *words[1:]]
+                command = [self._python, "-c", "from oncekey.cli import main; main()", *words[1:]]
             case _:
-                command = [sys.executable, *words[1:]]
+                command = [self._python, *words[1:]]
         log = self._folder / f"server-{port}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output)
@@ -188,7 +189,7 @@ class Walkthrough:
 SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] = (
     (re.compile(r"make run"), Walkthrough.serve_demo),
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
-    (re.compile(r"pip install 'oncekey\[[\w,]+\]'"), Walkthrough.check_extras),
+    (re.compile(r"pip install 'oncekey\[[\w,]+\]'(?: [a-z]+)*"), Walkthrough.check_extras),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
     (re.compile(r"uvicorn \w+:app --port 8001"), Walkthrough.serve),
     (re.compile(r"python postman\.py"), Walkthrough.serve),

@@ -71,6 +71,59 @@ def test_a_fit_python_gets_an_environment_with_pinned_packages(tmp_path: Path) -
     assert "--no-deps --no-build-isolation -e ." in done.stdout
 
 
+def test_the_lowest_versions_have_an_environment_of_their_own(tmp_path: Path) -> None:
+    venv, lowest = tmp_path / "venv", tmp_path / "venv-lowest"
+    done = _make("-n", "lowest", f"PYTHON={sys.executable}", f"VENV={venv}")
+    assert f"{sys.executable} -m venv --clear {lowest}\n" in done.stdout
+    assert "--require-hashes -r requirements/lowest.txt" in done.stdout
+    assert f"{lowest}/bin/python -m pytest" in done.stdout
+    assert {"tests/frameworks", "tests/drivers"} <= set(done.stdout.split())
+    assert f"{venv}/bin" not in done.stdout
+
+
+def _browser(tmp_path: Path, *programs: str, user: int, **variables: str) -> tuple[int, str, list[str]]:
+    """`make browser` on a machine that has these programs: its exit code, what it says, and what apt-get is asked."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    asked = tmp_path / "asked"
+    asked.touch()
+    for name in ("make", "sh", "which", "grep", "awk"):
+        found = shutil.which(name)
+        assert found is not None
+        (folder / name).symlink_to(found)
+    for name in programs:
+        _script(folder / name, f'echo "$*" >> {asked}')
+    _script(folder / "id", f"echo {user}")
+    environment = {"PATH": str(folder), **variables}
+    command = [str(folder / "make"), "browser"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    return done.returncode, done.stdout + done.stderr, asked.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["chromium", "chromium-browser", "google-chrome"])
+def test_a_browser_that_is_there_is_taken(tmp_path: Path, name: str) -> None:
+    assert _browser(tmp_path, "apt-get", name, user=0) == (0, "", [])
+
+
+def test_a_browser_that_is_named_is_taken(tmp_path: Path) -> None:
+    assert _browser(tmp_path, "apt-get", user=0, ONCEKEY_TEST_BROWSER="mine") == (0, "", [])
+
+
+def test_root_installs_a_missing_browser(tmp_path: Path) -> None:
+    code, said, asked = _browser(tmp_path, "apt-get", user=0)
+    assert (code, asked) == (0, ["update -qq", "install -y -qq chromium"])
+    assert "installing it by apt-get" in said
+
+
+@pytest.mark.parametrize(("programs", "user"), [(["apt-get"], 1000), ([], 0)])
+def test_where_it_cannot_be_installed_a_sentence_says_what_to_do(
+    tmp_path: Path, programs: list[str], user: int
+) -> None:
+    code, said, asked = _browser(tmp_path, *programs, user=user)
+    assert (code, asked) == (0, [])
+    assert "tests/demo/test_browser.py will fail: install it" in said
+
+
 def test_run_hands_its_arguments_to_the_demo(tmp_path: Path) -> None:
     done = _make("-n", "run", "ARGS=--port 8123", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
     assert f"{tmp_path / 'venv'}/bin/oncekey demo --port 8123\n" in done.stdout
@@ -94,7 +147,7 @@ def _ci(tmp_path: Path, make: str) -> tuple[int, list[str]]:
 
 def test_ci_checks_and_tests_from_the_repositorys_root(tmp_path: Path) -> None:
     root = tmp_path.resolve()
-    assert _ci(tmp_path, "exit 0") == (0, [f"{root} check", f"{root} test"])
+    assert _ci(tmp_path, "exit 0") == (0, [f"{root} check", f"{root} lowest", f"{root} test"])
 
 
 def test_ci_fails_when_a_step_fails(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ def _offences(text: str) -> list[str]:
     return [line for line in text.splitlines() if not any(rule.fullmatch(line) for rule in grammar)]
 
 
-def test_both_files_are_there() -> None:
-    assert [path.name for path in FILES] == ["dev.txt", "run.txt"]
+def test_all_files_are_there() -> None:
+    assert [path.name for path in FILES] == ["dev.txt", "lowest.txt", "run.txt"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -60,15 +61,32 @@ def test_the_grammar_has_no_room_for_an_address_or_a_loose_pin(line: str) -> Non
     assert _offences(line) == [line]
 
 
-def test_both_files_agree_on_every_version() -> None:
-    def pins(path: Path) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for line in path.read_text().splitlines():
-            if _REQUIREMENT.fullmatch(line):
-                name, _, rest = line.partition("==")
-                found.setdefault(name, set()).add(rest.split()[0])
-        return found
+def _pins(name: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if _REQUIREMENT.fullmatch(line):
+            package, _, rest = line.partition("==")
+            found.setdefault(package.partition("[")[0], set()).add(rest.split()[0])
+    return found
 
-    dev, run = (pins(path) for path in FILES)
+
+def test_what_runs_and_what_tests_agree_on_every_version() -> None:
+    dev, run = _pins("dev.txt"), _pins("run.txt")
     assert run
     assert {name: dev.get(name) for name in run} == run
+
+
+def _promised() -> list[tuple[str, str]]:
+    """Every package that an extra needs, with the lowest version that it promises to work with."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = [wish for wishes in extras.values() for wish in wishes if not wish.startswith("oncekey[")]
+    found = [re.match(r"([a-z0-9-]+)(?:\[\w+\])?>=([\d.]+)", wish) for wish in wanted]
+    assert all(found), wanted
+    return [(one[1], one[2]) for one in found if one is not None]
+
+
+@pytest.mark.parametrize(("package", "lowest"), sorted(set(_promised())))
+def test_the_lowest_version_that_is_promised_is_the_one_that_is_tested(package: str, lowest: str) -> None:
+    # A version that was withdrawn from its registry cannot be tested, so it cannot be promised either.
+    (tested,) = _pins("lowest.txt")[package]
+    assert re.sub(r"(\.0)+$", "", tested) == re.sub(r"(\.0)+$", "", lowest), f"say >={tested}, or run make pins"

@@ -62,7 +62,7 @@ def create_app(
     app.include_router(payment_routes(once, movements, charging))
     app.include_router(transfer_routes(once, movements))
     app.include_router(notification_routes(once, charging))
-    app.include_router(ledger_routes(charging))
+    app.include_router(ledger_routes(once, charging))
     app.include_router(health_routes(tables))
     app.include_router(page_routes())
     add_problems(app)

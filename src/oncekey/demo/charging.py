@@ -49,19 +49,19 @@ class Charging:
         return charge
 
     async def find(self, key: str | None) -> dict[str, Any] | None:
-        """The charge under a downstream key; it raises `ProviderFailedError` when the provider does not say."""
-        query = urlencode({"downstream_key": key or ""})
+        """The first charge under a downstream key; it raises `ProviderFailedError` when the provider does not say."""
+        found = await self.charges(key or "")
+        return found[0] if found else None
+
+    async def charges(self, key: str | None = None) -> list[dict[str, Any]]:
+        """All charges, or those under one downstream key, the oldest first.
+
+        It raises `ProviderFailedError` when the provider does not say.
+        """
+        query = "" if key is None else f"?{urlencode({'downstream_key': key})}"
         try:
-            reply = await ask("GET", f"{self._url}/charges?{query}", patience=self._patience)
+            reply = await ask("GET", f"{self._url}/charges{query}", patience=self._patience)
             found: list[dict[str, Any]] = reply.json()["charges"]
         except (NothingSentError, AnswerLostError, json.JSONDecodeError, KeyError) as error:
             raise ProviderFailedError("the provider does not say what it has charged") from error
-        return found[0] if found else None
-
-    async def ledger(self) -> dict[str, Any]:
-        """Everything that the provider has charged; it raises `ProviderFailedError` when it does not say."""
-        try:
-            reply = await ask("GET", f"{self._url}/charges", patience=self._patience)
-            return {"charges": reply.json()["charges"]}
-        except (NothingSentError, AnswerLostError, json.JSONDecodeError, KeyError) as error:
-            raise ProviderFailedError("the provider does not show its ledger") from error
+        return found

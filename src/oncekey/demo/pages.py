@@ -12,6 +12,7 @@ _MEDIA_TYPES: Final = {
     "index.html": "text/html",
     "demo.css": "text/css",
     "demo.js": "text/javascript",
+    "verdict.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 _HEADERS: Final = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Response
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from oncekey.once import Once
 
 RECEIPT = "receipt"
+CHARGE: Final = "charge_created"
+"""The name of the call, from which its key comes."""
 
 
 def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIRouter:
@@ -60,7 +62,7 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
             await movements.end(tx, tenant, created.model_copy(update={"status": "declined"}))
 
         try:
-            made = await op.call("charge_created", charge, repeatable=how["repeatable"], given=wanted.model_dump())
+            made = await op.call(CHARGE, charge, repeatable=how["repeatable"], given=wanted.model_dump())
         except Rejected:
             await op.phase("payment_declined", decline)
             raise declined() from None

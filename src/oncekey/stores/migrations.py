@@ -53,6 +53,13 @@ class SqlSchema:
             parts.append(f"-- {one.label}\nBEGIN;\n\n{one.text.strip()}\n\n{record};\n\nCOMMIT;")
         return "\n\n".join(parts) + "\n"
 
+    def statements(self, first: int, last: int) -> tuple[str, ...]:
+        """The statements of some migrations, one by one, with the lines that remember them."""
+        texts = [self._ledger["table"]]
+        for one in self.migrations[first - 1 : last]:
+            texts += [one.text, _filled(self._ledger["record"], _line(one))]
+        return tuple(sentence.text for text in texts for sentence in sentences(text, self._dialect))
+
     def _applied(self) -> Steps[tuple[Applied, ...]]:
         rows = yield Statement("migrations", self._ledger["applied"])
         return tuple(_applied_of(row) for row in rows)

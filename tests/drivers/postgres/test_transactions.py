@@ -323,7 +323,7 @@ class TestPsycopgHandlers:
             assert [row["item"] for row in cursor.execute(query, [items])] == items
             assert [row["item"] for row in cursor.stream(query, [items])] == items
             cursor.execute(b"SELECT 2 AS two")
-            assert next(cursor) == {"two": 2}
+            assert next(iter(cursor)) == {"two": 2}
             with cursor.copy("COPY (SELECT 7) TO STDOUT") as copy:
                 assert b"".join(bytes(block) for block in copy) == b"7\n"
         with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():

@@ -1,28 +1,26 @@
 // The page of the demo: sends requests, and shows what came back beside what really happened.
 // Everything that was received is shown as text.
 
+import { codeOf, counted, parsed, replayed, times, verdict } from "./verdict.js";
+
 const TELLING = ["Location", "Idempotency-Key", "Idempotent-Replayed", "Idempotency-Key-Expires", "Retry-After",
   "Content-Type"];
 const NEWEST = 20;
 const POLL = 1000;
-const ORDER = `{
-  "customer_id": "cus_1001",
-  "items": [{ "product_id": "sku_teapot", "quantity": 2 }]
-}`;
-const MONEY = `{
-  "customer_id": "cus_1001",
-  "amount_cents": 1999,
-  "currency": "EUR"
-}`;
+const KEPT = "oncekey demo requests";
+const ORDER = `{ "customer_id": "cus_1001",
+  "items": [{ "product_id": "sku_teapot", "quantity": 2 }] }`;
+const MONEY = `{ "customer_id": "cus_1001",
+  "amount_cents": 1999, "currency": "EUR" }`;
 const ROUTES = {
   "/orders": { name: "Orders", sample: ORDER, calls: false,
-    hint: "One transaction of the shop's own database; the provider has no part in it." },
+    hint: "One transaction in the shop's own database; the provider has no part in it." },
   "/payments": { name: "Payments", sample: MONEY, calls: true,
-    hint: "A row, a charge at the provider, a receipt: whoever comes next goes on where the last one stopped." },
+    hint: "A row, a charge at the provider, a receipt. A retry or a worker goes on after the last step that is done." },
   "/transfers": { name: "Transfers", sample: MONEY, calls: true,
-    hint: "A row and a message; 202 until a worker has made the charge." },
+    hint: "The request writes a row and a message and gets 202. A worker makes the charge." },
   "/notifications": { name: null, sample: MONEY, calls: true,
-    hint: "Calls the provider directly: what it does not hear, nobody knows." },
+    hint: "The handler calls the provider directly. If the answer is lost, the outcome is unknown." },
 };
 
 const at = (id) => document.getElementById(id);
@@ -39,6 +37,12 @@ function newKey() {
   bytes[8] = (bytes[8] & 0x3f) | 0x80;
   const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
   return hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
+}
+
+function takeNewKey() {
+  field.key.value = newKey();
+  showCurl();
+  return field.key.value;
 }
 
 // Requests
@@ -76,10 +80,7 @@ async function send(title, request) {
   } catch (error) {
     answer = { title, status: 0, phrase: "No answer", headers: [], text: String(error), took: taken() };
   }
-  if (sent) {
-    sent.answer = answer;
-    sent.times += 1;
-  }
+  sent.times += 1;
   return answer;
 }
 
@@ -103,27 +104,69 @@ const ACTIONS = {
   ],
   keyless: async (request) => [await send("Without a key", { ...request, key: null })],
 };
+const NEW_KEY = new Set(["together"]);
 
-// Answers
+// The requests of this page: what was answered, what has become of their keys, and what was charged for them
 
-const replayed = (answer) => answer.headers.some(([name, value]) => name === "Idempotent-Replayed" && value === "true");
-const waitOf = (answer) => (answer.headers.find(([name]) => name === "Retry-After") ?? ["", "1"])[1];
-const kind = (status) => (status === 202 || status === 409 || status === 503 ? "wait"
-  : status >= 200 && status < 300 ? "good" : "bad");
+let requests = [];
+let current = null;
+let polling = null;
 
-function parsed(text) {
+function remember(request) {
+  const same = (one) => one.request.key === request.key && one.request.tenant === request.tenant;
+  const known = request.key === null ? null : requests.find(same);
+  if (known) return current = known;
+  current = { request, state: null, answers: [], charges: null, rows: 0, times: 0, node: null };
+  if (request.key !== null) requests.unshift(current);
+  return current;
+}
+
+// A reload loses the page's memory, and the tab's storage has the list.
+function keep() {
+  const kept = requests.slice(0, NEWEST).map(({ node, ...sent }) => sent);
   try {
-    return JSON.parse(text);
+    sessionStorage.setItem(KEPT, JSON.stringify(kept));
+  } catch {
+    // A full or forbidden storage costs the list after a reload, and nothing else.
+  }
+}
+
+function restored() {
+  try {
+    return (parsed(sessionStorage.getItem(KEPT)) ?? []).map((sent) => ({ ...sent, node: null }));
+  } catch {
+    return [];
+  }
+}
+
+const STATES = { completed: "good", in_progress: "wait", pending: "wait", failed_retryable: "wait", unknown: "bad" };
+const turnedAway = (sent) => sent.state === null && sent.answers.length > 0
+  && sent.answers.every((answer) => answer.status >= 400 && answer.status < 500);
+const isOver = (sent) => sent.request.key === null || turnedAway(sent)
+  || (sent.state?.state === "completed" && (sent.charges !== null || !ROUTES[sent.request.route].calls));
+
+async function read(path, tenant) {
+  try {
+    const response = await fetch(path, { headers: { "Authorization": `Bearer ${tenant}` } });
+    return response.ok ? await response.json() : null;
   } catch {
     return null;
   }
 }
 
-const codeOf = (answer) => parsed(answer.text)?.code ?? "";
+async function look(sent) {
+  const { key, route, tenant } = sent.request;
+  sent.state = await read(`/idempotency-keys/${encodeURIComponent(key)}`, tenant);
+  // After the state: what a completed request was charged is in the ledger by then.
+  if (!ROUTES[route].calls) return;
+  const found = await read(`/demo/charges/${encodeURIComponent(key)}`, tenant);
+  sent.charges = found === null ? null : found.charges.length;
+}
 
-function readable(text) {
-  const data = parsed(text);
-  return data === null ? text : JSON.stringify(data, null, 2);
+function seen(sent) {
+  const { request, answers, state, charges, rows } = sent;
+  return { answers, state, charges, rows, route: request.route, calls: ROUTES[request.route].calls,
+    repeatable: request.repeatable };
 }
 
 function describe(list, pairs) {
@@ -134,6 +177,83 @@ function describe(list, pairs) {
     description.textContent = value;
     return [term, description];
   }));
+}
+
+function wishesOf(request) {
+  if (!ROUTES[request.route].calls) return "";
+  const wishes = [request.fault || "no fault"];
+  if (!request.dedup) wishes.push("keys not recognised");
+  if (!request.repeatable) wishes.push("not repeatable");
+  return wishes.join(" · ");
+}
+
+function show(sent) {
+  if (!sent.node) {
+    sent.node = at("sent").content.cloneNode(true).querySelector("li");
+    sent.node.querySelector("button").addEventListener("click", () => again(sent));
+  }
+  const { request, state, answers, node } = sent;
+  const answer = answers.at(-1);
+  const badge = node.querySelector(".badge");
+  const { mood, headline } = verdict(seen(sent));
+  node.querySelector("h3").textContent = `POST ${request.route}`;
+  badge.textContent = state ? state.state.replace("_", " ") : "not stored";
+  badge.className = `badge ${STATES[state?.state] ?? "bad"}`;
+  node.querySelector(".wishes").textContent = wishesOf(request);
+  node.querySelector(".fate").textContent = `${headline} · sent ${times(sent.times)}`;
+  node.querySelector(".fate").className = `fate ${mood}`;
+  const pairs = [["Key", request.key], ["Tenant", request.tenant]];
+  if (answer) pairs.push(["Last answer", `${answer.status || "none"} ${codeOf(answer)}${replayed(answer) ? " (replayed)" : ""}`]);
+  if (state?.recovery_point) pairs.push(["Recovery point", state.recovery_point], ["Attempts", String(state.attempts)]);
+  if (state?.last_error) pairs.push(["Last error", state.last_error]);
+  if (state?.response) pairs.push(["Stored answer", String(state.response.status)]);
+  const stored = parsed(state?.response?.body ?? "");
+  if (stored?.charge_id) pairs.push(["Charge", stored.charge_id]);
+  describe(node.querySelector("dl"), pairs);
+  return node;
+}
+
+async function follow() {
+  await Promise.all(requests.filter((sent) => !isOver(sent)).map(look));
+  showRequests();
+}
+
+function showRequests() {
+  const nodes = requests.slice(0, NEWEST).map(show);
+  nodes.forEach((node, place) => {
+    // A node that is where it belongs is not moved: moving it would take the focus from its button.
+    if (at("requests").children[place] !== node) at("requests").insertBefore(node, at("requests").children[place] ?? null);
+  });
+  while (at("requests").children.length > nodes.length) at("requests").lastElementChild.remove();
+  at("no-requests").hidden = nodes.length > 0;
+  keep();
+}
+
+function watch() {
+  // A key that a worker is busy with changes without us; as long as there is one, we look.
+  if (polling !== null || requests.every(isOver)) return;
+  polling = setTimeout(async () => {
+    polling = null;
+    await Promise.all([follow(), readLedger(), readRows()]);
+    if (!busy) showVerdict();
+    watch();
+  }, POLL);
+}
+
+async function again(sent) {
+  const { fault, ...rest } = sent.request;
+  const title = fault ? `Again, without ${fault}` : "Again";
+  await perform(async (request) => [await send(title, request)], { ...rest, fault: "" });
+}
+
+// The verdict, and the answers that it is about
+
+const kind = (status) => (status === 202 || status === 409 || status === 503 ? "wait"
+  : status >= 200 && status < 300 ? "good" : "bad");
+
+function readable(text) {
+  const data = parsed(text);
+  return data === null ? text : JSON.stringify(data, null, 2);
 }
 
 function card(answer) {
@@ -149,134 +269,34 @@ function card(answer) {
   return node;
 }
 
-function ordered(count) {
-  return count === 0 ? "No order was written." : count === 1 ? "One order was written." : `${count} orders were written.`;
+function announce(mood, headline, text) {
+  at("verdict").className = `verdict ${mood}`;
+  // The same words again would be read out again.
+  if (at("headline").textContent !== headline) at("headline").textContent = headline;
+  if (at("explanation").textContent !== text) at("explanation").textContent = text;
 }
 
-function charged(count) {
-  // Of all requests, not of this one alone: a charge that was delayed may be from an earlier one.
-  const news = count === 0 ? "no new charge" : count === 1 ? "one new charge" : `${count} new charges`;
-  return `The ledger has ${news}.`;
+function showVerdict() {
+  if (current === null) return;
+  const { request, state, charges, rows } = current;
+  const { mood, headline, text } = verdict(seen(current));
+  announce(mood, headline, text);
+  const effect = ROUTES[request.route].calls ? ["Charged for it", charges === null ? "?" : times(charges)] : ["Orders written", String(rows)];
+  describe(at("counts"), [["Request", `POST ${request.route}`], ["Sent", times(current.times)], effect,
+    ["Status", state ? state.state.replace("_", " ") : "not stored"]]);
+  at("counts").hidden = false;
 }
 
-function sentence(route, answers, made) {
-  const codes = answers.map(codeOf);
-  const waiting = answers.find((answer, index) => codes[index] === "idempotency_key_in_progress");
-  const effect = ROUTES[route].calls ? charged(made.charges) : ordered(made.rows);
-  if (answers.some((answer) => answer.status === 0)) {
-    return ["bad", "The server gave no answer. Retry with the same key: that is what it is for."];
-  }
-  if (codes.includes("idempotency_key_missing")) {
-    return ["bad", `${effect} A retry without a key could not be told from a new request, so a key is required.`];
-  }
-  if (codes.includes("idempotency_key_reused_with_different_payload")) {
-    return ["good", `${effect} The key belongs to the first body; another one is refused and changes nothing.`];
-  }
-  if (codes.includes("idempotency_outcome_unknown") || codes.includes("provider_failed")) {
-    return ["bad", `${effect} The outcome is unknown to the shop, so nobody makes the call again.`];
-  }
-  if (codes.includes("idempotency_execution_failed")) {
-    return ["wait", `${effect} The shop got no clear answer and may repeat the call: “Send again”, or a worker, goes on.`];
-  }
-  if (waiting && waiting.status !== 202) {
-    return ["wait", `${effect} One request met the other while it was running: it may come back in `
-      + `${waitOf(waiting)} s. “Send once” then gets the stored answer.`];
-  }
-  if (answers.some((answer) => answer.status === 202)) {
-    return ["wait", "Accepted: a worker makes the call, and the list below follows it to its end."];
-  }
-  const same = answers.length === 2 && answers.every((answer) => answer.text === answers[0].text);
-  if (same && answers.some(replayed)) {
-    return ["good", `${effect} Both answers have the same bytes; the replayed ones are marked.`];
-  }
-  if (answers.length === 1 && replayed(answers[0])) {
-    return ["good", `${effect} This is the stored answer of the first request.`];
-  }
-  return [answers.every((answer) => answer.status < 400) ? "good" : "bad", effect];
-}
-
-// The requests of this page, and what has become of their keys
-
-const requests = [];
-let polling = null;
-
-function remember(request) {
-  if (!request.key) return null;
-  let sent = requests.find((one) => one.request.key === request.key && one.request.tenant === request.tenant);
-  if (!sent) {
-    sent = { request, state: null, answer: null, times: 0, node: null };
-    requests.unshift(sent);
-  }
-  return sent;
-}
-
-const STATES = { completed: "good", in_progress: "wait", pending: "wait", failed_retryable: "wait", unknown: "bad" };
-const isOver = (sent) => sent.state !== null && sent.state.state === "completed";
-
-async function look(sent) {
-  try {
-    const response = await fetch(`/idempotency-keys/${encodeURIComponent(sent.request.key)}`,
-      { headers: { "Authorization": `Bearer ${sent.request.tenant}` } });
-    sent.state = response.ok ? await response.json() : null;
-  } catch {
-    sent.state = null;
-  }
-}
-
-function show(sent) {
-  if (!sent.node) {
-    sent.node = at("sent").content.cloneNode(true).querySelector("li");
-    sent.node.querySelector("button").addEventListener("click", () => again(sent));
-  }
-  const { request, state, answer, node } = sent;
-  node.querySelector("h3").textContent = `POST ${request.route}`;
-  const badge = node.querySelector(".badge");
-  badge.textContent = state ? state.state.replace("_", " ") : "not stored";
-  badge.className = `badge ${STATES[state?.state] ?? "bad"}`;
-  const wishes = [request.fault || "no fault"];
-  if (!request.repeatable) wishes.push("not repeatable");
-  if (!request.dedup) wishes.push("no deduplication");
-  node.querySelector(".wishes").textContent = ROUTES[request.route].calls ? wishes.join(" · ") : "no provider";
-  const stored = parsed(state?.response?.body ?? "");
-  const pairs = [["Key", request.key], ["Sent", `${sent.times} ×`]];
-  if (answer) pairs.push(["Last answer", `${answer.status || "none"} ${codeOf(answer)}${replayed(answer) ? " (replayed)" : ""}`]);
-  if (state) pairs.push(["Recovery point", state.recovery_point], ["Attempts", String(state.attempts)]);
-  if (state?.last_error) pairs.push(["Last error", state.last_error]);
-  if (state?.response) pairs.push(["Stored answer", String(state.response.status)]);
-  if (stored?.charge_id) pairs.push(["Charge", stored.charge_id]);
-  describe(node.querySelector("dl"), pairs);
-  return node;
-}
-
-async function follow() {
-  await Promise.all(requests.filter((sent) => !isOver(sent)).map(look));
-  const nodes = requests.slice(0, NEWEST).map(show);
-  nodes.forEach((node, place) => {
-    // A node that is where it belongs is not moved: moving it would take the focus from its button.
-    if (at("requests").children[place] !== node) at("requests").insertBefore(node, at("requests").children[place] ?? null);
-  });
-  while (at("requests").children.length > nodes.length) at("requests").lastElementChild.remove();
-  at("no-requests").hidden = nodes.length > 0;
-}
-
-function watch() {
-  // A key that a worker is busy with changes without us; as long as there is one, we look.
-  if (polling !== null || requests.every(isOver)) return;
-  polling = setTimeout(async () => {
-    polling = null;
-    await Promise.all([follow(), readLedger(), readRows()]);
-    watch();
-  }, POLL);
-}
-
-async function again(sent) {
-  const { fault, ...rest } = sent.request;
-  await perform(async (request) => [await send(`Again, without ${fault || "a fault"}`, request)], { ...rest, fault: "" });
+function showAnswers() {
+  const answers = current?.answers ?? [];
+  at("answers").replaceChildren(...answers.map(card));
+  at("no-answers").hidden = answers.length > 0;
 }
 
 // What really happened: the provider's ledger, and the rows of the shop
 
 const known = { ledger: null, rows: null, route: null, tenant: null };
+let shown = { route: field.route.value, tenant: field.tenant.value };
 
 function cell(text, kindOfCell = "") {
   const node = document.createElement("td");
@@ -309,19 +329,17 @@ async function readLedger(mark = false) {
     if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
     const { charges } = await response.json();
     const before = known.ledger ?? new Set(charges.map((charge) => charge.id));
-    const fresh = (charge) => !before.has(charge.id);
-    const twice = (charge) => charge.downstream_key !== null
-      && charges.some((other) => other.id !== charge.id && other.downstream_key === charge.downstream_key);
-    at("ledger-count").textContent = String(charges.length);
+    const under = new Map();
+    for (const { downstream_key: key } of charges) under.set(key, (under.get(key) ?? 0) + 1);
+    const twice = (charge) => charge.downstream_key !== null && under.get(charge.downstream_key) > 1;
+    at("ledger-count").textContent = counted(charges.length, "charge");
     const rows = charges.slice(-NEWEST).reverse().map((charge) => line(
-      [charge.id, twice(charge) ? `${amount(charge)}, charged twice` : amount(charge), charge.customer_id,
-        charge.downstream_key ?? "none", clock(charge.at)], twice(charge) ? "twice" : fresh(charge) ? "new" : ""));
+      [charge.id, twice(charge) ? `${amount(charge)}, charged again` : amount(charge), charge.customer_id,
+        charge.downstream_key ?? "none", clock(charge.at)], twice(charge) ? "twice" : before.has(charge.id) ? "" : "new"));
     at("ledger").replaceChildren(...(rows.length ? rows : [note("Nothing was charged yet.", 5)]));
     if (mark || known.ledger === null) known.ledger = new Set(charges.map((charge) => charge.id));
-    return charges.filter(fresh).length;
   } catch (error) {
     at("ledger").replaceChildren(note(`The ledger could not be read: ${error.message}`, 5));
-    return 0;
   }
 }
 
@@ -329,9 +347,9 @@ function what(one) {
   return one.items ? one.items.map((item) => `${item.quantity} × ${item.product_id}`).join(", ") : amount(one);
 }
 
+// Shows the rows of the route and the tenant that were chosen or sent to last; returns how many are new since the mark.
 async function readRows(mark = false) {
-  const route = field.route.value;
-  const tenant = field.tenant.value;
+  const { route, tenant } = shown;
   const { name } = ROUTES[route];
   at("rows-name").textContent = name ?? "Rows";
   at("rows-tenant").textContent = tenant;
@@ -378,28 +396,32 @@ function showRoute() {
   field.body.value = route.sample;
 }
 
+function choose() {
+  shown = { route: field.route.value, tenant: field.tenant.value };
+  readRows(true);
+}
+
 let busy = false;
 
 async function perform(action, request) {
   if (busy) return;
   busy = true;
   document.body.setAttribute("aria-busy", "true");
-  at("verdict").className = "verdict";
-  at("verdict").textContent = "Sending…";
+  announce("", "Sending…", `POST ${request.route} with the key ${request.key ?? "none"}.`);
   try {
+    shown = { route: request.route, tenant: request.tenant };
     await Promise.all([readLedger(true), readRows(true)]);
-    const sending = action(request);
-    await follow();
-    const answers = await sending;
-    at("answers").replaceChildren(...answers.map(card));
-    at("no-answers").hidden = true;
-    const [charges, rows] = await Promise.all([readLedger(), readRows(), follow()]);
-    const [mood, words] = sentence(request.route, answers, { charges, rows });
-    at("verdict").classList.add(mood);
-    at("verdict").textContent = words;
+    const answers = await action(request);
+    current.answers = answers;
+    if (current.request.key !== null) await look(current);
+    const [rows] = await Promise.all([readRows(), readLedger(), follow()]);
+    current.rows += rows;
   } finally {
     busy = false;
     document.body.removeAttribute("aria-busy");
+    showAnswers();
+    showRequests();
+    showVerdict();
     watch();
   }
 }
@@ -410,27 +432,31 @@ form.addEventListener("submit", (event) => {
 });
 form.addEventListener("click", (event) => {
   const button = event.target.closest("button");
-  if (!button) return;
+  if (!button || busy) return;
   const { action, fault } = button.dataset;
+  // Two requests can meet only where neither of them finds a stored answer.
+  if (fault || NEW_KEY.has(action)) takeNewKey();
   if (action && action !== "twice") perform(ACTIONS[action], written());
-  if (fault) perform(ACTIONS.once, { ...written(), key: newKey(), fault });
+  if (fault) perform(ACTIONS.once, { ...written(), fault });
 });
 form.addEventListener("input", showCurl);
-at("new-key").addEventListener("click", () => {
-  field.key.value = newKey();
-  showCurl();
-});
+at("new-key").addEventListener("click", takeNewKey);
 field.route.addEventListener("change", () => {
-  field.key.value = newKey();
   showRoute();
-  showCurl();
-  readRows(true);
+  takeNewKey();
+  choose();
 });
-field.tenant.addEventListener("change", () => readRows(true));
+field.tenant.addEventListener("change", choose);
 at("refresh").addEventListener("click", () => Promise.all([readLedger(true), readRows(true), follow()]));
 
-field.key.value = newKey();
+requests = restored();
+current = requests[0] ?? null;
 showRoute();
-showCurl();
+takeNewKey();
+showAnswers();
 readLedger();
-readRows(true);
+choose();
+follow().then(() => {
+  showVerdict();
+  watch();
+});

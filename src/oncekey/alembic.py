@@ -1,0 +1,64 @@
+"""For those who migrate with Alembic: oncekey's tables in a revision of theirs, and out of sight of autogenerate.
+
+Alembic itself is not imported: a revision hands over its `op`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores import postgres, sqlite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncekey.stores.migrations import SqlSchema
+
+SCHEMA: Final = "oncekey"
+"""Where the tables are on PostgreSQL; on SQLite their names begin with it instead."""
+
+_TABLES: Final = {"postgresql": postgres.tables, "sqlite": sqlite.tables}
+
+
+class Operations(Protocol):
+    """What `run` needs of Alembic's `op`."""
+
+    def get_context(self) -> Any:  # noqa: ANN401  (Alembic's MigrationContext)
+        """The context of the migration that runs."""
+
+    def execute(self, sqltext: str) -> None:
+        """Run a statement, or print it where Alembic is offline."""
+
+
+def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+    """False for what is oncekey's own, for `context.configure(include_name=...)`.
+
+    Alembic asks it before it looks at anything in the database, so autogenerate neither reads oncekey's tables nor
+    proposes to drop them.
+    """
+    if type_ == "schema":
+        return name != SCHEMA
+    if type_ == "table":
+        return parent_names.get("schema_name") != SCHEMA and not (name or "").startswith(f"{SCHEMA}_")
+    return True
+
+
+def run(op: Operations, first: int, last: int) -> None:
+    """Run oncekey's migrations `first` to `last` as a part of a revision's `upgrade()`.
+
+    The numbers are those of `oncekey migrate status`. A revision names them, so it does the same whichever version of
+    oncekey is installed later.
+
+    Raises:
+        ConfigurationError: There is no such migration in this version, or the database is not one of oncekey's.
+    """
+    name = op.get_context().dialect.name
+    if name not in _TABLES:
+        raise ConfigurationError(f"oncekey has no tables for {name}: it keeps records in PostgreSQL or SQLite")
+    schema: SqlSchema = _TABLES[name]()
+    newest = len(schema.migrations)
+    if not 1 <= first <= last <= newest:
+        raise ConfigurationError(f"oncekey's migrations are 1 to {newest} in this version, not {first} to {last}")
+    for statement in schema.statements(first, last):
+        op.execute(statement.replace(":", r"\:"))  # a colon is a parameter's mark there
