@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from oncekey.conformance.clauses import Failed, Passed, Profile, Skipped, Verdict
-from oncekey.conformance.probe import MARKER
+from oncekey.conformance.clauses import Failed, Need, Passed, Profile, Skipped, UndecidedError, Verdict
+from oncekey.conformance.probe import MARKER, Probe
 from oncekey.conformance.shots import Answer
 
 MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
@@ -44,7 +44,10 @@ def is_marked(answer: Answer) -> bool:
 
 def is_same(first: Answer, again: Answer) -> bool:
     """Whether both tell of the same outcome; that status and bytes are equal too has clauses of its own."""
-    return first.ok == again.ok and (first.body == again.body or _meaning(first) == _meaning(again))
+    places = {answer.header("Location") for answer in (first, again)} - {None}
+    if first.ok != again.ok or len(places) > 1:
+        return False
+    return first.body == again.body or _meaning(first) == _meaning(again)
 
 
 def _meaning(answer: Answer) -> object:
@@ -70,11 +73,49 @@ def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]],
     return Failed(f"{when}: {told}", shown(answer), only=wrong)
 
 
-def once(effects: int | None, answers: str, when: str) -> Verdict:
-    """There was one effect, if effects can be counted."""
-    if effects in {None, 1}:
+def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
+    """Both requests were one operation: by the count if there is one, and by the answers where these tell.
+
+    An API that does not answer plain retries with the first answer either is told so by the clauses about replays,
+    and not once more by every clause that looks at a retry.
+    """
+    if effects is not None and effects > 1:
+        return Failed(f"{what}: one operation", f"{effects} effects; {shown(first)}, then {shown(again)}")
+    if is_same(first, again):
         return Passed()
-    return Failed(f"{when}: 1 effect", f"{effects} effects; answers: {answers}")
+    if probe.habits.replays:
+        return Failed(f"{what}: {shown(first)} again", shown(again))
+    if effects is None:
+        raise UndecidedError("a plain retry does not get the first answer either", Need.COUNT)
+    return Passed()
+
+
+def needs_replays(probe: Probe) -> None:
+    """Go on only where a plain retry gets the first answer; that it does not has clauses of its own."""
+    if not probe.habits.replays:
+        raise UndecidedError("a plain retry does not get the first answer either")
+
+
+def two_operations(effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:
+    """Both requests were executed."""
+    same = is_same(first, second)
+    executed = not same if effects is None else effects > 1
+    if second.ok and executed and not is_marked(second):
+        return Passed()
+    seen = f"{shown(first)}, then {shown(second)}{', the same body' if same else ''}"
+    return Failed(f"{what}: two operations", seen if effects is None else f"{seen}; effects: {effects}")
+
+
+def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
+    """The second request did not get the first one's answer. That it is refused, or executed, is all right here."""
+    if not again.ok:
+        return Passed()
+    same = is_same(first, again)
+    if same and effects is None and not probe.habits.distinct and not is_marked(again):
+        raise UndecidedError("all answers are equal, and whether it was executed is not counted", Need.COUNT)
+    if is_marked(again) or (same if effects is None else effects <= 1):
+        return Failed(f"{what}: not the first one's answer", f"{shown(again)}, and it was not executed")
+    return Passed()
 
 
 def wanted(statuses: Collection[int]) -> str:
@@ -83,7 +124,8 @@ def wanted(statuses: Collection[int]) -> str:
 
 
 def worst(*verdicts: Verdict) -> Verdict:
-    """The first failure, else the first that could not be judged, else `Passed`."""
+    """The failure in most profiles, else the first that could not be judged, else `Passed`."""
     failed = [verdict for verdict in verdicts if isinstance(verdict, Failed)]
+    failed.sort(key=lambda verdict: -len(verdict.only))
     skipped = [verdict for verdict in verdicts if isinstance(verdict, Skipped)]
     return failed[0] if failed else skipped[0] if skipped else Passed()

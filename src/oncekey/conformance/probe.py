@@ -6,11 +6,12 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
 from oncekey.conformance import shots
+from oncekey.conformance.bodies import Path
 from oncekey.conformance.clauses import Exchange, UndecidedError
 from oncekey.conformance.pointer import amount_at
 from oncekey.conformance.shots import Answer, Shot
@@ -20,8 +21,27 @@ KEY: Final = "Idempotency-Key"
 MARKER: Final = "Idempotent-Replayed"
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
+_SERVER_ERROR: Final = 500
 _MOST_TRIES: Final = 20
 _SHORTEST, _LONGEST = 0.05, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What an API does in general, so that no clause takes it for a fault of its own."""
+
+    distinct: bool = True
+    """The answers to two fresh keys differ, so an equal answer is a replay."""
+    replays: bool = True
+    """A plain retry gets the first answer, so another answer is another operation."""
+    optional: bool = False
+    """A request without a key is executed."""
+    opaque: bool = True
+    """A key may be any text. If not, it must be a UUID, in which the case of letters means nothing."""
+    compares: bool = True
+    """Another body under a used key is refused."""
+    free: Path | None = None
+    """Where a member may be added to the body that the API takes and compares without knowing it."""
 
 
 class Probe:
@@ -33,17 +53,28 @@ class Probe:
         """The status of a success."""
         self.lead = min(max(3 * latency, 0.08), 0.5)
         """Seconds after which a request that was sent has surely begun."""
+        self.habits = Habits()
         self.trail: list[Exchange] = []
         self.sent = 0
         self._quoted = quoted
         self._most = most
 
+    @property
+    def blind(self) -> bool:
+        """Whether nothing tells a replay from an execution: answers are equal, and effects are not counted."""
+        return not self.habits.distinct and self.target.count_address is None
+
     # Keys and requests
 
     @staticmethod
     def fresh() -> str:
-        """A key that nobody has used."""
+        """A key that was never used, which any API takes: a UUID."""
         return str(uuid.uuid4())
+
+    @staticmethod
+    def fresh_text() -> str:
+        """A key that was never used and is no UUID, of the same length and characters."""
+        return f"z{str(uuid.uuid4())[1:]}"
 
     def written(self, key: str) -> str:
         """A key as this API takes it."""
@@ -80,6 +111,14 @@ class Probe:
     def fire(self, shot: Shot) -> Answer:
         """Send a request."""
         return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)])[0]
+
+    def control(self, shot: Shot) -> Answer:
+        """Send a request that shows what the API does in general; it is no part of what repeats a finding."""
+        kept = list(self.trail)
+        try:
+            return self.fire(shot)
+        finally:
+            self.trail = kept
 
     def send(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> Answer:
         """Send the operation under a key."""
@@ -138,12 +177,17 @@ class Probe:
             lead /= 2
         raise UndecidedError("the first request was over before the second one came", "a slower --slow-header")
 
-    def until_settled(self, shot: Shot) -> Answer:
-        """Retry for as long as the answer is that the first one still runs, with a bounded patience."""
+    def until_settled(self, shot: Shot, *, over_errors: bool = False) -> Answer:
+        """Retry for as long as the answer is that the first one still runs, with a bounded patience.
+
+        With `over_errors` a server error is retried as well: some servers answer so while the first one runs, and
+        what is asked here is what comes after.
+        """
         ends, pause = time.monotonic() + self.target.patience, _SHORTEST
         answer = self.fire(shot)
         for _ in range(_MOST_TRIES):
-            if not self.busy(answer) or time.monotonic() > ends:
+            again = self.busy(answer) or (over_errors and answer.status >= _SERVER_ERROR)
+            if not again or time.monotonic() > ends:
                 break
             time.sleep(min(pause, max(0.0, ends - time.monotonic())))
             pause = min(pause * 1.6, _LONGEST)
