@@ -109,6 +109,7 @@ KILLS: dict[Bug, tuple[str, ...]] = {
     Bug.DEPTH_CUT: ("mismatches.depth",),
     Bug.DEPTH_CRASH: ("mismatches.depth", "keys.missing"),
     Bug.TYPES_MIXED: ("mismatches.types",),
+    Bug.AMOUNT_ONLY: ("mismatches.every-member",),
     Bug.ARRAYS_SORTED: ("mismatches.array-order",),
     Bug.TAKEN_OVER: ("mismatches.while-running", "mismatches.running-status"),
     Bug.HANGUP_SPOILS: ("hang-ups.retried",),

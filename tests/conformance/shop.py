@@ -100,6 +100,7 @@ class Bug(StrEnum):
     DEPTH_CRASH = "needs no key, and answers 500 to a body that is too deep if there is one"
     REFUSES_422 = "answers 422 to a key that it cannot read"
     TYPES_MIXED = "compares values by their texts"
+    AMOUNT_ONLY = "compares the amount and nothing else of the body"
     ARRAYS_SORTED = "sorts arrays before it compares"
     TAKEN_OVER = "lets another body take the place of a request that runs"
     HANGUP_SPOILS = "answers 410 to the retry of a client that hung up"
@@ -125,6 +126,7 @@ class Way(StrEnum):
     REVISION = "has a hash in every answer"
     OPEN = "does not ask for credentials"
     NO_ODD_HEADERS = "answers 500 to a quote in any header"
+    LIMITED = "answers 429 to every seventh request"
     ECHO = "repeats the key and the instant in every body"
 
 
@@ -156,6 +158,7 @@ class Shop:
         self.records: dict[tuple[str, str], Stored] = {}
         self.orders: list[tuple[str, str]] = []
         self.spoilt: set[str] = set()
+        self.asked = 0
         self.kept: dict[tuple[str, str], object] = {}
         shop = self
 
@@ -256,6 +259,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(404, "not_found")
         if shop.has(Way.NO_CHUNKS) and "Transfer-Encoding" in self.headers:
             body = b""
+        with shop.lock:
+            shop.asked += 1
+            if shop.has(Way.LIMITED) and shop.asked % 7 == 0:
+                raise RefusedError(429, "too_many", (("Retry-After", "0"),))
         if shop.has(Way.NO_SLOW_BODIES) and self.pieces > 3:
             raise RefusedError(408, "too_slow")
         if shop.has(Way.NO_ODD_HEADERS) and any("'" in value for value in self.headers.values()):
@@ -384,8 +391,9 @@ class _Handler(BaseHTTPRequestHandler):
         if shop.has(Bug.RAW_BYTES):
             return body.hex()
         document = self._read(body)
-        if shop.has(Way.SUBSET) and isinstance(document, dict):
-            document = {name: value for name, value in document.items() if name in {"item", "quantity"}}
+        known = {"quantity"} if shop.has(Bug.AMOUNT_ONLY) else {"item", "quantity"}
+        if shop.bugs & {Way.SUBSET, Bug.AMOUNT_ONLY} and isinstance(document, dict):
+            document = {name: value for name, value in document.items() if name in known}
         if shop.has(Way.COERCES) and isinstance(document, dict):
             document |= {"quantity": int(document["quantity"])}
         text = json.dumps(self._simplified(document, 0), sort_keys=True)

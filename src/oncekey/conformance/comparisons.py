@@ -7,9 +7,9 @@ there they can mean nothing else. Else they are tried in the members that the bo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from oncekey.conformance import bodies
 from oncekey.conformance.clauses import (
@@ -25,12 +25,15 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, shown, worst
+from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, shown, worst_of
 from oncekey.conformance.probe import Probe
 
-Pair: TypeAlias = tuple[bytes, bytes]
+Pair: TypeAlias = tuple[bodies.Path, bytes, bytes]
+"""A place in the body, and two bodies that differ there."""
 
+_MORE: Final = "a --body with more in it"
 _MOST_PLACES: Final = 3
+_MOST_MEMBERS: Final = 8
 _FAR: Final = 5000
 _DEPTHS: Final = (40, 200)
 _LARGE: Final = ("9007199254740992", "9007199254740993")
@@ -38,22 +41,31 @@ _LONELY: Final = (("\\ud800", "\\udbff"), ("\\ud800", "\\ufffd"))
 _ALIKE: Final = (("1", '"1"'), ("true", '"true"'), ("true", "1"), ("false", "0"), ("null", '"null"'), ("null", '""'))
 
 
+def every_member(probe: Probe) -> Verdict:
+    """Other values, one at a time, in every member that takes another one."""
+    _compares(probe)
+    document = bodies.parsed(probe.target.body)
+    changed = [(path, bodies.put(document, path, _changed(value))) for path, value in bodies.leaves(document)]
+    return worst_of(
+        probe, (_member(probe, path, json.dumps(other).encode()) for path, other in changed[:_MOST_MEMBERS])
+    )
+
+
 def large_integers(probe: Probe) -> Verdict:
     """Two integers that are one number to those who read them as floating point."""
     one, two = _LARGE
-    places = [path for path, value in _leaves(probe) if bodies.is_number(value)]
-    pairs = ((_spelt(probe, path, one), _spelt(probe, path, two)) for path in _free(probe) or places)
+    places = [path for path, _ in _numbers(probe)]
+    pairs = ((path, _spelt(probe, path, one), _spelt(probe, path, two)) for path in _free(probe) or places)
     return _told_apart(probe, pairs, "integers that differ beyond 2 to the power of 53")
 
 
 def lonely_surrogates(probe: Probe) -> Verdict:
     """Halves of characters, which those who write them as UTF-8 replace by one sign."""
-    texts = {path: json.dumps(value)[1:-1] for path, value in _leaves(probe) if isinstance(value, str)}
-    places = dict.fromkeys(_free(probe), "") or texts
+    places = dict.fromkeys(_free(probe), "") or _texts(probe)
+    texts = ((path, json.dumps(text)[:-1], pair) for path, text in places.items() for pair in _LONELY)
     pairs = (
-        (_spelt(probe, path, f'"{text}{one}"'), _spelt(probe, path, f'"{text}{two}"'))
-        for path, text in places.items()
-        for one, two in _LONELY
+        (path, _spelt(probe, path, f'{text}{one}"'), _spelt(probe, path, f'{text}{two}"'))
+        for path, text, (one, two) in texts
     )
     return _told_apart(probe, pairs, "texts with different halves of characters")
 
@@ -62,10 +74,12 @@ def types(probe: Probe) -> Verdict:
     """Values that are equal as texts, or to a language that takes one for the other."""
     free = _free(probe)
     if free:
-        pairs = ((_spelt(probe, path, one), _spelt(probe, path, two)) for path in free for one, two in _ALIKE)
+        pairs = ((path, _spelt(probe, path, one), _spelt(probe, path, two)) for path in free for one, two in _ALIKE)
         return _told_apart(probe, pairs, "values of different types")
-    numbers = [(path, value) for path, value in _leaves(probe) if bodies.is_number(value)]
-    return worst(*(_as_text(probe, path, json.dumps(value)) for path, value in numbers), *_nothing_if(not numbers))
+    numbers = _numbers(probe)
+    if not numbers:
+        raise _no_place()
+    return worst_of(probe, (_as_text(probe, path, json.dumps(value)) for path, value in numbers))
 
 
 def order_of_arrays(probe: Probe) -> Verdict:
@@ -73,8 +87,10 @@ def order_of_arrays(probe: Probe) -> Verdict:
     document = bodies.parsed(probe.target.body)
     arrays = [(path, value) for path, value in bodies.containers(document) if isinstance(value, list)]
     turned = [(path, value[::-1]) for path, value in arrays if value[::-1] != value]
-    free = [(_spelt(probe, path, "[1, 2]"), _spelt(probe, path, "[2, 1]")) for path in _free(probe)]
-    known = [(probe.target.body, json.dumps(bodies.put(document, path, value)).encode()) for path, value in turned]
+    free = [(path, _spelt(probe, path, "[1, 2]"), _spelt(probe, path, "[2, 1]")) for path in _free(probe)]
+    known = [
+        (path, probe.target.body, json.dumps(bodies.put(document, path, value)).encode()) for path, value in turned
+    ]
     return _told_apart(probe, free or known[:_MOST_PLACES], "arrays in another order")
 
 
@@ -83,7 +99,7 @@ def depth(probe: Probe) -> Verdict:
     _compares(probe)
     far = b"[" * _FAR + b"]" * _FAR
     pairs = (
-        (_spelt(probe, path, _nested(levels, "1")), _spelt(probe, path, _nested(levels, "2")))
+        (path, _spelt(probe, path, _nested(levels, "1")), _spelt(probe, path, _nested(levels, "2")))
         for path in _free(probe)
         for levels in _DEPTHS
     )
@@ -97,13 +113,13 @@ def duplicate_names(probe: Probe) -> Verdict:
     """Two members of one name, of which parsers take the first or the last."""
     document = bodies.parsed(probe.target.body)
     if not isinstance(document, dict) or not document:
-        raise UndecidedError("the body has no members", "a --body with more in it")
+        raise UndecidedError("the body has no members", _MORE)
     name = next((name for name, value in document.items() if not isinstance(value, dict | list)), min(document))
     whole, spelt = json.dumps(document)[1:-1], json.dumps(name)
     one, two = _variants(document[name])
     pairs = (
-        (f"{{{spelt}: {one}, {whole}}}".encode(), f"{{{spelt}: {two}, {whole}}}".encode()),
-        (f"{{{whole}, {spelt}: {one}}}".encode(), f"{{{whole}, {spelt}: {two}}}".encode()),
+        ((name,), f"{{{spelt}: {one}, {whole}}}".encode(), f"{{{spelt}: {two}, {whole}}}".encode()),
+        ((name,), f"{{{whole}, {spelt}: {one}}}".encode(), f"{{{whole}, {spelt}: {two}}}".encode()),
     )
     return _told_apart(probe, pairs, "bodies with two members of one name")
 
@@ -111,11 +127,14 @@ def duplicate_names(probe: Probe) -> Verdict:
 def _told_apart(probe: Probe, pairs: Iterable[Pair], what: str) -> Verdict:
     """The second body of each pair is not taken for the first; a body that is refused cannot be mistaken."""
     _compares(probe)
-    verdicts = [_pair(probe, one, two, what) for one, two in pairs]
-    return worst(*verdicts, *_nothing_if(not verdicts))
+    tried = list(pairs)
+    if not tried:
+        raise _no_place()
+    return worst_of(probe, (_pair(probe, pair, what) for pair in tried))
 
 
-def _pair(probe: Probe, one: bytes, two: bytes, what: str) -> Verdict:
+def _pair(probe: Probe, pair: Pair, what: str) -> Verdict:
+    path, one, two = pair
     key = probe.fresh()
     first = probe.send(key, body=one)
     if BAD_REQUEST <= first.status < SERVER_ERROR:
@@ -123,9 +142,34 @@ def _pair(probe: Probe, one: bytes, two: bytes, what: str) -> Verdict:
     if not first.ok:
         return _server_error(probe, one, what)
     again = probe.send(key, body=two)
-    if again.ok:
-        return Failed(f"{what}: the second one under a key is refused", f"{shown(first)}, then {shown(again)}")
-    return Passed()
+    if not again.ok:
+        return Passed()
+    if not _is_compared(probe, path):
+        return Undecided(f"other values of {_named(path)} are not refused either")
+    return Failed(f"{what}: the second one under a key is refused", f"{shown(first)}, then {shown(again)}")
+
+
+def _is_compared(probe: Probe, path: bodies.Path) -> bool:
+    """Whether any other value at a place makes another request; if not, that is said by a clause of its own."""
+    document = bodies.parsed(probe.target.body)
+    value = next((value for known, value in bodies.leaves(document) if known == path), None)
+    if value is None:
+        return True
+    key = probe.fresh()
+    probe.control(probe.shot(key))
+    other = json.dumps(bodies.put(document, path, _changed(value))).encode()
+    return not probe.control(probe.shot(key, body=other)).ok
+
+
+def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
+    """A value that the API refuses under a fresh key, too, says nothing about what it compares."""
+    if not probe.control(probe.shot(probe.fresh(), body=other)).ok:
+        return Passed()
+    key = probe.fresh()
+    first, again = probe.first(key), probe.send(key, body=other)
+    if not again.ok:
+        return Passed()
+    return Failed(f"another value of {_named(path)}: refused under a used key", f"{shown(first)}, then {shown(again)}")
 
 
 def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
@@ -155,11 +199,8 @@ def _compares(probe: Probe) -> None:
         raise UndecidedError("another body under a used key is not refused at all")
 
 
-def _nothing_if(nothing: bool) -> Iterator[Verdict]:  # noqa: FBT001  (a condition, and nothing else)
-    if nothing:
-        yield Undecided(
-            "the body has no place where it could be tried, and none may be added", "a --body with more in it"
-        )
+def _no_place() -> UndecidedError:
+    return UndecidedError("the body has no place where it could be tried, and none may be added", _MORE)
 
 
 def _free(probe: Probe) -> list[bodies.Path]:
@@ -167,16 +208,37 @@ def _free(probe: Probe) -> list[bodies.Path]:
     return [] if probe.habits.free is None else [probe.habits.free]
 
 
-def _leaves(probe: Probe) -> list[tuple[bodies.Path, object]]:
-    return list(islice(bodies.leaves(bodies.parsed(probe.target.body)), _MOST_PLACES))
+def _numbers(probe: Probe) -> list[tuple[bodies.Path, object]]:
+    found = bodies.leaves(bodies.parsed(probe.target.body))
+    return list(islice(((path, value) for path, value in found if bodies.is_number(value)), _MOST_PLACES))
+
+
+def _texts(probe: Probe) -> dict[bodies.Path, str]:
+    found = bodies.leaves(bodies.parsed(probe.target.body))
+    return dict(islice(((path, value) for path, value in found if isinstance(value, str)), _MOST_PLACES))
 
 
 def _spelt(probe: Probe, path: bodies.Path, text: str) -> bytes:
     return bodies.spelt(bodies.parsed(probe.target.body), path, text)
 
 
+def _named(path: bodies.Path) -> str:
+    return "/".join(map(str, path))
+
+
 def _nested(levels: int, text: str) -> str:
     return f"{'[' * levels}{text}{']' * levels}"
+
+
+def _changed(value: Any) -> object:  # noqa: ANN401  (JSON is anything)
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}x"
+    return "x"
 
 
 def _variants(value: object) -> tuple[str, str]:
@@ -214,6 +276,13 @@ def _clause(
 
 
 CLAUSES: Final = (
+    _clause(
+        "every-member",
+        "Another value of any member is another request",
+        "Who compares the amount and not the currency pays in the wrong one.",
+        every_member,
+        shots=16,
+    ),
     _clause(
         "large-integers",
         "Integers beyond 2 to the power of 53 are refused, or told apart",

@@ -20,7 +20,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, is_same, shown
+from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, shown
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Answer
 from oncekey.conformance.target import replaced
@@ -31,7 +31,7 @@ _MOST_LACKING: Final = 3
 def server_error_forgotten(probe: Probe) -> Verdict:
     """A 500 is not the key's answer."""
     failed, again = _after_failure(probe)
-    if is_same(failed, again):
+    if probe.same(failed, again):
         return Failed("a retry after a server error is executed, or held", f"{shown(again)}, the stored error")
     return Passed()
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
-from oncekey.conformance.judging import is_same, needs_replays, one_operation, shown
+from oncekey.conformance.judging import needs_replays, one_operation, shown
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Shot
 
@@ -56,7 +56,7 @@ def retried(probe: Probe) -> Verdict:
     if not first.ok:
         return Failed(f"within {probe.target.patience:g} s a retry gets the answer", shown(first))
     again = probe.until_settled(shot)
-    if not is_same(first, again):
+    if not probe.same(first, again):
         return Failed("the same answer for every retry", f"{shown(first)}, then {shown(again)}")
     return Passed()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from oncekey.conformance.clauses import Failed, Need, Passed, Profile, Skipped, UndecidedError, Verdict
@@ -42,21 +42,6 @@ def is_marked(answer: Answer) -> bool:
     return (answer.header(MARKER) or "").lower() == "true"
 
 
-def is_same(first: Answer, again: Answer) -> bool:
-    """Whether both tell of the same outcome; that status and bytes are equal too has clauses of its own."""
-    places = {answer.header("Location") for answer in (first, again)} - {None}
-    if first.ok != again.ok or len(places) > 1:
-        return False
-    return first.body == again.body or _meaning(first) == _meaning(again)
-
-
-def _meaning(answer: Answer) -> object:
-    try:
-        return json.loads(answer.body)
-    except (ValueError, RecursionError):
-        return answer.body
-
-
 def gets(answer: Answer, statuses: Collection[int], when: str) -> Verdict:
     """The answer has one of these statuses, in every profile."""
     if answer.status in statuses:
@@ -81,7 +66,7 @@ def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answe
     """
     if effects is not None and effects > 1:
         return Failed(f"{what}: one operation", f"{effects} effects; {shown(first)}, then {shown(again)}")
-    if is_same(first, again):
+    if probe.same(first, again):
         return Passed()
     if probe.habits.replays:
         return Failed(f"{what}: {shown(first)} again", shown(again))
@@ -96,9 +81,9 @@ def needs_replays(probe: Probe) -> None:
         raise UndecidedError("a plain retry does not get the first answer either")
 
 
-def two_operations(effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:
+def two_operations(probe: Probe, effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:
     """Both requests were executed."""
-    same = is_same(first, second)
+    same = probe.same(first, second)
     executed = not same if effects is None else effects > 1
     if second.ok and executed and not is_marked(second):
         return Passed()
@@ -110,7 +95,7 @@ def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer
     """The second request did not get the first one's answer. That it is refused, or executed, is all right here."""
     if not again.ok:
         return Passed()
-    same = is_same(first, again)
+    same = probe.same(first, again)
     if same and effects is None and not probe.habits.distinct and not is_marked(again):
         raise UndecidedError("all answers are equal, and whether it was executed is not counted", Need.COUNT)
     if is_marked(again) or (same if effects is None else effects <= 1):
@@ -123,9 +108,25 @@ def wanted(statuses: Collection[int]) -> str:
     return " or ".join(map(str, sorted(statuses)))
 
 
-def worst(*verdicts: Verdict) -> Verdict:
-    """The failure in most profiles, else the first that could not be judged, else `Passed`."""
-    failed = [verdict for verdict in verdicts if isinstance(verdict, Failed)]
+def worst_of(probe: Probe, cases: Iterable[Verdict]) -> Verdict:
+    """The failure in most profiles, else the first case that could not be judged, else `Passed`.
+
+    Cases are tried one after the other as they are asked for, so a failure has the requests of its own case only.
+    """
+    failed: list[Failed] = []
+    skipped: list[Skipped] = []
+    probe.trail = []
+    try:
+        for verdict in cases:
+            match verdict:
+                case Failed():
+                    failed.append(replace(verdict, exchange=tuple(probe.trail)))
+                case Skipped():
+                    skipped.append(verdict)
+                case Passed():
+                    pass
+            probe.trail = []
+    except UndecidedError as error:
+        skipped.append(error.verdict)
     failed.sort(key=lambda verdict: -len(verdict.only))
-    skipped = [verdict for verdict in verdicts if isinstance(verdict, Skipped)]
     return failed[0] if failed else skipped[0] if skipped else Passed()

@@ -23,7 +23,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, gets, is_same, shown, two_operations, worst
+from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, gets, shown, two_operations, worst_of
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Answer
 
@@ -62,16 +62,15 @@ def explained(probe: Probe) -> Verdict:
 def empty(probe: Probe) -> Verdict:
     """A key without a character."""
     values = ("", '""')
-    return worst(
-        *(_refuses(probe, [value], f"the value {value!r}", as_none=True, wrong_if_taken=EVERY) for value in values)
-    )
+    cases = (_refuses(probe, [value], f"the value {value!r}", as_none=True, wrong_if_taken=EVERY) for value in values)
+    return worst_of(probe, cases)
 
 
 def malformed(probe: Probe) -> Verdict:
     """Values that are no String of RFC 9651 and no bare key either."""
     key = probe.fresh()
     values = (f'"{key}', f'"{key[:8]}\\n{key[8:]}"', f'"{key}" x', f'"{key}\xfc"', f"'{key}' '")
-    return worst(*(_refuses(probe, [value], f"the value {value!r}") for value in values))
+    return worst_of(probe, (_refuses(probe, [value], f"the value {value!r}") for value in values))
 
 
 def status(probe: Probe) -> Verdict:
@@ -90,7 +89,7 @@ def doubled(probe: Probe) -> Verdict:
         "two lines with one key": [one, one],
         "a list of two keys": [f"{one}, {two}"],
     }
-    return worst(*(_refuses(probe, values, what, as_none=True) for what, values in cases.items()))
+    return worst_of(probe, (_refuses(probe, values, what, as_none=True) for what, values in cases.items()))
 
 
 def too_long(probe: Probe) -> Verdict:
@@ -103,7 +102,7 @@ def too_long(probe: Probe) -> Verdict:
         raise UndecidedError("it is taken, and whether as a whole cannot be seen", Need.COUNT)
     second = probe.send(f"{key[:-1]}{_another(key[-1])}")
     what = "two keys of 256 characters that differ in the last one"
-    verdict = two_operations(probe.since(before), first, second, what)
+    verdict = two_operations(probe, probe.since(before), first, second, what)
     if isinstance(verdict, Failed):
         return verdict
     value = probe.written(of_length(256))
@@ -126,7 +125,7 @@ def whole(probe: Probe) -> Verdict:
         second = probe.send(near)
         effects = probe.since(before)
         told = f"two keys of {len(key)} characters that differ in the {what} one"
-        verdict = two_operations(effects, first, second, told)
+        verdict = two_operations(probe, effects, first, second, told)
         if isinstance(verdict, Failed):
             return verdict
         before = None if before is None else before + 1
@@ -171,7 +170,7 @@ def _refuses(
     effects = probe.since(before)
     if effects is None and not probe.habits.replays:
         return Undecided(f"{what} is taken, and a plain retry does not get the first answer either", Need.COUNT)
-    protects = is_same(answer, again) if effects is None else effects <= 1
+    protects = probe.same(answer, again) if effects is None else effects <= 1
     if protects and not wrong_if_taken:
         return Passed()
     if protects:

@@ -31,6 +31,7 @@ from oncekey.conformance.shots import Answer
 _SHORTEST: Final = 6
 _DIGITS: Final = (9, 6, 4)
 _MOST_MARKED: Final = 6
+_BETWEEN: Final = re.compile(r"(?<=[0-9])[.,_' ](?=[0-9])")
 _DIGESTS: Final = {"etag", "digest", "content-digest", "repr-digest", "content-md5"}
 _INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d|1[6-9]\d{8}(\d{3})?([.]\d+)?$")
 _DIGEST: Final = re.compile(rb"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{64}|[0-9A-Fa-f]{40})(?![0-9A-Fa-f])")
@@ -63,7 +64,7 @@ def first_body_is_mute(probe: Probe) -> Verdict:
         if all(seen):
             return Failed("nothing of the first request", f"{seen[0]} of the first body in the refusal of another")
     if not tried:
-        raise UndecidedError("no body with a mark in it is taken", Need.OTHER_BODY)
+        raise UndecidedError("no body with a mark in it is taken, and taken for another one", Need.OTHER_BODY)
     return Passed()
 
 
@@ -131,7 +132,10 @@ def _told(answer: Answer) -> list[str]:
 
 
 def _shows(answer: Answer, secret: str) -> bool:
-    return secret.encode() in answer.body or any(secret in value for _, value in answer.headers)
+    """Whether a text is anywhere in an answer; a number may have signs between its digits, as amounts have."""
+    texts = (answer.body.decode("latin-1"), *(value for _, value in answer.headers))
+    plain = secret.encode().decode("latin-1")
+    return any(plain in text or (plain.isdecimal() and plain in _BETWEEN.sub("", text)) for text in texts)
 
 
 _Marks: TypeAlias = Callable[[Probe, int], Iterator[tuple[bytes, str]]]
@@ -160,9 +164,10 @@ def _other_bodies(probe: Probe, _: int) -> Iterator[tuple[bytes, str]]:
 
 
 def _taken(probe: Probe, marks: _Marks) -> int | None:
-    """Which of the marked bodies the API takes first."""
+    """Which of the marked bodies is the first that the API takes, and takes for another one than the plain body."""
     for place, (body, _) in enumerate(islice(marks(probe, 0), _MOST_MARKED)):
-        if probe.control(probe.shot(probe.fresh(), body=body)).ok:
+        key = probe.fresh()
+        if probe.control(probe.shot(key, body=body)).ok and not probe.control(probe.shot(key)).ok:
             return place
     return None
 
@@ -220,7 +225,7 @@ CLAUSES: Final = (
         area=Area.LEAKS,
         severity=Severity.CRITICAL,
         requirements=("R20", "R42"),
-        shots=8,
+        shots=10,
         judge=first_body_is_mute,
     ),
     Clause(

@@ -22,7 +22,6 @@ from oncekey.conformance.judging import (
     CONFLICT,
     MISMATCH,
     gets_by_profile,
-    is_same,
     needs_replays,
     not_replayed,
     shown,
@@ -50,7 +49,7 @@ def nothing_happens(probe: Probe) -> Verdict:
     first, again = probe.first(key), probe.send(key, body=probe.other_body)
     effects = probe.since(before)
     if again.ok:
-        executed = effects > 1 if effects is not None else not is_same(first, again)
+        executed = effects > 1 if effects is not None else not probe.same(first, again)
         how = "executed as well" if executed else "the first one's answer"
         return Failed("another body under a used key is not executed and not answered", f"{shown(again)}: {how}")
     if effects is not None and effects > 1:
@@ -65,7 +64,7 @@ def first_one_stays(probe: Probe) -> Verdict:
     first = probe.first(key)
     probe.send(key, body=probe.other_body)
     again = probe.send(key)
-    if is_same(first, again):
+    if probe.same(first, again):
         return Passed()
     return Failed(f"after a refused one, the first request gets {shown(first)} again", shown(again))
 

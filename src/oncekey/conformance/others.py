@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey.conformance.clauses import EVERY, Area, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
-from oncekey.conformance.judging import is_marked, is_same, shown
+from oncekey.conformance.judging import is_marked, shown
 from oncekey.conformance.probe import KEY, Probe
 from oncekey.conformance.shots import Address, Shot
 
@@ -21,7 +21,7 @@ def get_untouched(probe: Probe) -> Verdict:
     first = probe.first(key)
     plain, keyed = _gets(probe, key, probe.target.address)
     without, with_key = probe.fire(plain), probe.fire(keyed)
-    captured = with_key.ok and is_same(first, with_key) and not is_same(without, with_key)
+    captured = with_key.ok and probe.same(first, with_key) and not probe.same(without, with_key)
     if is_marked(with_key) or captured:
         return Failed("GET with a used key is an ordinary GET", f"{shown(with_key)}, the stored answer")
     if without.status != with_key.status:
@@ -41,7 +41,7 @@ def get_is_current(probe: Probe) -> Verdict:
         with_key, now = probe.fire(keyed), probe.fire(plain)
         if is_marked(with_key):
             return Failed("GET with a key is an ordinary GET", f"{shown(with_key)}, the stored answer")
-        if is_same(old, now):
+        if probe.same(old, now):
             continue
         judged = True
         if with_key.body == old_with_key.body:
@@ -60,7 +60,7 @@ def get_takes_no_key(probe: Probe) -> Verdict:
     effects = probe.since(before)
     if not answer.ok:
         return Failed("after GET with its key, a request is executed", shown(answer))
-    captured = effects == 0 if effects is not None else is_same(got, answer)
+    captured = effects == 0 if effects is not None else probe.same(got, answer)
     if is_marked(answer) or captured:
         return Failed("after GET with its key, a request is executed", f"{shown(answer)}, and it was not")
     return Passed()

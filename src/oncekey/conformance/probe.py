@@ -14,6 +14,7 @@ from oncekey.conformance import shots
 from oncekey.conformance.bodies import Path
 from oncekey.conformance.clauses import Exchange, UndecidedError
 from oncekey.conformance.pointer import amount_at
+from oncekey.conformance.sameness import is_same
 from oncekey.conformance.shots import Answer, Shot
 from oncekey.conformance.target import Target, is_secret, replaced
 
@@ -24,6 +25,8 @@ _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 4
 _SERVER_ERROR: Final = 500
 _MOST_TRIES: Final = 20
 _SHORTEST, _LONGEST = 0.05, 1.0
+_LIMITED_TRIES, _LONGEST_WAIT = 4, 5.0
+_LIMITED: Final = "the API limits the number of requests (429)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class Habits:
     """A request without a key is executed."""
     opaque: bool = True
     """A key may be any text. If not, it must be a UUID, in which the case of letters means nothing."""
+    volatile: frozenset[Path] = frozenset()
+    """Places that are new in every answer, also in a replay."""
     compares: bool = True
     """Another body under a used key is refused."""
     free: Path | None = None
@@ -63,6 +68,10 @@ class Probe:
     def blind(self) -> bool:
         """Whether nothing tells a replay from an execution: answers are equal, and effects are not counted."""
         return not self.habits.distinct and self.target.count_address is None
+
+    def same(self, first: Answer, again: Answer) -> bool:
+        """Whether two answers tell of the same outcome."""
+        return is_same(first, again, self.habits.volatile)
 
     # Keys and requests
 
@@ -110,6 +119,9 @@ class Probe:
 
     def fire(self, shot: Shot) -> Answer:
         """Send a request."""
+        return _within_limits(lambda: self._fire(shot))
+
+    def _fire(self, shot: Shot) -> Answer:
         return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)])[0]
 
     def control(self, shot: Shot) -> Answer:
@@ -166,15 +178,18 @@ class Probe:
 
         A first request that had not begun, or was over already, proves nothing, so that is tried again.
         """
-        lead = self.lead
+        lead, limited = self.lead, False
         for _ in range(3):
             pair = _Pair(one, two, lead, self.target.timeout)
             answers = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first")
-            if pair.met:
+            limited = _TOO_MANY in {answer.status for answer in answers}
+            if pair.met and not limited:
                 return answers[0], answers[1]
             key = self.fresh()
             one, two = (self._rekeyed(shot, key) for shot in (one, two))
-            lead /= 2
+            lead = lead if limited else lead / 2
+        if limited:
+            raise UndecidedError(_LIMITED)
         raise UndecidedError("the first request was over before the second one came", "a slower --slow-header")
 
     def until_settled(self, shot: Shot, *, over_errors: bool = False) -> Answer:
@@ -184,14 +199,14 @@ class Probe:
         what is asked here is what comes after.
         """
         ends, pause = time.monotonic() + self.target.patience, _SHORTEST
-        answer = self.fire(shot)
+        answer = self._fire(shot)
         for _ in range(_MOST_TRIES):
-            again = self.busy(answer) or (over_errors and answer.status >= _SERVER_ERROR)
+            again = self.busy(answer) or (over_errors and (not answer.status or answer.status >= _SERVER_ERROR))
             if not again or time.monotonic() > ends:
                 break
             time.sleep(min(pause, max(0.0, ends - time.monotonic())))
             pause = min(pause * 1.6, _LONGEST)
-            answer = self.fire(shot)
+            answer = self._fire(shot)
         return answer
 
     def busy(self, answer: Answer) -> bool:
@@ -210,7 +225,8 @@ class Probe:
             return None
         lines = tuple(line for line in target.headers if line[0].lower() != "content-type")
         shot = Shot("GET", target.count_address, lines)
-        answer = shots.fire(self.as_other_tenant(shot) if other_tenant else shot, target.timeout)
+        counting = self.as_other_tenant(shot) if other_tenant else shot
+        answer = _within_limits(lambda: shots.fire(counting, target.timeout))
         self.sent += 1
         try:
             return amount_at(json.loads(answer.body), target.count_pointer)
@@ -242,6 +258,17 @@ class Probe:
     def _by_whom(self, shot: Shot) -> str:
         """Reports hide credentials, so they must say when somebody else's were sent."""
         return "as the other tenant" if set(self.target.other_tenant) & set(shot.headers) else ""
+
+
+def _within_limits(send: Callable[[], Answer]) -> Answer:
+    """Send, and if the API limits the number of requests, send again later: a limit says nothing about keys."""
+    for _ in range(_LIMITED_TRIES):
+        answer = send()
+        if answer.status != _TOO_MANY:
+            return answer
+        advice = answer.header("Retry-After") or ""
+        time.sleep(min(float(advice) if advice.isdecimal() else _LONGEST, _LONGEST_WAIT))
+    raise UndecidedError(_LIMITED)
 
 
 class _Pair:

@@ -20,7 +20,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import CONFLICT, gets_by_profile, is_same, needs_replays, shown, tally
+from oncekey.conformance.judging import CONFLICT, gets_by_profile, needs_replays, shown, tally
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Answer
 
@@ -47,7 +47,7 @@ def race(probe: Probe, many: int) -> Verdict:
     done = [answer for answer in (*answers, final) if answer.ok and not probe.busy(answer)]
     if not done:
         raise UndecidedError(f"none of them succeeded: {tally(answers)}", Need.COUNT)
-    if any(not is_same(done[0], answer) for answer in done[1:]):
+    if any(not probe.same(done[0], answer) for answer in done[1:]):
         return Failed(
             f"{many} at once: one success, or the same one for all", f"{tally(answers)} with different bodies"
         )
@@ -70,7 +70,7 @@ def while_running(probe: Probe) -> Verdict:
     """A duplicate of a request that runs."""
     first, second = _overlapping(probe)
     if first.ok and second.ok:
-        if is_same(first, second):
+        if probe.same(first, second):
             return Passed()  # it waited for the first one
         needs_replays(probe)
     refused = second if first.ok and not probe.busy(first) else first
@@ -102,7 +102,7 @@ def soon_answered(probe: Probe) -> Verdict:
     shot = probe.trail[-1].shot
     final = probe.until_settled(shot)
     winner = first if first.ok and not probe.busy(first) else second
-    if is_same(winner, final):
+    if probe.same(winner, final):
         return Passed()
     return Failed(f"after the first request, its answer: {shown(winner)}", shown(final))
 
@@ -120,7 +120,7 @@ def pipelined(probe: Probe) -> Verdict:
         return Passed() if effects <= 1 else Failed("1 effect", f"{effects} effects; {tally(answers)}")
     needs_replays(probe)
     done = [answer for answer in (*answers, final) if answer.ok and not probe.busy(answer)]
-    if any(not is_same(done[0], answer) for answer in done[1:]):
+    if any(not probe.same(done[0], answer) for answer in done[1:]):
         return Failed("one success for both", f"{tally(answers)} with different bodies")
     return Passed()
 

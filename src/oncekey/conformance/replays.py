@@ -22,7 +22,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import is_marked, is_same, one_operation, shown, tally
+from oncekey.conformance.judging import is_marked, one_operation, shown, tally
 from oncekey.conformance.probe import MARKER, Probe
 from oncekey.conformance.shots import Answer
 
@@ -62,7 +62,7 @@ def many_times(probe: Probe) -> Verdict:
     key = probe.fresh()
     first = probe.first(key)
     answers = [probe.send(key) for _ in range(_MANY)]
-    if all(is_same(first, again) for again in answers):
+    if all(probe.same(first, again) for again in answers):
         return Passed()
     return Failed(f"{_MANY} times {first.status} with the first body", tally(answers))
 
@@ -119,7 +119,7 @@ def chunked_other(probe: Probe) -> Verdict:
     first = probe.first(key)
     again = probe.fire(replace(probe.shot(key, body=probe.other_body), chunked=True))
     if again.ok:
-        how = "the first one's answer" if is_same(first, again) else "an answer of its own"
+        how = "the first one's answer" if probe.same(first, again) else "an answer of its own"
         return Failed("another body in chunks under a used key is refused", f"{shown(again)}, {how}")
     return Passed()
 

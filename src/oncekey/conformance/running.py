@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from oncekey.conformance.catalogue import CLAUSES, planned
@@ -155,11 +155,11 @@ def _judge(clause: Clause, probe: Probe) -> Verdict:
     except UndecidedError as error:
         return error.verdict
     if isinstance(verdict, Failed):
-        return replace(verdict, exchange=_shortened(probe.trail))
+        return replace(verdict, exchange=_shortened(verdict.exchange or probe.trail))
     return verdict
 
 
-def _shortened(trail: list[Exchange]) -> tuple[Exchange, ...]:
+def _shortened(trail: Sequence[Exchange]) -> tuple[Exchange, ...]:
     if len(trail) <= MOST_SHOWN:
         return tuple(trail)
     return (*trail[: MOST_SHOWN - 2], *trail[-2:])

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from oncekey.conformance import bodies, shots
 from oncekey.conformance.clauses import Profile, UndecidedError
-from oncekey.conformance.judging import is_same
 from oncekey.conformance.probe import Habits, Probe
+from oncekey.conformance.sameness import is_same, volatile
 from oncekey.conformance.shots import Answer
 from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError
@@ -25,6 +25,13 @@ class CannotCheckError(OncekeyError):
 
 def take_aim(target: Target, profile: Profile, most: int) -> Probe:
     """A probe for this API, after a few requests that must go well."""
+    try:
+        return _aimed(target, profile, most)
+    except UndecidedError as error:
+        raise CannotCheckError(f"before the first clause, {error}") from None
+
+
+def _aimed(target: Target, profile: Profile, most: int) -> Probe:
     probe = None
     seen: list[Answer] = []
     for quoted in (profile is not Profile.STRIPE, profile is Profile.STRIPE):
@@ -51,12 +58,9 @@ def take_aim(target: Target, profile: Profile, most: int) -> Probe:
 def _habits(probe: Probe, first: Answer) -> Habits:
     """What the API does in general. On the way it is seen that one request moves the count by one."""
     key = probe.fresh()
-    try:
-        before = probe.count()
-        second = probe.first(key)
-        effects = probe.since(before)
-    except UndecidedError as error:
-        raise CannotCheckError(f"after a request that succeeded, {error}") from None
+    before = probe.count()
+    second = probe.first(key)
+    effects = probe.since(before)
     if effects not in {None, 1}:
         raise CannotCheckError(
             f"one request with a fresh key moved the count at {probe.target.count_address} by {effects}, not by 1: "
@@ -64,9 +68,11 @@ def _habits(probe: Probe, first: Answer) -> Habits:
             "and an API that nobody else uses meanwhile"
         )
     again = probe.send(key)
+    new = volatile(first, second, again)
     return Habits(
-        distinct=not is_same(first, second),
-        replays=is_same(second, again),
+        distinct=not is_same(first, second, new),
+        replays=is_same(second, again, new),
+        volatile=new,
         optional=probe.target.key_optional or probe.fire(probe.raw_shot()).ok,
         opaque=probe.send(probe.fresh_text()).ok,
     )

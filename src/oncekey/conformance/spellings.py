@@ -19,7 +19,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import one_operation, shown, two_operations, worst
+from oncekey.conformance.judging import one_operation, shown, two_operations, worst_of
 from oncekey.conformance.keys import of_length
 from oncekey.conformance.probe import KEY, Probe
 from oncekey.conformance.shots import Shot
@@ -29,12 +29,12 @@ _STRIPE: Final = frozenset({Profile.STRIPE})
 
 def quoted(probe: Probe) -> Verdict:
     """Quoted keys, whatever their first character is."""
-    return worst(*(_taken(probe, f'"{key}"', f'the quoted key "{key}"') for key in _firsts()))
+    return worst_of(probe, (_taken(probe, f'"{key}"', f'the quoted key "{key}"') for key in _firsts()))
 
 
 def bare(probe: Probe) -> Verdict:
     """Bare keys, whatever their first character is."""
-    return worst(*(_taken(probe, key, f"the bare key {key}") for key in _firsts()))
+    return worst_of(probe, (_taken(probe, key, f"the bare key {key}") for key in _firsts()))
 
 
 def two_spellings(probe: Probe) -> Verdict:
@@ -108,7 +108,7 @@ def _never_again(probe: Probe, one: str, two: str, what: str) -> Verdict:
 def _two_operations(probe: Probe, one: str, two: str, what: str) -> Verdict:
     before = probe.count()
     first, second = probe.first(one), probe.send(two)
-    return two_operations(probe.since(before), first, second, what)
+    return two_operations(probe, probe.since(before), first, second, what)
 
 
 def _firsts() -> tuple[str, str]:

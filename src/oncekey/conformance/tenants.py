@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
-from oncekey.conformance.judging import is_marked, is_same, shown
+from oncekey.conformance.judging import is_marked, shown
 from oncekey.conformance.probe import Probe
 
 
@@ -20,7 +20,7 @@ def independent(probe: Probe) -> Verdict:
         return Failed("the other tenant's request is executed as its own", shown(answer))
     if is_marked(answer):
         return Failed("an answer of its own for the other tenant", shown(answer))
-    if not is_same(first, answer):
+    if not probe.same(first, answer):
         return Passed()
     if before is None and not probe.habits.distinct:
         raise UndecidedError("both tenants get equal answers", Need.COUNT)
