@@ -150,10 +150,18 @@ def test_every_clause_about_effects_or_replays_needs_sight() -> None:
 
 def test_with_a_count_equal_answers_hide_nothing(counted: dict[Way, Report]) -> None:
     assert _undecided(counted[Way.CONSTANT]) == set()
-    seen = ("replays.one-effect", "races.10", "hang-ups.answered", "keys.field-name")
+    seen = ("replays.one-effect", "races.10", "hang-ups.answered")
     assert broken(_check(Way.CONSTANT, Bug.RUNS_AGAIN, clauses=_only(*seen)), *BOTH) == set(seen)
-    seen = ("mismatches.query", "keys.whole")
-    assert broken(_check(Way.CONSTANT, Bug.QUERY_IGNORED, Bug.KEY_PREFIX, clauses=_only(*seen)), *BOTH) == set(seen)
+    seen = ("mismatches.query", "keys.whole", "keys.parameters")
+    bugs = (Bug.QUERY_IGNORED, Bug.KEY_PREFIX, Bug.PARAMETERS_KEPT)
+    assert broken(_check(Way.CONSTANT, *bugs, clauses=_only(*seen)), *BOTH) == set(seen)
+
+
+def test_what_happens_to_every_retry_is_said_by_the_clauses_about_retries_only() -> None:
+    spelt = ("keys.quoted", "keys.two-spellings", "keys.field-name", "replays.white-space", "hang-ups.slowly")
+    report = _check(Bug.RUNS_AGAIN, clauses=_only(*spelt))
+    assert _undecided(report) == set(spelt)
+    assert {finding.verdict.because for finding in report.undecided} == {"a plain retry is executed again, too"}
 
 
 def test_reports_have_a_word_of_their_own_for_what_is_undecided(uncounted: dict[Way, Report]) -> None:

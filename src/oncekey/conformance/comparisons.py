@@ -25,7 +25,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, shown, worst_of
+from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, needs_comparison, shown, worst_of
 from oncekey.conformance.probe import Probe
 
 Pair: TypeAlias = tuple[bodies.Path, bytes, bytes]
@@ -43,7 +43,7 @@ _ALIKE: Final = (("1", '"1"'), ("true", '"true"'), ("true", "1"), ("false", "0")
 
 def every_member(probe: Probe) -> Verdict:
     """Other values, one at a time, in every member that takes another one."""
-    _compares(probe)
+    needs_comparison(probe)
     document = bodies.parsed(probe.target.body)
     changed = [(path, bodies.put(document, path, _changed(value))) for path, value in bodies.leaves(document)]
     return worst_of(
@@ -96,7 +96,7 @@ def order_of_arrays(probe: Probe) -> Verdict:
 
 def depth(probe: Probe) -> Verdict:
     """Bodies that differ only in their depth, and one that is nothing but deep."""
-    _compares(probe)
+    needs_comparison(probe)
     far = b"[" * _FAR + b"]" * _FAR
     pairs = (
         (path, _spelt(probe, path, _nested(levels, "1")), _spelt(probe, path, _nested(levels, "2")))
@@ -126,7 +126,7 @@ def duplicate_names(probe: Probe) -> Verdict:
 
 def _told_apart(probe: Probe, pairs: Iterable[Pair], what: str) -> Verdict:
     """The second body of each pair is not taken for the first; a body that is refused cannot be mistaken."""
-    _compares(probe)
+    needs_comparison(probe)
     tried = list(pairs)
     if not tried:
         raise _no_place()
@@ -174,7 +174,7 @@ def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
 
 def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
     """A number, and its digits as a text. An API that takes both for the same value may take them for one request."""
-    _compares(probe)
+    needs_comparison(probe)
     key, body = probe.fresh(), _spelt(probe, path, f'"{number}"')
     first = probe.first(key)
     again = probe.send(key, body=body)
@@ -192,11 +192,6 @@ def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:
         if control.status and control.status < SERVER_ERROR:
             return Failed(f"{what}: refused, or told apart", f"a server error with a key, {shown(control)} without")
     return Undecided(f"{what} get a server error, and nothing shows that this is because of the key")
-
-
-def _compares(probe: Probe) -> None:
-    if not probe.habits.compares:
-        raise UndecidedError("another body under a used key is not refused at all")
 
 
 def _no_place() -> UndecidedError:

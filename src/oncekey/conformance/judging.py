@@ -64,6 +64,8 @@ def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answe
     An API that does not answer plain retries with the first answer either is told so by the clauses about replays,
     and not once more by every clause that looks at a retry.
     """
+    if effects is not None and effects > 1 and not probe.habits.protects:
+        raise UndecidedError("a plain retry is executed again, too")
     if effects is not None and effects > 1:
         return Failed(f"{what}: one operation", f"{effects} effects; {shown(first)}, then {shown(again)}")
     if probe.same(first, again):
@@ -79,6 +81,12 @@ def needs_replays(probe: Probe) -> None:
     """Go on only where a plain retry gets the first answer; that it does not has clauses of its own."""
     if not probe.habits.replays:
         raise UndecidedError("a plain retry does not get the first answer either")
+
+
+def needs_comparison(probe: Probe) -> None:
+    """Go on only where another body under a used key is refused; that it is not has clauses of its own."""
+    if not probe.habits.compares:
+        raise UndecidedError("another body under a used key is not refused at all")
 
 
 def two_operations(probe: Probe, effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:

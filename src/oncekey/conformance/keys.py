@@ -44,9 +44,9 @@ def missing(probe: Probe) -> Verdict:
         raise UndecidedError("keys may be left out here (--key-optional)")
     before = probe.count()
     answer = probe.fire(probe.raw_shot())
-    if probe.since(before):
-        return Failed("a request without a key: 400, and nothing happens", f"{shown(answer)}; it was executed")
-    return gets(answer, {BAD_REQUEST}, "a request without a key")
+    if answer.ok or probe.since(before):
+        return Failed("a request without a key: 400, and nothing happens", f"{shown(answer)}: it was taken")
+    return _refused(probe, [], answer, "a request without a key")
 
 
 def explained(probe: Probe) -> Verdict:
@@ -74,11 +74,11 @@ def malformed(probe: Probe) -> Verdict:
 
 
 def status(probe: Probe) -> Verdict:
-    """The status of a refusal."""
-    answer = probe.fire(probe.raw_shot(f'"{probe.fresh()}'))
-    if not BAD_REQUEST <= answer.status < SERVER_ERROR:
-        raise UndecidedError(f"a key that cannot be parsed got {answer.status or answer.reason}, and no refusal")
-    return gets(answer, {BAD_REQUEST}, "a key that cannot be parsed")
+    """The status of refusals."""
+    cases = {"a key that cannot be parsed": [f'"{probe.fresh()}']}
+    if not probe.habits.optional:
+        cases["a request without a key"] = []
+    return worst_of(probe, (_status(probe, values, what) for what, values in cases.items()))
 
 
 def doubled(probe: Probe) -> Verdict:
@@ -170,6 +170,8 @@ def _refuses(
     effects = probe.since(before)
     if effects is None and not probe.habits.replays:
         return Undecided(f"{what} is taken, and a plain retry does not get the first answer either", Need.COUNT)
+    if not probe.habits.protects:
+        return Undecided(f"{what} is taken, and a plain retry is executed again, too")
     protects = probe.same(answer, again) if effects is None else effects <= 1
     if protects and not wrong_if_taken:
         return Passed()
@@ -185,6 +187,13 @@ def _refused(probe: Probe, values: Sequence[str], answer: Answer, what: str) -> 
     if BAD_REQUEST <= answer.status < SERVER_ERROR:
         return Passed()
     return _its_own_fault(probe, values, answer, f"{what}: 400")
+
+
+def _status(probe: Probe, values: Sequence[str], what: str) -> Verdict:
+    answer = probe.fire(probe.raw_shot(*values))
+    if BAD_REQUEST <= answer.status < SERVER_ERROR:
+        return gets(answer, {BAD_REQUEST}, what)
+    return Undecided(f"{what} got {answer.status or answer.reason}, and no refusal")
 
 
 def _its_own_fault(probe: Probe, values: Sequence[str], answer: Answer, expected: str) -> Verdict:
@@ -222,7 +231,7 @@ def of_length(length: int) -> str:
 CLAUSES: Final = (
     Clause(
         id="keys.missing",
-        title="A request without a key is refused with 400",
+        title="A request without a key is refused",
         why="A client that forgot its key would be executed again with every retry.",
         area=Area.KEYS,
         severity=Severity.HIGH,
@@ -267,14 +276,14 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.status",
-        title="A key that cannot be used is refused with 400",
-        why="With 422 a client cannot tell it from a key that was used for another request.",
+        title="A missing key, and one that cannot be parsed, is refused with 400",
+        why="With 422 a client takes it for a key that was used for another request.",
         area=Area.KEYS,
         severity=Severity.LOW,
         requirements=("R6", "R11"),
         must=SAFE,
         should=DRAFT - SAFE,
-        shots=1,
+        shots=2,
         judge=status,
     ),
     Clause(

@@ -37,6 +37,8 @@ class Habits:
     """The answers to two fresh keys differ, so an equal answer is a replay."""
     replays: bool = True
     """A plain retry gets the first answer, so another answer is another operation."""
+    protects: bool = True
+    """A plain retry has no effect, as far as effects are counted."""
     optional: bool = False
     """A request without a key is executed."""
     opaque: bool = True

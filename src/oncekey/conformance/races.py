@@ -41,7 +41,7 @@ def race(probe: Probe, many: int) -> Verdict:
     effects = probe.since(before)
     if effects is not None:
         if effects > 1:
-            return Failed(f"{many} at once: 1 effect", f"{effects} effects; {tally(answers)}")
+            return Failed(f"{many} at once, and a retry: 1 effect", f"{effects} effects; {tally(answers)}")
         return Passed()
     needs_replays(probe)
     done = [answer for answer in (*answers, final) if answer.ok and not probe.busy(answer)]
@@ -117,7 +117,9 @@ def pipelined(probe: Probe) -> Verdict:
     final = probe.until_settled(shot, over_errors=True)
     effects = probe.since(before)
     if effects is not None:
-        return Passed() if effects <= 1 else Failed("1 effect", f"{effects} effects; {tally(answers)}")
+        return (
+            Passed() if effects <= 1 else Failed("1 effect, also with a retry", f"{effects} effects; {tally(answers)}")
+        )
     needs_replays(probe)
     done = [answer for answer in (*answers, final) if answer.ok and not probe.busy(answer)]
     if any(not probe.same(done[0], answer) for answer in done[1:]):

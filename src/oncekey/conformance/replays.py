@@ -22,7 +22,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import is_marked, one_operation, shown, tally
+from oncekey.conformance.judging import is_marked, needs_comparison, one_operation, shown, tally
 from oncekey.conformance.probe import MARKER, Probe
 from oncekey.conformance.shots import Answer
 
@@ -114,6 +114,7 @@ def chunked(probe: Probe) -> Verdict:
 
 def chunked_other(probe: Probe) -> Verdict:
     """Another body in chunks is another body."""
+    needs_comparison(probe)
     _takes_chunks(probe, probe.other_body)
     key = probe.fresh()
     first = probe.first(key)

@@ -68,10 +68,12 @@ def _habits(probe: Probe, first: Answer) -> Habits:
             "and an API that nobody else uses meanwhile"
         )
     again = probe.send(key)
+    together = probe.since(before)
     new = volatile(first, second, again)
     return Habits(
         distinct=not is_same(first, second, new),
         replays=is_same(second, again, new),
+        protects=together in {None, 1},
         volatile=new,
         optional=probe.target.key_optional or probe.fire(probe.raw_shot()).ok,
         opaque=probe.send(probe.fresh_text()).ok,
