@@ -126,6 +126,7 @@ class Way(StrEnum):
     REVISION = "has a hash in every answer"
     OPEN = "does not ask for credentials"
     NO_ODD_HEADERS = "answers 500 to a quote in any header"
+    PAGED = "shows the first page of its orders only"
     LIMITED = "answers 429 to every seventh request"
     ECHO = "repeats the key and the instant in every body"
 
@@ -159,6 +160,7 @@ class Shop:
         self.orders: list[tuple[str, str]] = []
         self.spoilt: set[str] = set()
         self.asked = 0
+        self.page = 3
         self.kept: dict[tuple[str, str], object] = {}
         shop = self
 
@@ -214,6 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.shop.has(Bug.GET_REPLAYS) and self._replay_anything(tenant):
             return
         mine = [order for owner, order in self.shop.orders if owner == tenant]
+        mine = mine[: self.shop.page] if self.shop.has(Way.PAGED) else mine
         content: object = {"total": len(mine), "orders": mine}
         key = self.headers.get("Idempotency-Key", "").strip('"')
         if key and self.shop.has(Bug.GET_KEPT):

@@ -25,7 +25,7 @@ def unfinished(probe: Probe, place: str) -> Verdict:
     probe.cut_off(shot, _position(shot, place))
     time.sleep(probe.lead)  # the server must have seen that the client left, or there is nothing to see
     answer = probe.until_settled(shot)
-    effects = probe.since(before)
+    effects = probe.since(before, at_least=int(answer.ok))
     if not answer.ok:
         return Failed(f"within {probe.target.patience:g} s a retry of the whole request is executed", shown(answer))
     if effects is not None and effects > 1:
@@ -68,7 +68,7 @@ def slowly(probe: Probe) -> Verdict:
     if not first.ok:
         raise UndecidedError(f"a body in slow pieces gets {first.status or first.reason} under a fresh key")
     again = probe.send(key)
-    return one_operation(probe, probe.since(before), first, again, "the same body in one piece")
+    return one_operation(probe, probe.since(before, at_least=1), first, again, "the same body in one piece")
 
 
 def _abandoned(probe: Probe) -> Shot:
@@ -81,7 +81,7 @@ def _abandoned(probe: Probe) -> Shot:
 def _one_effect(probe: Probe, shot: Shot, before: int | None) -> Verdict:
     first = probe.until_settled(shot, over_errors=True)
     probe.until_settled(shot, over_errors=True)
-    effects = probe.since(before)
+    effects = probe.since(before, at_least=int(first.ok))
     if effects is not None and effects > 1:
         return Failed("1 effect of the abandoned request and its retries", f"{effects} effects; {shown(first)}")
     return Passed()

@@ -95,6 +95,7 @@ def two_operations(probe: Probe, effects: int | None, first: Answer, second: Ans
     executed = not same if effects is None else effects > 1
     if second.ok and executed and not is_marked(second):
         return Passed()
+    probe.recount()
     seen = f"{shown(first)}, then {shown(second)}{', the same body' if same else ''}"
     return Failed(f"{what}: two operations", seen if effects is None else f"{seen}; effects: {effects}")
 
@@ -107,6 +108,7 @@ def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer
     if same and effects is None and not probe.habits.distinct and not is_marked(again):
         raise UndecidedError("all answers are equal, and whether it was executed is not counted", Need.COUNT)
     if is_marked(again) or (same if effects is None else effects <= 1):
+        probe.recount()
         return Failed(f"{what}: not the first one's answer", f"{shown(again)}, and it was not executed")
     return Passed()
 

@@ -102,7 +102,7 @@ def too_long(probe: Probe) -> Verdict:
         raise UndecidedError("it is taken, and whether as a whole cannot be seen", Need.COUNT)
     second = probe.send(f"{key[:-1]}{_another(key[-1])}")
     what = "two keys of 256 characters that differ in the last one"
-    verdict = two_operations(probe, probe.since(before), first, second, what)
+    verdict = two_operations(probe, probe.since(before, at_least=1), first, second, what)
     if isinstance(verdict, Failed):
         return verdict
     value = probe.written(of_length(256))

@@ -73,7 +73,7 @@ def while_running(probe: Probe) -> Verdict:
     """Another body while the first request runs: whatever its status, it is not done."""
     before = probe.count()
     first, other = _while_running(probe)
-    effects = probe.since(before)
+    effects = probe.since(before, at_least=int(first.ok))
     # A pair that did not meet is sent again with another key, and each first request of those has its effect.
     rounds = len(probe.trail) // 2
     if other.ok and not probe.busy(other):

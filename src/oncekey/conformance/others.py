@@ -62,6 +62,7 @@ def get_takes_no_key(probe: Probe) -> Verdict:
         return Failed("after GET with its key, a request is executed", shown(answer))
     captured = effects == 0 if effects is not None else probe.same(got, answer)
     if is_marked(answer) or captured:
+        probe.recount()
         return Failed("after GET with its key, a request is executed", f"{shown(answer)}, and it was not")
     return Passed()
 

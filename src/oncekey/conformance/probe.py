@@ -12,7 +12,7 @@ from typing import Final
 
 from oncekey.conformance import shots
 from oncekey.conformance.bodies import Path
-from oncekey.conformance.clauses import Exchange, UndecidedError
+from oncekey.conformance.clauses import Exchange, Need, UndecidedError
 from oncekey.conformance.pointer import amount_at
 from oncekey.conformance.sameness import is_same
 from oncekey.conformance.shots import Answer, Shot
@@ -65,6 +65,7 @@ class Probe:
         self.sent = 0
         self._quoted = quoted
         self._most = most
+        self._owed = 0
 
     @property
     def blind(self) -> bool:
@@ -143,6 +144,7 @@ class Probe:
         answer = self.send(key, body=body)
         if not answer.ok:
             raise UndecidedError(f"a plain request with a fresh key got {answer.status or answer.reason}")
+        self._owed += 1
         return answer
 
     def volley(self, many: Sequence[Shot]) -> list[Answer]:
@@ -227,6 +229,7 @@ class Probe:
             return None
         lines = tuple(line for line in target.headers if line[0].lower() != "content-type")
         shot = Shot("GET", target.count_address, lines)
+        self._owed = 0
         counting = self.as_other_tenant(shot) if other_tenant else shot
         answer = _within_limits(lambda: shots.fire(counting, target.timeout))
         self.sent += 1
@@ -236,10 +239,24 @@ class Probe:
             why = f"{error}" if answer.ok else f"the answer was {answer.status or answer.reason}"
             raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
 
-    def since(self, before: int | None) -> int | None:
-        """How many effects there were since then."""
+    def since(self, before: int | None, *, at_least: int = 0) -> int | None:
+        """How many effects there were since then; successes with fresh keys that the count does not show end it.
+
+        A list that is shown page by page does so when its first page is full.
+        """
+        least = max(self._owed, at_least)
         now = self.count()
-        return None if now is None or before is None else now - before
+        if now is None or before is None:
+            return None
+        if now - before < least:
+            raise UndecidedError(f"the count at {self.target.count_address} does not show every success", Need.COUNT)
+        return now - before
+
+    def recount(self) -> None:
+        """See that the count still moves, before something is concluded from its standing still."""
+        before = self.count()
+        if before is not None and self.control(self.shot(self.fresh())).ok:
+            self.since(before, at_least=1)
 
     def _rekeyed(self, shot: Shot, key: str) -> Shot:
         return replace(shot, headers=replaced(shot.headers, ((KEY, self.written(key)),)))

@@ -38,7 +38,7 @@ def race(probe: Probe, many: int) -> Verdict:
     key, before = probe.fresh(), probe.count()
     answers = probe.volley([probe.shot(key, slow=True)] * many)
     final = probe.until_settled(probe.shot(key, slow=True), over_errors=True)
-    effects = probe.since(before)
+    effects = probe.since(before, at_least=int(final.ok))
     if effects is not None:
         if effects > 1:
             return Failed(f"{many} at once, and a retry: 1 effect", f"{effects} effects; {tally(answers)}")

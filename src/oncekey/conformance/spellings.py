@@ -91,7 +91,7 @@ def _taken(probe: Probe, value: str, what: str) -> Verdict:
     if not first.ok:
         return Failed(f"{what}: taken", shown(first))
     again = probe.fire(probe.raw_shot(value))
-    return one_operation(probe, probe.since(before), first, again, what)
+    return one_operation(probe, probe.since(before, at_least=1), first, again, what)
 
 
 def _never_again(probe: Probe, one: str, two: str, what: str) -> Verdict:
@@ -99,7 +99,7 @@ def _never_again(probe: Probe, one: str, two: str, what: str) -> Verdict:
     key, before = probe.fresh(), probe.count()
     first = probe.fire(probe.raw_shot(one.format(key)))
     again = probe.fire(probe.raw_shot(two.format(key)))
-    effects = probe.since(before)
+    effects = probe.since(before, at_least=int(first.ok))
     if not first.ok or not again.ok:
         return Passed()
     return one_operation(probe, effects, first, again, what)
