@@ -52,7 +52,7 @@ def every_member(probe: Probe) -> Verdict:
 
 
 def large_integers(probe: Probe) -> Verdict:
-    """Two integers that are one number to those who read them as floating point."""
+    """Two integers that are one number in floating point."""
     one, two = _LARGE
     places = [path for path, _ in _numbers(probe)]
     pairs = ((path, _spelt(probe, path, one), _spelt(probe, path, two)) for path in _free(probe) or places)
@@ -60,7 +60,7 @@ def large_integers(probe: Probe) -> Verdict:
 
 
 def lonely_surrogates(probe: Probe) -> Verdict:
-    """Halves of characters, which those who write them as UTF-8 replace by one sign."""
+    """Halves of characters, which UTF-8 cannot write and lenient encoders replace by one sign."""
     places = dict.fromkeys(_free(probe), "") or _texts(probe)
     texts = ((path, json.dumps(text)[:-1], pair) for path, text in places.items() for pair in _LONELY)
     pairs = (
@@ -274,14 +274,14 @@ CLAUSES: Final = (
     _clause(
         "every-member",
         "Another value of any member is another request",
-        "Who compares the amount and not the currency pays in the wrong one.",
+        "A server that compares the amount and not the currency pays in the wrong one.",
         every_member,
         shots=16,
     ),
     _clause(
         "large-integers",
         "Integers beyond 2 to the power of 53 are refused, or told apart",
-        "Who reads them as floating point takes two amounts for one.",
+        "A server that reads them as floating point takes two amounts for one.",
         large_integers,
         shots=4,
     ),
@@ -309,7 +309,7 @@ CLAUSES: Final = (
     _clause(
         "surrogates",
         "Halves of characters are refused, or told apart",
-        "They cannot be written as UTF-8: who replaces them takes different texts for one.",
+        "They cannot be written as UTF-8: a server that replaces them takes different texts for one.",
         lonely_surrogates,
         shots=6,
         severity=Severity.MEDIUM,

@@ -61,8 +61,8 @@ def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]],
 def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
     """Both requests were one operation: by the count if there is one, and by the answers where these tell.
 
-    An API that does not answer plain retries with the first answer either is told so by the clauses about replays,
-    and not once more by every clause that looks at a retry.
+    The clauses about replays report an API that executes plain retries, or answers them in another way; a clause that
+    only happens to look at a retry does not report it once more.
     """
     if effects is not None and effects > 1 and not probe.habits.protects:
         raise UndecidedError("a plain retry is executed again, too")

@@ -124,8 +124,8 @@ def whole(probe: Probe) -> Verdict:
     ):
         second = probe.send(near)
         effects = probe.since(before)
-        told = f"two keys of {len(key)} characters that differ in the {what} one"
-        verdict = two_operations(probe, effects, first, second, told)
+        pair = f"two keys of {len(key)} characters that differ in the {what} one"
+        verdict = two_operations(probe, effects, first, second, pair)
         if isinstance(verdict, Failed):
             return verdict
         before = None if before is None else before + 1

@@ -43,9 +43,9 @@ def mismatch_is_mute(probe: Probe) -> Verdict:
     key, another = probe.fresh(), probe.fresh()
     control, first = probe.control(probe.shot(another)), probe.first(key)
     refused = _refused(probe, key, probe.other_body)
-    known = {text.replace(another, "") for text in _told(control)}
+    known = {text.replace(another, "") for text in _values(control)}
     sent = probe.trail[-1].shot.wire().decode("latin-1")
-    for secret in _told(first):
+    for secret in _values(first):
         if secret.replace(key, "") not in known and secret not in sent and _shows(refused, secret):
             return Failed("nothing of the first request's answer", f"{shown(refused)}, with {secret!r} in it")
     return Passed()
@@ -121,7 +121,7 @@ def _refused(probe: Probe, key: str, body: bytes) -> Answer:
     return answer
 
 
-def _told(answer: Answer) -> list[str]:
+def _values(answer: Answer) -> list[str]:
     """Texts and long numbers of an answer, but for instants, which other answers of the same moment have, too."""
     try:
         values = [str(value) for _, value in bodies.leaves(json.loads(answer.body)) if not isinstance(value, bool)]
@@ -221,7 +221,7 @@ CLAUSES: Final = (
     Clause(
         id="leaks.first-body",
         title="The refusal of another body says nothing about the first one",
-        why="Amounts and names of the first request would be shown to whoever guesses its key.",
+        why="Amounts and names of the first request would be shown to anyone who guesses its key.",
         area=Area.LEAKS,
         severity=Severity.CRITICAL,
         requirements=("R20", "R42"),

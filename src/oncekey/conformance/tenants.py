@@ -65,8 +65,8 @@ def _other_tenant_is_known(probe: Probe) -> None:
     """The other tenant's request must succeed under a key of its own, or a refusal says nothing about keys."""
     control = probe.control(probe.as_other_tenant(probe.shot(probe.fresh())))
     if not control.ok:
-        told = control.status or control.reason
-        raise UndecidedError(f"the other tenant's request with a fresh key got {told}", Need.OTHER_TENANT)
+        got = control.status or control.reason
+        raise UndecidedError(f"the other tenant's request with a fresh key got {got}", Need.OTHER_TENANT)
 
 
 def _credentials_are_needed(probe: Probe) -> None:
