@@ -60,7 +60,8 @@ def _habits(probe: Probe, first: Answer) -> Habits:
     key = probe.fresh()
     before = probe.count()
     second = probe.first(key)
-    effects = probe.since(before)
+    after = probe.count()
+    effects = None if before is None or after is None else after - before
     if effects not in {None, 1}:
         raise CannotCheckError(
             f"one request with a fresh key moved the count at {probe.target.count_address} by {effects}, not by 1: "
