@@ -40,7 +40,9 @@ def page() -> str:
         title("Conformance clauses"),
         f"[`oncekey check`](cli.md#oncekey-check) tries {len(CLAUSES)} clauses with about {planned()} requests; "
         "[Check an API](../howto/check-an-api.md) shows how. A clause is a promise (must) or advice (should), by "
-        "profile. Only a broken promise makes the exit code 1.",
+        "profile. Only a broken promise makes the exit code 1. A clause that needs *sight* is about effects or "
+        "replays: where two fresh keys get equal answers and there is no `--count-url`, they cannot be seen, and the "
+        "clause is undecided.",
         "## Profiles",
         table(("Profile", "What it is", "Where it differs"), _PROFILES),
         "## Clauses",
@@ -50,7 +52,11 @@ def page() -> str:
         "sees that exactly these clauses fail by `ietf` or `strict-money`. A shop without a bug passes all of them.",
         table(("A shop that …", "fails"), _bugs()),
         "No bug breaks these:",
-        table(("Clause", "Why"), [(code(name), why) for name, why in _mutants().UNKILLED.items()]),
+        table(("Clause", "Why"), [(code(name), why) for name, why in _table("mutants").UNKILLED.items()]),
+        "## Odd shops",
+        "A tester that complains of everybody proves nothing either. These servers are odd, and not wrong: a test sees "
+        "that each is told what is true of it, by `ietf` or `strict-money`, and nothing else.",
+        table(("A shop that …", "is told", "undecided, with a count"), _ways()),
     )
 
 
@@ -67,7 +73,7 @@ def _row(clause: Clause) -> tuple[str, ...]:
         clause.severity.name.lower(),
         _profiles(clause.must),
         _profiles(clause.should),
-        code(*clause.needs) if clause.needs else "",
+        ", ".join((*(code(need) for need in clause.needs), *(("sight",) if clause.sight else ()))),
     )
 
 
@@ -76,11 +82,16 @@ def _profiles(chosen: frozenset[Profile]) -> str:
 
 
 def _bugs() -> list[tuple[str, str]]:
-    return [(f"{bug.value}", code(*clauses)) for bug, clauses in _mutants().KILLS.items()]
+    return [(f"{bug.value}", code(*clauses)) for bug, clauses in _table("mutants").KILLS.items()]
 
 
-def _mutants() -> ModuleType:
-    """The tests' own table, which is no part of any installed package."""
+def _ways() -> list[tuple[str, str, str]]:
+    odd = _table("odd")
+    return [(way.value, code(*said), code(*odd.UNDECIDED.get(way, ()))) for way, said in odd.SAID.items()]
+
+
+def _table(name: str) -> ModuleType:
+    """The tests' own tables, which are no part of any installed package."""
     if str(TESTS) not in sys.path:
         sys.path.append(str(TESTS))
-    return import_module("conformance.mutants")
+    return import_module(f"conformance.{name}")

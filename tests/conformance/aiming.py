@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from conformance.shop import Shop
 from oncekey.conformance import Address, Failed, Profile, Report, Target
+
+_TEAPOTS = {"product_id": "sku_teapot", "quantity": 2}
+_KETTLE = {"product_id": "sku_kettle", "quantity": 1}
 
 JSON = ("Content-Type", "application/json")
 
@@ -28,7 +33,7 @@ def shop_target(shop: Shop, **more: object) -> Target:
 def demo_target(url: str) -> Target:
     return Target(
         address=Address.parse(f"{url}/orders"),
-        body=b'{"customer_id": "cus_1", "items": [{"product_id": "sku_teapot", "quantity": 2}]}',
+        body=json.dumps({"customer_id": "cus_1", "items": [_TEAPOTS, _KETTLE]}).encode(),
         headers=(JSON, ("Authorization", "Bearer demo-alpha")),
         other_tenant=(("Authorization", "Bearer demo-beta"),),
         slow=("X-Demo-Delay", "0.6"),

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import uuid
+from base64 import b64encode
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -82,6 +83,52 @@ class Bug(StrEnum):
     PUT_REPLAYS = "answers PUT with what is stored for POST"
     PUT_NEEDS_KEY = "refuses PUT without a key"
     UNDESCRIBED = "does not describe the header"
+    KEY_PREFIX = "compares the first 200 characters of a key"
+    KEY_SUFFIX = "compares the last 32 characters of a key"
+    FIRST_BODY_SHOWN = "shows the first body to whoever sends another one"
+    FIRST_AMOUNT_SHOWN = "shows the first amount to whoever sends another one"
+    FIRST_BODY_ENCODED = "shows the first body in base64 to whoever sends another one"
+    GET_KEPT = "keeps answers to GET under their key"
+    GET_TAKES_KEY = "takes a key that comes with GET for used"
+    GET_ANSWERS_POST = "answers a request with what GET got under its key"
+    INCOMPLETE_STORED = "stores the refusal of a body that lacks a member"
+    DUPLICATES_DROPPED = "takes the last of two members of one name"
+    FIRST_DUPLICATE_TAKEN = "takes the first of two members of one name"
+    INTEGERS_ROUNDED = "reads integers as floating point"
+    SURROGATES_REPLACED = "writes halves of characters as question marks"
+    DEPTH_CUT = "compares bodies to a depth of 32"
+    DEPTH_CRASH = "needs no key, and answers 500 to a body that is too deep if there is one"
+    REFUSES_422 = "answers 422 to a key that it cannot read"
+    TYPES_MIXED = "compares values by their texts"
+    AMOUNT_ONLY = "compares the amount and nothing else of the body"
+    ARRAYS_SORTED = "sorts arrays before it compares"
+    TAKEN_OVER = "lets another body take the place of a request that runs"
+    HANGUP_SPOILS = "answers 410 to the retry of a client that hung up"
+
+
+class Way(StrEnum):
+    """What is odd about the shop, and not wrong."""
+
+    NO_CHUNKS = "takes a body in chunks for an empty one, with a key and without, as Django does"
+    NO_SLOW_BODIES = "refuses a body that comes in pieces"
+    UUIDS = "takes UUIDs only as keys, in any case of letters"
+    UUIDS_422 = "takes UUIDs only as keys, and refuses others with 422"
+    OPTIONAL = "executes requests without a key, and takes an empty one for none"
+    CONSTANT = "gives the same answer to everybody"
+    LOSERS_500 = "answers 500 to who comes while the first request runs"
+    NO_REPLAY = "answers 409 to every retry, for ever"
+    NEW_IDS = "writes a new request id into every answer, also into a replay"
+    STRICT = "refuses members that it does not know"
+    NUMBERS_ONLY = "refuses a quantity that is no number, after it looked at the key"
+    COERCES = "takes a number as text, too, and compares what it understood"
+    SUBSET = "compares the members that it knows, and ignores others"
+    SAME_COOKIE = "sets the same cookie with every answer, and replays it"
+    REVISION = "has a hash in every answer"
+    OPEN = "does not ask for credentials"
+    NO_ODD_HEADERS = "answers 500 to a quote in any header"
+    PAGED = "shows the first page of its orders only"
+    LIMITED = "answers 429 to every seventh request"
+    ECHO = "repeats the key and the instant in every body"
 
 
 @dataclass
@@ -93,6 +140,7 @@ class Stored:
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytes = b""
     busy_until: float = 0.0
+    request: bytes = b""
 
 
 class RefusedError(Exception):
@@ -105,12 +153,15 @@ class RefusedError(Exception):
 class Shop:
     """The server, between entering and leaving the block. `stripe` is the other flavour."""
 
-    def __init__(self, *bugs: Bug, stripe: bool = False) -> None:
+    def __init__(self, *bugs: Bug | Way, stripe: bool = False) -> None:
         self.bugs, self.stripe = frozenset(bugs), stripe
         self.lock = threading.Lock()
         self.records: dict[tuple[str, str], Stored] = {}
         self.orders: list[tuple[str, str]] = []
         self.spoilt: set[str] = set()
+        self.asked = 0
+        self.page = 3
+        self.kept: dict[tuple[str, str], object] = {}
         shop = self
 
         class Handler(_Handler):
@@ -130,7 +181,7 @@ class Shop:
         self._thread.join()
         self._server.server_close()
 
-    def has(self, bug: Bug) -> bool:
+    def has(self, bug: Bug | Way) -> bool:
         return bug in self.bugs
 
 
@@ -158,14 +209,23 @@ class _Handler(BaseHTTPRequestHandler):
             named = [] if self.shop.has(Bug.UNDESCRIBED) else [{"name": "Idempotency-Key", "in": "header"}]
             self._answer(200, [], {"openapi": "3.1.0", "paths": {"/orders": {"post": {"parameters": named}}}})
             return
-        tenant = TENANTS.get(self.headers.get("Authorization", ""))
+        tenant = self._known()
         if tenant is None:
             self._answer(401, [], {"code": "unauthorized"})
             return
         if self.shop.has(Bug.GET_REPLAYS) and self._replay_anything(tenant):
             return
         mine = [order for owner, order in self.shop.orders if owner == tenant]
-        self._answer(200, [], {"total": len(mine), "orders": mine})
+        mine = mine[: self.shop.page] if self.shop.has(Way.PAGED) else mine
+        content: object = {"total": len(mine), "orders": mine}
+        key = self.headers.get("Idempotency-Key", "").strip('"')
+        if key and self.shop.has(Bug.GET_KEPT):
+            content = self.shop.kept.setdefault((self.path, key), content)
+        if key and self.shop.has(Bug.GET_TAKES_KEY):
+            self.shop.records.setdefault((tenant, key), Stored("GET", 200, [], json.dumps(content).encode()))
+        if key and self.shop.has(Bug.GET_ANSWERS_POST):
+            self.shop.records.setdefault((tenant, key), Stored("", 200, [], json.dumps(content).encode()))
+        self._answer(200, [], content)
 
     def do_PUT(self) -> None:
         self._body()
@@ -185,7 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._post()
         except RefusedError as refusal:
             code = "refused" if self.shop.has(Bug.ONE_CODE) else refusal.code
-            self._answer(refusal.status, list(refusal.headers), {"code": code, **refusal.more}, problem=True)
+            content = {"code": code, **refusal.more, **self._echoed()}
+            self._answer(refusal.status, list(refusal.headers), content, problem=True)
 
     # The operation
 
@@ -199,6 +260,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if urlsplit(self.path).path not in ENDPOINTS:
             raise RefusedError(404, "not_found")
+        if shop.has(Way.NO_CHUNKS) and "Transfer-Encoding" in self.headers:
+            body = b""
+        with shop.lock:
+            shop.asked += 1
+            if shop.has(Way.LIMITED) and shop.asked % 7 == 0:
+                raise RefusedError(429, "too_many", (("Retry-After", "0"),))
+        if shop.has(Way.NO_SLOW_BODIES) and self.pieces > 3:
+            raise RefusedError(408, "too_slow")
+        if shop.has(Way.NO_ODD_HEADERS) and any("'" in value for value in self.headers.values()):
+            raise RefusedError(500, "proxy_error")
         tenant = self._tenant()
         key = self._key()
         self._check_valid(tenant, key, body)
@@ -207,13 +278,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._once(tenant, key, self._fingerprint(body), body)
 
+    def _known(self) -> str | None:
+        return TENANTS.get(self.headers.get("Authorization", ""), "alpha" if self.shop.has(Way.OPEN) else None)
+
     def _tenant(self) -> str:
         shop, key = self.shop, self.headers.get("Idempotency-Key", "")
-        tenant = TENANTS.get(self.headers.get("Authorization", ""))
+        tenant = self._known()
         if tenant is None and shop.has(Bug.REPLAY_BEFORE_LOGIN):
             stored = next((one for (_, known), one in shop.records.items() if known == key.strip('"')), None)
             if stored is not None:
-                raise RefusedError(stored.status, "", tuple(stored.headers), **json.loads(stored.body))
+                raise RefusedError(stored.status, "", tuple(stored.headers), order=json.loads(stored.body))
         if tenant is None and shop.has(Bug.STORED_401):
             shop.spoilt.add(key)
         if tenant is None or key in shop.spoilt:
@@ -226,12 +300,16 @@ class _Handler(BaseHTTPRequestHandler):
         if shop.has(Bug.NAME_IN_ONE_CASE):
             lines = [value for name, value in self.headers.items() if name == "Idempotency-Key"]
         if not lines:
-            if shop.stripe or shop.has(Bug.MISSING_RUNS):
+            if shop.stripe or shop.bugs & {Bug.MISSING_RUNS, Bug.DEPTH_CRASH, Way.OPTIONAL}:
                 return None
             link = () if shop.has(Bug.NO_LINK) else (("Link", '</keys>; rel="describedby"'),)
             raise RefusedError(400, "key_missing", link)
         if len(lines) > 1 and shop.has(Bug.FIRST_LINE_WINS):
             lines = lines[:1]
+        if shop.has(Way.OPTIONAL) and not lines[0].strip():
+            return None
+        if shop.has(Way.UUIDS) or shop.has(Way.UUIDS_422):
+            return self._as_uuid(", ".join(lines))
         key = None if len(lines) > 1 else self._parsed(lines[0].strip())
         if key is not None:
             return key
@@ -239,7 +317,13 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if shop.has(Bug.REFLECTS_KEY):
             raise RefusedError(400, "key_malformed", (("Content-Type", "text/html"),), page=lines[0])
-        raise RefusedError(400, "key_malformed")
+        raise RefusedError(422 if shop.has(Bug.REFUSES_422) else 400, "key_malformed")
+
+    def _as_uuid(self, line: str) -> str:
+        try:
+            return str(uuid.UUID(re.sub('^"(.*)"$', r"\1", line.strip())))
+        except ValueError:
+            raise RefusedError(422 if self.shop.has(Way.UUIDS_422) else 400, "key_malformed") from None
 
     def _parsed(self, line: str) -> str | None:
         shop = self.shop
@@ -263,15 +347,72 @@ class _Handler(BaseHTTPRequestHandler):
             key = f'"{key}"'
         if quoted and shop.has(Bug.PARAMETERS_KEPT):
             key += quoted[2]
+        if shop.has(Bug.KEY_PREFIX):
+            key = key[:200]
+        if shop.has(Bug.KEY_SUFFIX):
+            key = key[-32:]
         return key.lower() if shop.has(Bug.CASE_FOLDED) else key
 
     def _check_valid(self, tenant: str, key: str | None, body: bytes) -> None:
+        shop = self.shop
         try:
-            json.loads(body)
+            document = self._read(body)
+        except RecursionError:
+            raise RefusedError(500 if key and shop.has(Bug.DEPTH_CRASH) else 400, "invalid") from None
         except ValueError:
-            if key is not None and self.shop.has(Bug.INVALID_STORED):
-                self.shop.records[tenant, key] = Stored(self._fingerprint(b"null"), 400, [], b'{"code": "invalid"}')
+            if key is not None and shop.has(Bug.INVALID_STORED):
+                shop.records[tenant, key] = Stored(self._fingerprint(b"null"), 400, [], b'{"code": "invalid"}')
             raise RefusedError(400, "invalid") from None
+        if "json" not in self.headers.get("Content-Type", ""):
+            return
+        known = set(document) if isinstance(document, dict) else set()
+        if known >= {"item", "quantity"} and not (shop.has(Way.STRICT) and len(known) > 2):
+            return
+        if key is not None and shop.has(Bug.INCOMPLETE_STORED):
+            shop.records[tenant, key] = Stored(self._fingerprint(body), 422, [], b'{"code": "incomplete"}')
+        raise RefusedError(422, "incomplete")
+
+    def _read(self, body: bytes) -> Any:
+        """The body as it is understood; two members of one name are no JSON here."""
+        shop = self.shop
+        if body.count(b"[") > 1000:
+            raise RecursionError("too deep")
+
+        def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            if shop.has(Bug.FIRST_DUPLICATE_TAKEN):
+                return dict(reversed(pairs))
+            if len(dict(pairs)) < len(pairs) and not shop.has(Bug.DUPLICATES_DROPPED):
+                raise ValueError("two members of one name")
+            return dict(pairs)
+
+        read_int = float if shop.has(Bug.INTEGERS_ROUNDED) else int
+        return json.loads(body, object_pairs_hook=members, parse_int=read_int)
+
+    def _meaning(self, body: bytes) -> str:
+        """What of the body is compared."""
+        shop = self.shop
+        if shop.has(Bug.RAW_BYTES):
+            return body.hex()
+        document = self._read(body)
+        known = {"quantity"} if shop.has(Bug.AMOUNT_ONLY) else {"item", "quantity"}
+        if shop.bugs & {Way.SUBSET, Bug.AMOUNT_ONLY} and isinstance(document, dict):
+            document = {name: value for name, value in document.items() if name in known}
+        if shop.has(Way.COERCES) and isinstance(document, dict):
+            document |= {"quantity": int(document["quantity"])}
+        text = json.dumps(self._simplified(document, 0), sort_keys=True)
+        return re.sub(r"\\ud[89a-f][0-9a-f]{2}", "?", text) if shop.has(Bug.SURROGATES_REPLACED) else text
+
+    def _simplified(self, document: Any, depth: int) -> Any:
+        shop = self.shop
+        if depth > 32 and shop.has(Bug.DEPTH_CUT):
+            return None
+        match document:
+            case dict():
+                return {name: self._simplified(value, depth + 1) for name, value in document.items()}
+            case list():
+                found = [self._simplified(value, depth + 1) for value in document]
+                return sorted(found, key=json.dumps) if shop.has(Bug.ARRAYS_SORTED) else found
+        return str(document) if shop.has(Bug.TYPES_MIXED) else document
 
     def _fingerprint(self, body: bytes) -> str:
         shop, parts = self.shop, urlsplit(self.path)
@@ -279,9 +420,8 @@ class _Handler(BaseHTTPRequestHandler):
         if "Transfer-Encoding" in self.headers and shop.has(Bug.CHUNKED_EMPTY):
             body = b"null"
         query = "" if shop.has(Bug.QUERY_IGNORED) else parts.query
-        meaning = body.hex() if shop.has(Bug.RAW_BYTES) else json.dumps(json.loads(body), sort_keys=True)
         pieces = self.pieces // 4 if shop.has(Bug.PIECES_COMPARED) else 0
-        return hashlib.sha256(f"{self.command} {path} {query} {meaning} {pieces}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.command} {path} {query} {self._meaning(body)} {pieces}".encode()).hexdigest()
 
     def _once(self, tenant: str, key: str, fingerprint: str, body: bytes) -> None:
         shop = self.shop
@@ -290,7 +430,7 @@ class _Handler(BaseHTTPRequestHandler):
         place = ("" if shop.has(Bug.GLOBAL_SCOPE) else tenant, key)
         if shop.has(Bug.CHECK_THEN_INSERT) and place not in shop.records:
             time.sleep(0.03)
-            shop.records[place] = Stored(fingerprint)
+            shop.records[place] = Stored(fingerprint, request=body)
             self._run(tenant, place)
             return
         with shop.lock:
@@ -298,7 +438,7 @@ class _Handler(BaseHTTPRequestHandler):
             if self.served > 1 and shop.has(Bug.CONNECTION_TRUSTED):
                 stored = None
             if stored is None:
-                shop.records[place] = Stored(fingerprint)
+                shop.records[place] = Stored(fingerprint, request=body)
         if stored is None:
             self._run(tenant, place)
         else:
@@ -308,19 +448,29 @@ class _Handler(BaseHTTPRequestHandler):
         shop = self.shop
         chunked = "Transfer-Encoding" in self.headers and shop.has(Bug.CHUNKED_UNCOMPARED)
         late = not stored.status and shop.has(Bug.LATE_FINGERPRINT)
-        if stored.fingerprint not in {"", fingerprint} and not (chunked or late or shop.has(Bug.NO_FINGERPRINT)):
+        differs = stored.fingerprint not in {"", fingerprint}
+        if differs and not stored.status and shop.has(Bug.TAKEN_OVER):
+            self._run(place[0], place)
+            return
+        if differs and not (chunked or late or shop.has(Bug.NO_FINGERPRINT)):
             if shop.has(Bug.MISMATCH_SPOILS):
                 stored.body = b'{"code": "gone"}'
                 stored.status = 410
             more = {"stored": json.loads(stored.body or b"{}")} if shop.has(Bug.LEAKY_MISMATCH) else {}
             more |= {"fingerprint": stored.fingerprint} if shop.has(Bug.FINGERPRINT_SHOWN) else {}
+            more |= {"sent": stored.request.decode()} if shop.has(Bug.FIRST_BODY_SHOWN) else {}
+            more |= {"sent": b64encode(stored.request).decode()} if shop.has(Bug.FIRST_BODY_ENCODED) else {}
+            more |= {"was": json.loads(stored.request)["quantity"]} if shop.has(Bug.FIRST_AMOUNT_SHOWN) else {}
             status = 409 if shop.has(Bug.MISMATCH_409) else 400 if shop.stripe else 422
             raise RefusedError(status, "key_mismatch", **more)
         if not stored.status or time.monotonic() < stored.busy_until:
             wait = () if shop.has(Bug.NO_RETRY_AFTER) else (("Retry-After", "1"),)
             if shop.has(Bug.CONTENDED_FOREVER):
                 stored.busy_until = math.inf
-            raise RefusedError(500 if shop.has(Bug.NO_409) else 409, "in_progress", wait)
+            error = shop.has(Bug.NO_409) or shop.has(Way.LOSERS_500)
+            raise RefusedError(500 if error else 409, "in_progress", wait)
+        if shop.has(Way.NO_REPLAY):
+            raise RefusedError(409, "done_already")
         if shop.has(Bug.RELOCKS):
             stored.busy_until = time.monotonic() + 0.3
         if shop.has(Bug.RUNS_AGAIN):
@@ -331,6 +481,9 @@ class _Handler(BaseHTTPRequestHandler):
         shop, stored = self.shop, self.shop.records[place]
         time.sleep(float(self.headers.get("X-Slow", "0")))
         failing = "X-Fail" in self.headers
+        if shop.has(Way.NUMBERS_ONLY) and not isinstance(json.loads(stored.request)["quantity"], int):
+            del shop.records[place]
+            raise RefusedError(422, "quantity")
         if failing and shop.has(Bug.ERROR_AFTER_EFFECT):
             self._order(tenant)
         if failing:
@@ -343,6 +496,8 @@ class _Handler(BaseHTTPRequestHandler):
         stored.headers, stored.body, stored.status = headers, json.dumps(content).encode(), status
         if shop.has(Bug.HANGUP_FORGETS) and self._client_has_gone():
             shop.records.pop(place, None)
+        if shop.has(Bug.HANGUP_SPOILS) and self._client_has_gone():
+            stored.body, stored.status = b'{"code": "gone"}', 410
         self._answer(status, headers, content)
 
     def _execute(self, tenant: str) -> None:
@@ -352,12 +507,21 @@ class _Handler(BaseHTTPRequestHandler):
         order = str(uuid.uuid4())
         with self.shop.lock:
             self.shop.orders.append((tenant, order))
-        headers = [("Location", f"/orders/{order}"), ("Set-Cookie", f"visit={uuid.uuid4().hex}")]
-        return 201, headers, {"id": order, "status": "placed"}
+        if self.shop.has(Way.CONSTANT):
+            return 201, [], {"status": "placed"}
+        visit = "1" if self.shop.has(Way.SAME_COOKIE) else uuid.uuid4().hex
+        headers = [("Location", f"/orders/{order}"), ("Set-Cookie", f"visit={visit}")]
+        return 201, headers, {"id": order, "status": "placed", **self._echoed()}
+
+    def _echoed(self) -> dict[str, object]:
+        """What some APIs have in every body, also in refusals: it gives nothing away."""
+        if not self.shop.has(Way.ECHO):
+            return {}
+        return {"key": self.headers.get("Idempotency-Key"), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
     def _replay(self, stored: Stored) -> None:
         shop = self.shop
-        dropped = {"" if shop.has(Bug.COOKIE_REPLAYED) else "Set-Cookie"}
+        dropped = {"" if shop.has(Bug.COOKIE_REPLAYED) or shop.has(Way.SAME_COOKIE) else "Set-Cookie"}
         dropped |= {"Location"} if shop.has(Bug.LOST_LOCATION) else set()
         headers = [line for line in stored.headers if line[0] not in dropped]
         if not shop.has(Bug.NO_MARKER):
@@ -400,6 +564,8 @@ class _Handler(BaseHTTPRequestHandler):
         return stored is not None
 
     def _answer(self, status: int, headers: list[tuple[str, str]], content: object, *, problem: bool = False) -> None:
+        if self.shop.has(Way.NEW_IDS):
+            content = {**(json.loads(content) if isinstance(content, str) else content), "request": uuid.uuid4().hex}
         data = (content if isinstance(content, str) else json.dumps(content)).encode()
         self.send_response(status)
         names = {name for name, _ in headers}
@@ -412,6 +578,8 @@ class _Handler(BaseHTTPRequestHandler):
             with suppress(UnicodeEncodeError):
                 sent.encode("latin-1")
                 self.send_header("Idempotency-Key", sent)
+        if self.shop.has(Way.REVISION):
+            self.send_header("X-Revision", hashlib.sha1(b"1").hexdigest())
         if not self.shop.has(Bug.NO_EXPIRY):
             self.send_header("Idempotency-Key-Expires", DAY)
         self.send_header("Content-Length", str(len(data)))

@@ -12,6 +12,8 @@ from oncekey.conformance import CLAUSES, Address, Need, Target, bodies
 from oncekey.conformance.clauses import UndecidedError
 from oncekey.conformance.pointer import amount_at
 from oncekey.conformance.probe import Probe
+from oncekey.conformance.sameness import is_same, volatile
+from oncekey.conformance.shots import Answer
 from oncekey.conformance.target import is_secret, replaced
 
 ORDER = b'{"customer": "c\\u00fc", "items": [{"sku": "t", "n": 2}, true], "note": null}'
@@ -74,6 +76,48 @@ def test_another_spelling_is_the_same_document(spell) -> None:
     for body in (ORDER, b'{"\\"": "\\ud83d\\ude00", "b": [[], {}, -1.5e3]}'):
         assert json.loads(spell(body)) == json.loads(body)
         assert spell(body) != body
+
+
+def test_a_body_lacks_each_of_its_members_in_turn() -> None:
+    assert [json.loads(body) for body in bodies.lacking(b'{"a": 1, "b": {"c": 2}}')] == [{"b": {"c": 2}}, {"a": 1}]
+    assert list(bodies.lacking(b"[1]")) == []
+
+
+def test_every_place_of_a_body_is_found_and_can_be_filled() -> None:
+    document = {"a": [1, {"b": None}], "c": "d"}
+    assert dict(bodies.leaves(document)) == {("a", 0): 1, ("a", 1, "b"): None, ("c",): "d"}
+    assert [path for path, _ in bodies.containers(document)] == [(), ("a",), ("a", 1)]
+    assert bodies.put(document, ("a", 1, "b"), 3) == {"a": [1, {"b": 3}], "c": "d"}
+    assert bodies.put(document, ("e",), 3) == {**document, "e": 3}
+    assert document == {"a": [1, {"b": None}], "c": "d"}
+
+
+def test_what_python_does_not_write_is_spelt_out() -> None:
+    assert bodies.spelt({"a": 1}, ("a",), '"\\ud800"') == b'{"a": "\\ud800"}'
+
+
+def _answer(**content: object) -> Answer:
+    return Answer(201, "Created", (), json.dumps(content).encode())
+
+
+def test_what_is_new_in_every_answer_does_not_make_a_replay_another_outcome() -> None:
+    fresh, first, again = (_answer(id=order, request=number) for number, order in enumerate((1, 2, 2)))
+    new = volatile(fresh, first, again)
+    assert new == {("request",)}
+    assert is_same(first, again, new)
+    assert not is_same(fresh, first, new)
+
+
+def test_a_retry_that_was_executed_again_is_no_replay_with_a_new_number() -> None:
+    fresh, first, again = (_answer(id=number, status="placed") for number in range(3))
+    assert volatile(fresh, first, again) == frozenset()
+    assert not is_same(first, again)
+
+
+def test_a_place_tells_operations_apart_where_bodies_do_not() -> None:
+    one, two, lost = (Answer(201, "", ((("Location", place),) if place else ()), b"{}") for place in ("/1", "/2", ""))
+    assert not is_same(one, two)
+    assert is_same(one, lost)
 
 
 def test_a_broken_body_is_no_json() -> None:

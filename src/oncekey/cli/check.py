@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oncekey.conformance import Clause, Report
     from oncekey.conformance.shots import Header
 
-_STYLES = {"FAILED": "bold red", "advice": "yellow", "passed": "green", "skipped": "dim"}
+_STYLES = {"FAILED": "bold red", "advice": "yellow", "passed": "green", "skipped": "dim", "undecided": "cyan"}
 
 Url = Annotated[str, typer.Argument(help="The operation's URL, such as https://api.example.com/orders.")]
 Body = Annotated[str, typer.Option(help="A body that the operation takes; @FILE reads a file.", metavar="TEXT|@FILE")]

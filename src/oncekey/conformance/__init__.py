@@ -4,7 +4,7 @@
 """
 
 from oncekey.conformance.catalogue import CLAUSES, planned
-from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Profile, Severity, Skipped
+from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Profile, Severity, Skipped, Undecided
 from oncekey.conformance.running import Finding, Report, check
 from oncekey.conformance.shots import Address
 from oncekey.conformance.sighting import CannotCheckError
@@ -25,6 +25,7 @@ __all__ = [
     "Severity",
     "Skipped",
     "Target",
+    "Undecided",
     "check",
     "planned",
 ]

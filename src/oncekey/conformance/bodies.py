@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final, TypeAlias
+
+Path: TypeAlias = tuple[str | int, ...]
+"""The names and numbers that lead to a place in a document."""
+
+_HERE: Final = "oncekey-check-puts-it-here"
 
 
 def parsed(body: bytes) -> object:
@@ -37,21 +42,58 @@ def broken(body: bytes) -> bytes:
     return body.rstrip()[:-1]
 
 
-def texts(document: object) -> Iterator[str]:
-    """Every text value in a document."""
+def lacking(body: bytes) -> Iterator[bytes]:
+    """The same object with one member less, for every member."""
+    document = parsed(body)
+    if isinstance(document, dict):
+        for name in document:
+            yield json.dumps({known: value for known, value in document.items() if known != name}).encode()
+
+
+def leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:  # noqa: ANN401  (JSON is anything)
+    """Every value that holds no others, with the way to it."""
     match document:
         case dict():
-            for value in document.values():
-                yield from texts(value)
+            for name, value in document.items():
+                yield from leaves(value, (*path, name))
         case list():
-            for value in document:
-                yield from texts(value)
-        case str():
-            yield document
+            for place, value in enumerate(document):
+                yield from leaves(value, (*path, place))
+        case _:
+            yield path, document
 
 
-def _next_number(value: object) -> object:
-    return value + 1 if isinstance(value, int | float) and not isinstance(value, bool) else None
+def containers(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:  # noqa: ANN401  (JSON is anything)
+    """Every object and every array, with the way to it, the outermost first."""
+    if not isinstance(document, dict | list):
+        return
+    yield path, document
+    for place, value in document.items() if isinstance(document, dict) else enumerate(document):
+        yield from containers(value, (*path, place))
+
+
+def put(document: Any, path: Path, value: object) -> Any:  # noqa: ANN401  (JSON is anything)
+    """The document with another value at a place; a member that is not there yet is added."""
+    if not path:
+        return value
+    copy = document.copy()
+    place = path[0]
+    copy[place] = put(document[place], path[1:], value) if path[1:] else value
+    return copy
+
+
+def spelt(document: object, path: Path, text: str) -> bytes:
+    """The document with something at a place that is spelt out, because no value of Python is written so."""
+    return json.dumps(put(document, path, _HERE)).replace(json.dumps(_HERE), text).encode()
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number of JSON; truth values are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _next_number(value: Any) -> object:  # noqa: ANN401  (JSON is anything)
+    return value + 1 if is_number(value) else None
 
 
 def _longer_text(value: object) -> object:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncekey.conformance import failures, hangups, keys, leaks, mismatches, others, races, replays, spellings, tenants
+from oncekey.conformance import (
+    comparisons,
+    failures,
+    hangups,
+    keys,
+    leaks,
+    mismatches,
+    others,
+    races,
+    replays,
+    spellings,
+    tenants,
+)
 from oncekey.conformance.clauses import Clause
 
 CLAUSES: Final[tuple[Clause, ...]] = (
@@ -12,6 +24,7 @@ CLAUSES: Final[tuple[Clause, ...]] = (
     *spellings.CLAUSES,
     *replays.CLAUSES,
     *mismatches.CLAUSES,
+    *comparisons.CLAUSES,
     *races.CLAUSES,
     *tenants.CLAUSES,
     *failures.CLAUSES,
@@ -21,7 +34,7 @@ CLAUSES: Final[tuple[Clause, ...]] = (
 )
 """Every clause, in the order in which they are tried."""
 
-SIGHTING_SHOTS: Final = 8
+SIGHTING_SHOTS: Final = 20
 """The most requests that are sent before the first clause."""
 
 

@@ -98,10 +98,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """It could not be judged, and what to pass so that it can."""
+    """It was not tried, and what to pass so that it can be."""
 
     because: str
     pass_this: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided(Skipped):
+    """It was tried, and what was seen speaks neither for nor against the API."""
 
 
 Verdict: TypeAlias = Passed | Failed | Skipped
@@ -109,7 +114,11 @@ Verdict: TypeAlias = Passed | Failed | Skipped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """One promise: `must` are the profiles that make it, `should` those to which it is only good advice."""
+    """One promise: `must` are the profiles that make it, `should` those to which it is only good advice.
+
+    `sight` is set for promises about effects and replays. They cannot be judged where the answers to two fresh keys
+    are equal and effects are not counted: whatever the API does would look the same.
+    """
 
     id: str
     title: str
@@ -122,11 +131,12 @@ class Clause:
     must: frozenset[Profile] = EVERY
     should: frozenset[Profile] = frozenset()
     needs: tuple[Need, ...] = ()
+    sight: bool = False
 
 
 class UndecidedError(Exception):
-    """A clause cannot be judged after all; the runner makes it `Skipped`."""
+    """A clause cannot be judged after all; the runner makes it `Undecided`."""
 
     def __init__(self, because: str, pass_this: str = "") -> None:
         super().__init__(because)
-        self.verdict = Skipped(because, pass_this)
+        self.verdict = Undecided(because, pass_this)

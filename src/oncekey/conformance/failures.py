@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from oncekey.conformance import bodies
@@ -18,16 +20,18 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, is_same, shown
+from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, shown
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Answer
 from oncekey.conformance.target import replaced
+
+_MOST_LACKING: Final = 3
 
 
 def server_error_forgotten(probe: Probe) -> Verdict:
     """A 500 is not the key's answer."""
     failed, again = _after_failure(probe)
-    if is_same(failed, again):
+    if probe.same(failed, again):
         return Failed("a retry after a server error is executed, or held", f"{shown(again)}, the stored error")
     return Passed()
 
@@ -52,15 +56,31 @@ def server_error_no_effect(probe: Probe) -> Verdict:
 
 def corrected(probe: Probe) -> Verdict:
     """A request that was refused before anything ran does not use up its key."""
-    key = probe.fresh()
-    body = probe.target.invalid_body
-    if body is None and not probe.target.is_json:
+    tried = False
+    for what, body in _invalid(probe):
+        key = probe.fresh()
+        refused = probe.send(key, body=body)
+        if not BAD_REQUEST <= refused.status < SERVER_ERROR:
+            continue
+        tried = True
+        answer = probe.until_settled(probe.shot(key))
+        if not answer.ok:
+            return Failed(f"after {what} the corrected request with the same key is executed", shown(answer))
+    if not tried:
         raise UndecidedError("no body is known that this API refuses", "--invalid-body")
-    refused = probe.send(key, body=bodies.broken(probe.target.body) if body is None else body)
-    if not BAD_REQUEST <= refused.status < SERVER_ERROR:
-        raise UndecidedError(f"a broken body got {refused.status or refused.reason} and no 4xx", "--invalid-body")
-    answer = probe.until_settled(probe.shot(key))
-    return Passed() if answer.ok else Failed("the corrected request with the same key is executed", shown(answer))
+    return Passed()
+
+
+def _invalid(probe: Probe) -> Iterator[tuple[str, bytes]]:
+    """Bodies that an API may refuse, at different depths: no JSON, no members at all, one member less."""
+    target = probe.target
+    if target.invalid_body is not None:
+        yield "an invalid body", target.invalid_body
+    elif target.is_json:
+        yield "half a body", bodies.broken(target.body)
+        yield "an empty object", b"{}"
+        for body in islice(bodies.lacking(target.body), _MOST_LACKING):
+            yield "a body less one member", body
 
 
 def _after_failure(probe: Probe) -> tuple[Answer, Answer]:
@@ -117,7 +137,7 @@ CLAUSES: Final = (
         requirements=("R73",),
         must=frozenset(),
         should=EVERY,
-        shots=4,
+        shots=12,
         judge=corrected,
     ),
 )

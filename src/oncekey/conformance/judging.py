@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
-from oncekey.conformance.clauses import Failed, Passed, Profile, Skipped, Verdict
-from oncekey.conformance.probe import MARKER
+from oncekey.conformance.clauses import Failed, Need, Passed, Profile, Skipped, UndecidedError, Verdict
+from oncekey.conformance.probe import MARKER, Probe
 from oncekey.conformance.shots import Answer
 
 MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
@@ -42,18 +42,6 @@ def is_marked(answer: Answer) -> bool:
     return (answer.header(MARKER) or "").lower() == "true"
 
 
-def is_same(first: Answer, again: Answer) -> bool:
-    """Whether both tell of the same outcome; that status and bytes are equal too has clauses of its own."""
-    return first.ok == again.ok and (first.body == again.body or _meaning(first) == _meaning(again))
-
-
-def _meaning(answer: Answer) -> object:
-    try:
-        return json.loads(answer.body)
-    except (ValueError, RecursionError):
-        return answer.body
-
-
 def gets(answer: Answer, statuses: Collection[int], when: str) -> Verdict:
     """The answer has one of these statuses, in every profile."""
     if answer.status in statuses:
@@ -70,11 +58,59 @@ def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]],
     return Failed(f"{when}: {told}", shown(answer), only=wrong)
 
 
-def once(effects: int | None, answers: str, when: str) -> Verdict:
-    """There was one effect, if effects can be counted."""
-    if effects in {None, 1}:
+def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
+    """Both requests were one operation: by the count if there is one, and by the answers where these tell.
+
+    The clauses about replays report an API that executes plain retries, or answers them in another way; a clause that
+    only happens to look at a retry does not report it once more.
+    """
+    if effects is not None and effects > 1 and not probe.habits.protects:
+        raise UndecidedError("a plain retry is executed again, too")
+    if effects is not None and effects > 1:
+        return Failed(f"{what}: one operation", f"{effects} effects; {shown(first)}, then {shown(again)}")
+    if probe.same(first, again):
         return Passed()
-    return Failed(f"{when}: 1 effect", f"{effects} effects; answers: {answers}")
+    if probe.habits.replays:
+        return Failed(f"{what}: {shown(first)} again", shown(again))
+    if effects is None:
+        raise UndecidedError("a plain retry does not get the first answer either", Need.COUNT)
+    return Passed()
+
+
+def needs_replays(probe: Probe) -> None:
+    """Go on only where a plain retry gets the first answer; that it does not has clauses of its own."""
+    if not probe.habits.replays:
+        raise UndecidedError("a plain retry does not get the first answer either")
+
+
+def needs_comparison(probe: Probe) -> None:
+    """Go on only where another body under a used key is refused; that it is not has clauses of its own."""
+    if not probe.habits.compares:
+        raise UndecidedError("another body under a used key is not refused at all")
+
+
+def two_operations(probe: Probe, effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:
+    """Both requests were executed."""
+    same = probe.same(first, second)
+    executed = not same if effects is None else effects > 1
+    if second.ok and executed and not is_marked(second):
+        return Passed()
+    probe.recount()
+    seen = f"{shown(first)}, then {shown(second)}{', the same body' if same else ''}"
+    return Failed(f"{what}: two operations", seen if effects is None else f"{seen}; effects: {effects}")
+
+
+def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
+    """The second request did not get the first one's answer. That it is refused, or executed, is all right here."""
+    if not again.ok:
+        return Passed()
+    same = probe.same(first, again)
+    if same and effects is None and not probe.habits.distinct and not is_marked(again):
+        raise UndecidedError("all answers are equal, and whether it was executed is not counted", Need.COUNT)
+    if is_marked(again) or (same if effects is None else effects <= 1):
+        probe.recount()
+        return Failed(f"{what}: not the first one's answer", f"{shown(again)}, and it was not executed")
+    return Passed()
 
 
 def wanted(statuses: Collection[int]) -> str:
@@ -82,8 +118,25 @@ def wanted(statuses: Collection[int]) -> str:
     return " or ".join(map(str, sorted(statuses)))
 
 
-def worst(*verdicts: Verdict) -> Verdict:
-    """The first failure, else the first that could not be judged, else `Passed`."""
-    failed = [verdict for verdict in verdicts if isinstance(verdict, Failed)]
-    skipped = [verdict for verdict in verdicts if isinstance(verdict, Skipped)]
+def worst_of(probe: Probe, cases: Iterable[Verdict]) -> Verdict:
+    """The failure in most profiles, else the first case that could not be judged, else `Passed`.
+
+    Cases are tried one after the other as they are asked for, so a failure has the requests of its own case only.
+    """
+    failed: list[Failed] = []
+    skipped: list[Skipped] = []
+    probe.trail = []
+    try:
+        for verdict in cases:
+            match verdict:
+                case Failed():
+                    failed.append(replace(verdict, exchange=tuple(probe.trail)))
+                case Skipped():
+                    skipped.append(verdict)
+                case Passed():
+                    pass
+            probe.trail = []
+    except UndecidedError as error:
+        skipped.append(error.verdict)
+    failed.sort(key=lambda verdict: -len(verdict.only))
     return failed[0] if failed else skipped[0] if skipped else Passed()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-from typing import Final
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, TypeAlias
 
 from oncekey.conformance import bodies
 from oncekey.conformance.clauses import (
@@ -25,42 +29,64 @@ from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Answer
 
 _SHORTEST: Final = 6
+_DIGITS: Final = (9, 6, 4)
+_MOST_MARKED: Final = 6
+_BETWEEN: Final = re.compile(r"(?<=[0-9])[.,_' ](?=[0-9])")
+_DIGESTS: Final = {"etag", "digest", "content-digest", "repr-digest", "content-md5"}
+_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d|1[6-9]\d{8}(\d{3})?([.]\d+)?$")
 _DIGEST: Final = re.compile(rb"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{64}|[0-9A-Fa-f]{40})(?![0-9A-Fa-f])")
 _SCRIPT: Final = "<script>alert(1)</script>"
 
 
 def mismatch_is_mute(probe: Probe) -> Verdict:
-    """A refused request learns nothing about the first one."""
-    key = probe.fresh()
-    first = probe.first(key)
-    refused = probe.send(key, body=probe.other_body)
-    if refused.ok:
-        raise UndecidedError("another body under a used key is not refused")
-    for secret in _secrets(probe, first):
-        if secret.encode() in refused.body or any(secret in value for _, value in refused.headers):
-            return Failed("nothing of the first request or its answer", f"{shown(refused)}, with {secret!r} in it")
+    """A refused request learns nothing about the first one's answer."""
+    key, another = probe.fresh(), probe.fresh()
+    control, first = probe.control(probe.shot(another)), probe.first(key)
+    refused = _refused(probe, key, probe.other_body)
+    known = {text.replace(another, "") for text in _values(control)}
+    sent = probe.trail[-1].shot.wire().decode("latin-1")
+    for secret in _values(first):
+        if secret.replace(key, "") not in known and secret not in sent and _shows(refused, secret):
+            return Failed("nothing of the first request's answer", f"{shown(refused)}, with {secret!r} in it")
+    return Passed()
+
+
+def first_body_is_mute(probe: Probe) -> Verdict:
+    """A refused request learns nothing about the first one's body: marks in it do not come back."""
+    tried = False
+    for marked in (_marked_texts, _marked_numbers) if probe.target.is_json else (_other_bodies,):
+        place = _taken(probe, marked)
+        if place is None:
+            continue
+        tried = True
+        # A mark may be part of a refusal by chance, but not two of them.
+        seen = [_leak(probe, number, marked, place) for number in range(2)]
+        if all(seen):
+            return Failed("nothing of the first request", f"{seen[0]} of the first body in the refusal of another")
+    if not tried:
+        raise UndecidedError("no body with a mark in it is taken, and taken for another one", Need.OTHER_BODY)
     return Passed()
 
 
 def no_fingerprint(probe: Probe) -> Verdict:
-    """Hashes of bodies stay inside."""
+    """Hashes of bodies stay inside. A hash that is in every answer is none of a body, and neither is a new one."""
     key = probe.fresh()
-    answers = (probe.first(key), probe.send(key, body=probe.other_body))
-    for answer in answers[1:]:
-        texts = (answer.body, *(value.encode("latin-1") for _, value in answer.headers))
-        if any(_DIGEST.search(text) for text in texts):
-            return Failed("no hash of a request", f"{shown(answer)}, with a hash in it")
+    control = probe.control(probe.shot(probe.fresh(), body=probe.other_body))
+    probe.first(key)
+    refused, again = (_refused(probe, key, probe.other_body) for _ in range(2))
+    if (_hashes(refused) & _hashes(again)) - _hashes(control):
+        return Failed("no hash of a request", f"{shown(refused)}, with a hash in it")
     return Passed()
 
 
 def no_cookie(probe: Probe) -> Verdict:
-    """A session is not replayed."""
+    """A session is not replayed. A cookie that every answer sets is no session."""
     key = probe.fresh()
+    control = probe.control(probe.shot(probe.fresh()))
     first, again = probe.first(key), probe.send(key)
-    if first.header("Set-Cookie") is not None and first.header("Set-Cookie") == again.header("Set-Cookie"):
-        return Failed(
-            "no stored cookie in a replay", f"Set-Cookie of {len(again.header('Set-Cookie') or '')} characters"
-        )
+    replayed = (_cookies(first) & _cookies(again)) - _cookies(control)
+    if replayed:
+        return Failed("no stored cookie in a replay", f"Set-Cookie of {len(min(replayed))} characters")
     return Passed()
 
 
@@ -88,16 +114,84 @@ def told_apart(probe: Probe) -> Verdict:
     return Passed()
 
 
-def _secrets(probe: Probe, first: Answer) -> list[str]:
-    """Texts that only the first request and its answer have."""
-    found = [first.header("Location") or ""]
-    sent = probe.other_body.decode("utf-8", "replace")
-    for body in (first.body, probe.target.body if probe.target.is_json else b"null"):
-        try:
-            found += bodies.texts(json.loads(body))
-        except ValueError:
-            continue
-    return [text for text in found if len(text) >= _SHORTEST and text not in sent]
+def _refused(probe: Probe, key: str, body: bytes) -> Answer:
+    answer = probe.send(key, body=body)
+    if answer.ok:
+        raise UndecidedError("another body under a used key is not refused")
+    return answer
+
+
+def _values(answer: Answer) -> list[str]:
+    """Texts and long numbers of an answer, but for instants, which other answers of the same moment have, too."""
+    try:
+        values = [str(value) for _, value in bodies.leaves(json.loads(answer.body)) if not isinstance(value, bool)]
+    except (ValueError, RecursionError):
+        values = [answer.body.decode("utf-8", "replace")]
+    found = [answer.header("Location") or "", *values]
+    return [text for text in found if len(text) >= _SHORTEST and not _INSTANT.match(text)]
+
+
+def _shows(answer: Answer, secret: str) -> bool:
+    """Whether a text is anywhere in an answer; a number may have signs between its digits, as amounts have."""
+    texts = (answer.body.decode("latin-1"), *(value for _, value in answer.headers))
+    plain = secret.encode().decode("latin-1")
+    return any(plain in text or (plain.isdecimal() and plain in _BETWEEN.sub("", text)) for text in texts)
+
+
+_Marks: TypeAlias = Callable[[Probe, int], Iterator[tuple[bytes, str]]]
+"""Bodies with a mark in them, each with the mark, in an order that is the same for every number."""
+
+
+def _marked_texts(probe: Probe, number: int) -> Iterator[tuple[bytes, str]]:
+    document = bodies.parsed(probe.target.body)
+    mark = f"canary{number}{probe.fresh()[:8]}"
+    for path, value in bodies.leaves(document):
+        if isinstance(value, str):
+            yield json.dumps(bodies.put(document, path, f"{value}{mark}")).encode(), mark
+
+
+def _marked_numbers(probe: Probe, number: int) -> Iterator[tuple[bytes, str]]:
+    document = bodies.parsed(probe.target.body)
+    for path, value in bodies.leaves(document):
+        if bodies.is_number(value):
+            for digits in _DIGITS:
+                mark = str(10 ** (digits - 1) + (uuid.uuid4().int + number) % (8 * 10 ** (digits - 1)))
+                yield json.dumps(bodies.put(document, path, int(mark))).encode(), mark
+
+
+def _other_bodies(probe: Probe, _: int) -> Iterator[tuple[bytes, str]]:
+    yield probe.other_body, probe.other_body.decode("latin-1")
+
+
+def _taken(probe: Probe, marks: _Marks) -> int | None:
+    """Which of the marked bodies is the first that the API takes, and takes for another one than the plain body."""
+    for place, (body, _) in enumerate(islice(marks(probe, 0), _MOST_MARKED)):
+        key = probe.fresh()
+        if probe.control(probe.shot(key, body=body)).ok and not probe.control(probe.shot(key)).ok:
+            return place
+    return None
+
+
+def _leak(probe: Probe, number: int, marks: _Marks, place: int) -> str:
+    """What of the first body comes back in the refusal of another one."""
+    key = probe.fresh()
+    body, mark = next(islice(marks(probe, number), place, None))
+    probe.first(key, body=body)
+    refused = _refused(probe, key, probe.target.body)
+    if _shows(refused, mark):
+        return repr(mark)
+    whole = (base64.b64encode(body).decode(), body.hex())
+    return "an encoding" if any(_shows(refused, text) for text in whole) else ""
+
+
+def _hashes(answer: Answer) -> set[bytes]:
+    """What looks like a hash, but for headers that have one of the answer itself."""
+    values = [value.encode("latin-1") for name, value in answer.headers if name.lower() not in _DIGESTS]
+    return {found for text in (answer.body, *values) for found in _DIGEST.findall(text)}
+
+
+def _cookies(answer: Answer) -> set[str]:
+    return {value for name, value in answer.headers if name.lower() == "set-cookie"}
 
 
 def _names(answer: Answer) -> list[str]:
@@ -115,14 +209,24 @@ def _names(answer: Answer) -> list[str]:
 CLAUSES: Final = (
     Clause(
         id="leaks.mismatch",
-        title="The refusal of another body says nothing about the first one",
+        title="The refusal of another body says nothing about the first one's answer",
         why="Whoever guesses a key would read what was bought, and by whom.",
         area=Area.LEAKS,
         severity=Severity.CRITICAL,
         requirements=("R20", "R42"),
         needs=(Need.OTHER_BODY,),
-        shots=2,
+        shots=3,
         judge=mismatch_is_mute,
+    ),
+    Clause(
+        id="leaks.first-body",
+        title="The refusal of another body says nothing about the first one",
+        why="Amounts and names of the first request would be shown to anyone who guesses its key.",
+        area=Area.LEAKS,
+        severity=Severity.CRITICAL,
+        requirements=("R20", "R42"),
+        shots=10,
+        judge=first_body_is_mute,
     ),
     Clause(
         id="leaks.fingerprint",
@@ -134,7 +238,7 @@ CLAUSES: Final = (
         must=SAFE,
         should=EVERY - SAFE,
         needs=(Need.OTHER_BODY,),
-        shots=2,
+        shots=4,
         judge=no_fingerprint,
     ),
     Clause(
@@ -146,8 +250,9 @@ CLAUSES: Final = (
         requirements=("R90",),
         must=SAFE,
         should=EVERY - SAFE,
-        shots=2,
+        shots=3,
         judge=no_cookie,
+        sight=True,
     ),
     Clause(
         id="leaks.reflection",

@@ -8,24 +8,62 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey.conformance.clauses import EVERY, Area, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
-from oncekey.conformance.judging import is_marked, is_same, shown
+from oncekey.conformance.judging import is_marked, shown
 from oncekey.conformance.probe import KEY, Probe
-from oncekey.conformance.shots import Shot
+from oncekey.conformance.shots import Address, Shot
 
 _PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")
 
 
 def get_untouched(probe: Probe) -> Verdict:
-    """GET with a key is GET."""
+    """GET with a used key is GET."""
     key = probe.fresh()
     first = probe.first(key)
-    plain = replace(probe.shot(None), method="GET", body=b"")
-    keyed = replace(probe.shot(key), method="GET", body=b"")
+    plain, keyed = _gets(probe, key, probe.target.address)
     without, with_key = probe.fire(plain), probe.fire(keyed)
-    if is_marked(with_key) or (with_key.ok and is_same(first, with_key)):
+    captured = with_key.ok and probe.same(first, with_key) and not probe.same(without, with_key)
+    if is_marked(with_key) or captured:
         return Failed("GET with a used key is an ordinary GET", f"{shown(with_key)}, the stored answer")
     if without.status != with_key.status:
         return Failed(f"GET with a key: {without.status}, as without", shown(with_key))
+    return Passed()
+
+
+def get_is_current(probe: Probe) -> Verdict:
+    """GET with a key, before and after something happened."""
+    judged = False
+    for address in dict.fromkeys(filter(None, (probe.target.address, probe.target.count_address))):
+        plain, keyed = _gets(probe, probe.fresh(), address)
+        old_with_key, old = probe.fire(keyed), probe.fire(plain)
+        if not old_with_key.ok:
+            continue
+        probe.first(probe.fresh())
+        with_key, now = probe.fire(keyed), probe.fire(plain)
+        if is_marked(with_key):
+            return Failed("GET with a key is an ordinary GET", f"{shown(with_key)}, the stored answer")
+        if probe.same(old, now):
+            continue
+        judged = True
+        if with_key.body == old_with_key.body:
+            return Failed("GET with a key shows what is there now", f"{shown(with_key)}, the answer from before")
+    if not judged:
+        raise UndecidedError("no GET is known whose answer an operation changes", Need.COUNT)
+    return Passed()
+
+
+def get_takes_no_key(probe: Probe) -> Verdict:
+    """A key that was sent with GET is as good as new."""
+    key, before = probe.fresh(), probe.count()
+    _, keyed = _gets(probe, key, probe.target.address)
+    got = probe.fire(keyed)
+    answer = probe.until_settled(probe.shot(key))
+    effects = probe.since(before)
+    if not answer.ok:
+        return Failed("after GET with its key, a request is executed", shown(answer))
+    captured = effects == 0 if effects is not None else probe.same(got, answer)
+    if is_marked(answer) or captured:
+        probe.recount()
+        return Failed("after GET with its key, a request is executed", f"{shown(answer)}, and it was not")
     return Passed()
 
 
@@ -35,12 +73,19 @@ def put_untouched(probe: Probe) -> Verdict:
         key = probe.fresh()
         keyed = replace(probe.shot(key), method=method)
         plain = replace(probe.shot(None), method=method)
-        answers = [probe.fire(plain), probe.fire(keyed), probe.fire(keyed)]
+        # The first one may create what is there, or remove it; only after it the next ones can be alike.
+        answers = [probe.fire(plain), probe.fire(plain), probe.fire(keyed), probe.fire(keyed)]
         if any(is_marked(answer) for answer in answers):
             return Failed(f"{method} with a key is an ordinary {method}", f"{shown(answers[-1])}")
-        if answers[0].status != answers[1].status:
-            return Failed(f"{method} with and without a key: the same status", " and ".join(map(shown, answers[:2])))
+        if answers[1].status != answers[2].status:
+            return Failed(f"{method} with and without a key: the same status", " and ".join(map(shown, answers[1:3])))
     return Passed()
+
+
+def _gets(probe: Probe, key: str, address: Address) -> tuple[Shot, Shot]:
+    """GET without and with a key."""
+    plain, keyed = (replace(probe.shot(one), method="GET", address=address, body=b"") for one in (None, key))
+    return plain, keyed
 
 
 def described(probe: Probe) -> Verdict:
@@ -82,6 +127,29 @@ CLAUSES: Final = (
         requirements=("R14", "R262"),
         shots=3,
         judge=get_untouched,
+        sight=True,
+    ),
+    Clause(
+        id="others.get-current",
+        title="GET with a key shows what is there now",
+        why="An answer to GET that is kept under a key hides everything that happens afterwards.",
+        area=Area.OTHERS,
+        severity=Severity.HIGH,
+        requirements=("R14", "R262"),
+        shots=10,
+        judge=get_is_current,
+        sight=True,
+    ),
+    Clause(
+        id="others.get-takes-no-key",
+        title="A key that was sent with GET is not used up",
+        why="A client that looks first and orders then would be answered with what it looked at.",
+        area=Area.OTHERS,
+        severity=Severity.HIGH,
+        requirements=("R14", "R262"),
+        shots=6,
+        judge=get_takes_no_key,
+        sight=True,
     ),
     Clause(
         id="others.put-delete",
@@ -93,7 +161,7 @@ CLAUSES: Final = (
         must=frozenset(),
         should=EVERY,
         needs=(Need.UNSAFE,),
-        shots=6,
+        shots=8,
         judge=put_untouched,
     ),
     Clause(

@@ -6,13 +6,15 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
 from oncekey.conformance import shots
-from oncekey.conformance.clauses import Exchange, UndecidedError
+from oncekey.conformance.bodies import Path
+from oncekey.conformance.clauses import Exchange, Need, UndecidedError
 from oncekey.conformance.pointer import amount_at
+from oncekey.conformance.sameness import is_same
 from oncekey.conformance.shots import Answer, Shot
 from oncekey.conformance.target import Target, is_secret, replaced
 
@@ -20,8 +22,33 @@ KEY: Final = "Idempotency-Key"
 MARKER: Final = "Idempotent-Replayed"
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
+_SERVER_ERROR: Final = 500
 _MOST_TRIES: Final = 20
 _SHORTEST, _LONGEST = 0.05, 1.0
+_LIMITED_TRIES, _LONGEST_WAIT = 4, 5.0
+_LIMITED: Final = "the API limits the number of requests (429)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What an API does in general, so that no clause takes it for a fault of its own."""
+
+    distinct: bool = True
+    """The answers to two fresh keys differ, so an equal answer is a replay."""
+    replays: bool = True
+    """A plain retry gets the first answer, so another answer is another operation."""
+    protects: bool = True
+    """A plain retry has no effect, as far as effects are counted."""
+    optional: bool = False
+    """A request without a key is executed."""
+    opaque: bool = True
+    """A key may be any text. If not, it must be a UUID, in which the case of letters means nothing."""
+    volatile: frozenset[Path] = frozenset()
+    """Places that are new in every answer, also in a replay."""
+    compares: bool = True
+    """Another body under a used key is refused."""
+    free: Path | None = None
+    """Where a member may be added to the body that the API takes and compares without knowing it."""
 
 
 class Probe:
@@ -33,17 +60,33 @@ class Probe:
         """The status of a success."""
         self.lead = min(max(3 * latency, 0.08), 0.5)
         """Seconds after which a request that was sent has surely begun."""
+        self.habits = Habits()
         self.trail: list[Exchange] = []
         self.sent = 0
         self._quoted = quoted
         self._most = most
+        self._owed = 0
+
+    @property
+    def blind(self) -> bool:
+        """Whether nothing tells a replay from an execution: answers are equal, and effects are not counted."""
+        return not self.habits.distinct and self.target.count_address is None
+
+    def same(self, first: Answer, again: Answer) -> bool:
+        """Whether two answers tell of the same outcome."""
+        return is_same(first, again, self.habits.volatile)
 
     # Keys and requests
 
     @staticmethod
     def fresh() -> str:
-        """A key that nobody has used."""
+        """A key that was never used, which any API takes: a UUID."""
         return str(uuid.uuid4())
+
+    @staticmethod
+    def fresh_text() -> str:
+        """A key that was never used and is no UUID, of the same length and characters."""
+        return f"z{str(uuid.uuid4())[1:]}"
 
     def written(self, key: str) -> str:
         """A key as this API takes it."""
@@ -79,7 +122,18 @@ class Probe:
 
     def fire(self, shot: Shot) -> Answer:
         """Send a request."""
+        return _within_limits(lambda: self._fire(shot))
+
+    def _fire(self, shot: Shot) -> Answer:
         return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)])[0]
+
+    def control(self, shot: Shot) -> Answer:
+        """Send a request that shows what the API does in general; it is no part of what repeats a finding."""
+        kept = list(self.trail)
+        try:
+            return self.fire(shot)
+        finally:
+            self.trail = kept
 
     def send(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> Answer:
         """Send the operation under a key."""
@@ -90,6 +144,7 @@ class Probe:
         answer = self.send(key, body=body)
         if not answer.ok:
             raise UndecidedError(f"a plain request with a fresh key got {answer.status or answer.reason}")
+        self._owed += 1
         return answer
 
     def volley(self, many: Sequence[Shot]) -> list[Answer]:
@@ -127,27 +182,35 @@ class Probe:
 
         A first request that had not begun, or was over already, proves nothing, so that is tried again.
         """
-        lead = self.lead
+        lead, limited = self.lead, False
         for _ in range(3):
             pair = _Pair(one, two, lead, self.target.timeout)
             answers = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first")
-            if pair.met:
+            limited = _TOO_MANY in {answer.status for answer in answers}
+            if pair.met and not limited:
                 return answers[0], answers[1]
             key = self.fresh()
             one, two = (self._rekeyed(shot, key) for shot in (one, two))
-            lead /= 2
+            lead = lead if limited else lead / 2
+        if limited:
+            raise UndecidedError(_LIMITED)
         raise UndecidedError("the first request was over before the second one came", "a slower --slow-header")
 
-    def until_settled(self, shot: Shot) -> Answer:
-        """Retry for as long as the answer is that the first one still runs, with a bounded patience."""
+    def until_settled(self, shot: Shot, *, over_errors: bool = False) -> Answer:
+        """Retry for as long as the answer is that the first one still runs, with a bounded patience.
+
+        With `over_errors` a server error is retried as well: some servers answer so while the first one runs, and
+        what is asked here is what comes after.
+        """
         ends, pause = time.monotonic() + self.target.patience, _SHORTEST
-        answer = self.fire(shot)
+        answer = self._fire(shot)
         for _ in range(_MOST_TRIES):
-            if not self.busy(answer) or time.monotonic() > ends:
+            again = self.busy(answer) or (over_errors and (not answer.status or answer.status >= _SERVER_ERROR))
+            if not again or time.monotonic() > ends:
                 break
             time.sleep(min(pause, max(0.0, ends - time.monotonic())))
             pause = min(pause * 1.6, _LONGEST)
-            answer = self.fire(shot)
+            answer = self._fire(shot)
         return answer
 
     def busy(self, answer: Answer) -> bool:
@@ -166,7 +229,9 @@ class Probe:
             return None
         lines = tuple(line for line in target.headers if line[0].lower() != "content-type")
         shot = Shot("GET", target.count_address, lines)
-        answer = shots.fire(self.as_other_tenant(shot) if other_tenant else shot, target.timeout)
+        self._owed = 0
+        counting = self.as_other_tenant(shot) if other_tenant else shot
+        answer = _within_limits(lambda: shots.fire(counting, target.timeout))
         self.sent += 1
         try:
             return amount_at(json.loads(answer.body), target.count_pointer)
@@ -174,10 +239,24 @@ class Probe:
             why = f"{error}" if answer.ok else f"the answer was {answer.status or answer.reason}"
             raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
 
-    def since(self, before: int | None) -> int | None:
-        """How many effects there were since then."""
+    def since(self, before: int | None, *, at_least: int = 0) -> int | None:
+        """How many effects there were since then; successes with fresh keys that the count does not show end it.
+
+        A list that is shown page by page does so when its first page is full.
+        """
+        least = max(self._owed, at_least)
         now = self.count()
-        return None if now is None or before is None else now - before
+        if now is None or before is None:
+            return None
+        if now - before < least:
+            raise UndecidedError(f"the count at {self.target.count_address} does not show every success", Need.COUNT)
+        return now - before
+
+    def recount(self) -> None:
+        """See that the count still moves, before something is concluded from its standing still."""
+        before = self.count()
+        if before is not None and self.control(self.shot(self.fresh())).ok:
+            self.since(before, at_least=1)
 
     def _rekeyed(self, shot: Shot, key: str) -> Shot:
         return replace(shot, headers=replaced(shot.headers, ((KEY, self.written(key)),)))
@@ -198,6 +277,17 @@ class Probe:
     def _by_whom(self, shot: Shot) -> str:
         """Reports hide credentials, so they must say when somebody else's were sent."""
         return "as the other tenant" if set(self.target.other_tenant) & set(shot.headers) else ""
+
+
+def _within_limits(send: Callable[[], Answer]) -> Answer:
+    """Send, and if the API limits the number of requests, send again later: a limit says nothing about keys."""
+    for _ in range(_LIMITED_TRIES):
+        answer = send()
+        if answer.status != _TOO_MANY:
+            return answer
+        advice = answer.header("Retry-After") or ""
+        time.sleep(min(float(advice) if advice.isdecimal() else _LONGEST, _LONGEST_WAIT))
+    raise UndecidedError(_LIMITED)
 
 
 class _Pair:

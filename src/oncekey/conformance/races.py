@@ -20,11 +20,12 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import CONFLICT, gets_by_profile, is_same, shown, tally
+from oncekey.conformance.judging import CONFLICT, gets_by_profile, needs_replays, shown, tally
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Answer
 
 _ACCEPTED: Final = 202
+_LOSERS: Final = 10
 _RUNNING: Final = {
     Profile.IETF: {CONFLICT},
     Profile.STRIPE: {CONFLICT},
@@ -33,33 +34,45 @@ _RUNNING: Final = {
 
 
 def race(probe: Probe, many: int) -> Verdict:
-    """Identical requests at the same moment."""
+    """Identical requests at the same moment, judged by effects; by answers only where these are not counted."""
     key, before = probe.fresh(), probe.count()
     answers = probe.volley([probe.shot(key, slow=True)] * many)
-    final = probe.until_settled(probe.shot(key, slow=True))
-    effects = probe.since(before)
-    done = [answer for answer in answers if answer.ok and not probe.busy(answer)]
-    if effects not in {None, 1}:
-        return Failed(f"{many} at once: 1 effect", f"{effects} effects; {tally(answers)}")
-    if any(not is_same(done[0], answer) for answer in done[1:]):
+    final = probe.until_settled(probe.shot(key, slow=True), over_errors=True)
+    effects = probe.since(before, at_least=int(final.ok))
+    if effects is not None:
+        if effects > 1:
+            return Failed(f"{many} at once, and a retry: 1 effect", f"{effects} effects; {tally(answers)}")
+        return Passed()
+    needs_replays(probe)
+    done = [answer for answer in (*answers, final) if answer.ok and not probe.busy(answer)]
+    if not done:
+        raise UndecidedError(f"none of them succeeded: {tally(answers)}", Need.COUNT)
+    if any(not probe.same(done[0], answer) for answer in done[1:]):
         return Failed(
             f"{many} at once: one success, or the same one for all", f"{tally(answers)} with different bodies"
         )
-    if not final.ok:
+    return Passed()
+
+
+def losers(probe: Probe) -> Verdict:
+    """What those get that were not executed."""
+    key = probe.fresh()
+    answers = probe.volley([probe.shot(key, slow=True)] * _LOSERS)
+    final = probe.until_settled(probe.shot(key, slow=True))
+    if any(not answer.ok and not probe.busy(answer) for answer in answers):
+        return Failed(f"{_LOSERS} at once: each gets the success, or is told to wait", tally(answers))
+    if probe.habits.replays and not final.ok:
         return Failed("a retry after the race gets the success", f"{shown(final)}; before: {tally(answers)}")
-    if done and not is_same(done[0], final):
-        return Failed("a retry after the race gets the same success", f"{shown(final)}, another body")
-    odd = [answer for answer in answers if not answer.ok and not probe.busy(answer)]
-    if odd:
-        return Failed(f"{many} at once: each gets the success, or is told to wait", tally(answers))
     return Passed()
 
 
 def while_running(probe: Probe) -> Verdict:
     """A duplicate of a request that runs."""
     first, second = _overlapping(probe)
-    if first.ok and second.ok and is_same(first, second):
-        return Passed()  # it waited for the first one
+    if first.ok and second.ok:
+        if probe.same(first, second):
+            return Passed()  # it waited for the first one
+        needs_replays(probe)
     refused = second if first.ok and not probe.busy(first) else first
     return gets_by_profile(refused, _RUNNING, "the same request while the first one runs")
 
@@ -68,6 +81,8 @@ def told_to_wait(probe: Probe) -> Verdict:
     """How long to wait."""
     first, second = _overlapping(probe)
     busy = next((answer for answer in (second, first) if probe.busy(answer)), None)
+    if busy is None and probe.blind:
+        raise UndecidedError("neither was told to wait, and whether one did cannot be seen", Need.COUNT)
     if busy is None:
         return Passed()  # it waited, so nobody has to be told
     advice = busy.header("Retry-After")
@@ -80,13 +95,14 @@ def told_to_wait(probe: Probe) -> Verdict:
 
 def soon_answered(probe: Probe) -> Verdict:
     """The one that waited gets the answer in the end."""
+    needs_replays(probe)
     key = probe.fresh()
     shot = probe.shot(key, slow=True)
     first, second = probe.overlapping(shot, shot)
     shot = probe.trail[-1].shot
     final = probe.until_settled(shot)
     winner = first if first.ok and not probe.busy(first) else second
-    if is_same(winner, final):
+    if probe.same(winner, final):
         return Passed()
     return Failed(f"after the first request, its answer: {shown(winner)}", shown(final))
 
@@ -98,12 +114,16 @@ def pipelined(probe: Probe) -> Verdict:
     answers = probe.pipelined([replace(shot, keep_open=True), shot])
     if not answers[0].status:
         raise UndecidedError("this server does not take a second request on a connection")
-    if answers[0].ok and answers[1].ok and not is_same(*answers):
-        return Failed("one success for both", f"{tally(answers)} with different bodies")
-    final = probe.until_settled(shot)
+    final = probe.until_settled(shot, over_errors=True)
     effects = probe.since(before)
-    if not final.ok or effects not in {None, 1}:
-        return Failed("1 effect, and its answer for every retry", f"{shown(final)}; effects: {effects}")
+    if effects is not None:
+        return (
+            Passed() if effects <= 1 else Failed("1 effect, also with a retry", f"{effects} effects; {tally(answers)}")
+        )
+    needs_replays(probe)
+    done = [answer for answer in (*answers, final) if answer.ok and not probe.busy(answer)]
+    if any(not probe.same(done[0], answer) for answer in done[1:]):
+        return Failed("one success for both", f"{tally(answers)} with different bodies")
     return Passed()
 
 
@@ -134,11 +154,22 @@ def _race(many: int) -> Clause:
         requirements=("R241", "R246", "R259"),
         shots=many + 12,
         judge=partial(race, many=many),
+        sight=True,
     )
 
 
 CLAUSES: Final = (
     *map(_race, (2, 10, 50)),
+    Clause(
+        id="races.losers",
+        title="Of requests at the same moment each gets the success, or is told to wait",
+        why="A client that gets a server error for a request that is executed does not know what to do.",
+        area=Area.RACES,
+        severity=Severity.MEDIUM,
+        requirements=("R79", "R241"),
+        shots=_LOSERS + 12,
+        judge=losers,
+    ),
     Clause(
         id="races.while-running",
         title="The same request while the first one runs gets 409, or waits for its answer",
@@ -149,6 +180,7 @@ CLAUSES: Final = (
         needs=(Need.SLOW,),
         shots=6,
         judge=while_running,
+        sight=True,
     ),
     Clause(
         id="races.retry-after",
@@ -173,6 +205,7 @@ CLAUSES: Final = (
         needs=(Need.SLOW,),
         shots=12,
         judge=soon_answered,
+        sight=True,
     ),
     Clause(
         id="races.pipelined",
@@ -183,5 +216,6 @@ CLAUSES: Final = (
         requirements=("R241",),
         shots=8,
         judge=pipelined,
+        sight=True,
     ),
 )

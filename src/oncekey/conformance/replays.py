@@ -22,13 +22,13 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import is_marked, is_same, shown, tally, worst
+from oncekey.conformance.judging import is_marked, needs_comparison, one_operation, shown, tally
 from oncekey.conformance.probe import MARKER, Probe
+from oncekey.conformance.shots import Answer
 
 _KEPT: Final = ("Location", "Content-Type", "ETag", "Content-Language")
 _EXPIRY: Final = re.compile(r"idempoten.*(expir|ttl|until|retention)", re.IGNORECASE)
 _MANY: Final = 10
-_NO_CHUNKS: Final = {411, 501}
 
 
 def same_status(probe: Probe) -> Verdict:
@@ -42,8 +42,7 @@ def same_status(probe: Probe) -> Verdict:
 
 def same_bytes(probe: Probe) -> Verdict:
     """The body of a retry."""
-    key = probe.fresh()
-    first, again = probe.first(key), probe.send(key)
+    first, again = _replay(probe)
     if first.body == again.body:
         return Passed()
     return Failed(f"the same {len(first.body)} bytes", f"{shown(again)}: {_difference(first.body, again.body)}")
@@ -51,8 +50,7 @@ def same_bytes(probe: Probe) -> Verdict:
 
 def same_headers(probe: Probe) -> Verdict:
     """The headers that belong to the body."""
-    key = probe.fresh()
-    first, again = probe.first(key), probe.send(key)
+    first, again = _replay(probe)
     for name in _KEPT:
         if first.header(name) != again.header(name):
             return Failed(f"{name}: {first.header(name)}", f"{name}: {again.header(name)}")
@@ -64,7 +62,7 @@ def many_times(probe: Probe) -> Verdict:
     key = probe.fresh()
     first = probe.first(key)
     answers = [probe.send(key) for _ in range(_MANY)]
-    if all(is_same(first, again) for again in answers):
+    if all(probe.same(first, again) for again in answers):
         return Passed()
     return Failed(f"{_MANY} times {first.status} with the first body", tally(answers))
 
@@ -79,8 +77,7 @@ def no_effect(probe: Probe) -> Verdict:
 
 def marked(probe: Probe) -> Verdict:
     """The marker, on replays only."""
-    key = probe.fresh()
-    first, again = probe.first(key), probe.send(key)
+    first, again = _replay(probe)
     if is_marked(first):
         return Failed(f"no {MARKER}: true on the first answer", shown(first))
     if not is_marked(again):
@@ -107,40 +104,50 @@ def other_escapes(probe: Probe) -> Verdict:
 
 
 def chunked(probe: Probe) -> Verdict:
-    """A body in chunks is the body, also when it is another one."""
-    key = probe.fresh()
+    """A body in chunks is the body."""
+    _takes_chunks(probe, probe.target.body)
+    key, before = probe.fresh(), probe.count()
     first = probe.first(key)
-    shot = probe.shot(key)
-    again = probe.fire(replace(shot, chunked=True))
-    if again.status in _NO_CHUNKS:
-        raise UndecidedError("this server does not take bodies in chunks")
-    if not is_same(first, again):
-        return Failed(f"{shown(first)} again for the same body in chunks", shown(again))
-    return Passed()
+    again = probe.fire(replace(probe.shot(key), chunked=True))
+    return one_operation(probe, probe.since(before), first, again, "the same body in chunks")
 
 
 def chunked_other(probe: Probe) -> Verdict:
     """Another body in chunks is another body."""
+    needs_comparison(probe)
+    _takes_chunks(probe, probe.other_body)
     key = probe.fresh()
     first = probe.first(key)
-    shot = probe.shot(key, body=probe.other_body)
-    again = probe.fire(replace(shot, chunked=True))
+    again = probe.fire(replace(probe.shot(key, body=probe.other_body), chunked=True))
     if again.ok:
-        how = "the first one's answer" if is_same(first, again) else "an answer of its own"
+        how = "the first one's answer" if probe.same(first, again) else "an answer of its own"
         return Failed("another body in chunks under a used key is refused", f"{shown(again)}, {how}")
     return Passed()
 
 
+def _replay(probe: Probe) -> tuple[Answer, Answer]:
+    """A success and its retry. That a retry is refused is said by the clause about its status, and only there."""
+    key = probe.fresh()
+    first, again = probe.first(key), probe.send(key)
+    if not again.ok:
+        raise UndecidedError(f"a retry gets {again.status or again.reason} and no success")
+    return first, again
+
+
+def _takes_chunks(probe: Probe, body: bytes) -> None:
+    """Servers that take no bodies in chunks refuse them under a fresh key as well, and that is nothing about keys."""
+    control = probe.control(replace(probe.shot(probe.fresh(), body=body), chunked=True))
+    if not control.ok:
+        raise UndecidedError(f"a body in chunks gets {control.status or control.reason} under a fresh key, too")
+
+
 def _equal(probe: Probe, body: bytes, what: str) -> Verdict:
+    control = probe.control(probe.shot(probe.fresh(), body=body))
+    if not control.ok:
+        raise UndecidedError(f"{what}: it gets {control.status or control.reason} under a fresh key, too")
     key, before = probe.fresh(), probe.count()
     first, again = probe.first(key), probe.send(key, body=body)
-    effects = probe.since(before)
-    verdicts: list[Verdict] = []
-    if not is_same(first, again):
-        verdicts.append(Failed(f"{what}: the first answer again", shown(again)))
-    if effects not in {None, 1}:
-        verdicts.append(Failed(f"{what}: 1 effect", f"{effects} effects"))
-    return worst(*verdicts)
+    return one_operation(probe, probe.since(before), first, again, what)
 
 
 def _difference(one: bytes, two: bytes) -> str:
@@ -162,6 +169,7 @@ CLAUSES: Final = (
         requirements=("R87", "R88"),
         shots=2,
         judge=same_status,
+        sight=True,
     ),
     Clause(
         id="replays.bytes",
@@ -174,6 +182,7 @@ CLAUSES: Final = (
         should=EVERY - MARKED,
         shots=2,
         judge=same_bytes,
+        sight=True,
     ),
     Clause(
         id="replays.headers",
@@ -186,6 +195,7 @@ CLAUSES: Final = (
         should=EVERY - DRAFT,
         shots=2,
         judge=same_headers,
+        sight=True,
     ),
     Clause(
         id="replays.many",
@@ -196,6 +206,7 @@ CLAUSES: Final = (
         requirements=("R96",),
         shots=11,
         judge=many_times,
+        sight=True,
     ),
     Clause(
         id="replays.one-effect",
@@ -207,6 +218,7 @@ CLAUSES: Final = (
         needs=(Need.COUNT,),
         shots=5,
         judge=no_effect,
+        sight=True,
     ),
     Clause(
         id="replays.marked",
@@ -219,6 +231,7 @@ CLAUSES: Final = (
         should=EVERY - MARKED,
         shots=2,
         judge=marked,
+        sight=True,
     ),
     Clause(
         id="replays.expiry",
@@ -241,8 +254,9 @@ CLAUSES: Final = (
         must=MARKED,
         should=EVERY - MARKED,
         needs=(Need.JSON,),
-        shots=4,
+        shots=5,
         judge=other_white_space,
+        sight=True,
     ),
     Clause(
         id="replays.escapes",
@@ -254,8 +268,9 @@ CLAUSES: Final = (
         must=MARKED,
         should=EVERY - MARKED,
         needs=(Need.JSON,),
-        shots=4,
+        shots=5,
         judge=other_escapes,
+        sight=True,
     ),
     Clause(
         id="replays.chunked",
@@ -264,8 +279,9 @@ CLAUSES: Final = (
         area=Area.REPLAYS,
         severity=Severity.MEDIUM,
         requirements=("R32", "R87"),
-        shots=2,
+        shots=5,
         judge=chunked,
+        sight=True,
     ),
     Clause(
         id="replays.chunked-other",
@@ -275,7 +291,8 @@ CLAUSES: Final = (
         severity=Severity.HIGH,
         requirements=("R32", "R37"),
         needs=(Need.OTHER_BODY,),
-        shots=2,
+        shots=3,
         judge=chunked_other,
+        sight=True,
     ),
 )

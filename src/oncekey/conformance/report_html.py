@@ -20,7 +20,7 @@ table { border-collapse: collapse; width: 100%; } caption { text-align: left; fo
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
 td:first-child { width: 6rem; font-weight: 600; } code, pre { font: .85rem/1.45 ui-monospace, monospace; }
 .FAILED { color: var(--bad); } .passed { color: var(--good); } .advice { color: var(--warn); }
-.skipped, .dim { color: var(--dim); }
+.skipped, .undecided, .dim { color: var(--dim); }
 article { border: 1px solid var(--line); padding: .2rem 1rem 1rem; margin: 1rem 0; }
 article.FAILED { border-left: .4rem solid var(--bad); color: inherit; }
 pre { background: #8881; padding: .7rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -54,7 +54,7 @@ def to_html(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     kept = f"{len(report.passed)} passed, {len(report.failed)} failed, {len(report.advice)} advice, "
-    kept += f"{len(report.skipped)} could not be judged."
+    kept += f"{len(report.skipped)} skipped, {len(report.undecided)} undecided."
     matches = ", ".join(report.matches) or "none"
     bad = " bad" if report.failed else ""
     word = "Promises are broken." if report.failed else "No promise that could be judged is broken."

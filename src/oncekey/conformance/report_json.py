@@ -24,6 +24,7 @@ def to_json(report: Report) -> str:
         "failed": len(report.failed),
         "advice": len(report.advice),
         "skipped": len(report.skipped),
+        "undecided": len(report.undecided),
         "most_dangerous": [finding.clause.id for finding in report.dangers],
         "clauses": [_clause(finding, report) for finding in report.findings],
     }

@@ -12,7 +12,7 @@ from oncekey.conformance.running import MOST_DANGEROUS, Finding, Report, word_fo
 def verdict_line(report: Report) -> str:
     """The whole run in one sentence."""
     counts = f"{len(report.passed)} passed, {len(report.failed)} failed, {len(report.advice)} advice, "
-    counts += f"{len(report.skipped)} skipped"
+    counts += f"{len(report.skipped)} skipped, {len(report.undecided)} undecided"
     matches = ", ".join(report.matches) or "none"
     return f"{counts} by the profile {report.profile}; profiles without a broken promise: {matches}"
 
@@ -48,7 +48,7 @@ def told(finding: Finding) -> str:
 def missing(report: Report) -> list[str]:
     """What to pass so that more can be judged: the option, and how many clauses wait for it."""
     waiting: dict[str, int] = {}
-    for finding in report.skipped:
+    for finding in (*report.skipped, *report.undecided):
         if isinstance(finding.verdict, Skipped) and finding.verdict.pass_this:
             option = str(finding.verdict.pass_this)
             waiting[option] = waiting.get(option, 0) + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from oncekey.conformance.catalogue import CLAUSES, planned
@@ -11,9 +11,11 @@ from oncekey.conformance.clauses import (
     Clause,
     Exchange,
     Failed,
+    Need,
     Passed,
     Profile,
     Skipped,
+    Undecided,
     UndecidedError,
     Verdict,
 )
@@ -90,14 +92,20 @@ class Report:
 
     @property
     def skipped(self) -> list[Finding]:
-        """What could not be judged."""
-        return [finding for finding in self.asked if isinstance(finding.verdict, Skipped)]
+        """What was not tried."""
+        unjudged = [finding for finding in self.asked if isinstance(finding.verdict, Skipped)]
+        return [finding for finding in unjudged if not isinstance(finding.verdict, Undecided)]
+
+    @property
+    def undecided(self) -> list[Finding]:
+        """What was tried, and could not be judged by what was seen."""
+        return [finding for finding in self.asked if isinstance(finding.verdict, Undecided)]
 
     @property
     def passed(self) -> list[Finding]:
         """What is as it should be."""
-        wrong = (*self.failed, *self.advice, *self.skipped)
-        return [finding for finding in self.asked if finding not in wrong]
+        others = (*self.failed, *self.advice, *self.skipped, *self.undecided)
+        return [finding for finding in self.asked if finding not in others]
 
     @property
     def matches(self) -> list[Profile]:
@@ -139,17 +147,19 @@ def _judge(clause: Clause, probe: Probe) -> Verdict:
     for need in clause.needs:
         if probe.target.lacks(need):
             return Skipped(f"it needs {need}", need)
+    if clause.sight and probe.blind:
+        return Undecided("the answers to two fresh keys are equal, and effects are not counted", Need.COUNT)
     probe.trail = []
     try:
         verdict = clause.judge(probe)
     except UndecidedError as error:
         return error.verdict
     if isinstance(verdict, Failed):
-        return replace(verdict, exchange=_shortened(probe.trail))
+        return replace(verdict, exchange=_shortened(verdict.exchange or probe.trail))
     return verdict
 
 
-def _shortened(trail: list[Exchange]) -> tuple[Exchange, ...]:
+def _shortened(trail: Sequence[Exchange]) -> tuple[Exchange, ...]:
     if len(trail) <= MOST_SHOWN:
         return tuple(trail)
     return (*trail[: MOST_SHOWN - 2], *trail[-2:])
@@ -158,6 +168,8 @@ def _shortened(trail: list[Exchange]) -> tuple[Exchange, ...]:
 def word_for(finding: Finding, profile: Profile) -> str:
     """One word for what came of a clause in a profile."""
     match finding.verdict:
+        case Undecided():
+            return "undecided"
         case Skipped():
             return "skipped"
         case Failed() if finding.fails_in(profile):

@@ -7,12 +7,16 @@ from dataclasses import replace
 
 from oncekey.conformance import bodies, shots
 from oncekey.conformance.clauses import Profile, UndecidedError
-from oncekey.conformance.probe import Probe
+from oncekey.conformance.probe import Habits, Probe
+from oncekey.conformance.sameness import is_same, volatile
 from oncekey.conformance.shots import Answer
 from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError
 
 _SHOWN = 300
+_MEMBER = "oncekey_check"
+_TEXTS = ('"a"', '"b"')
+_MOST_OBJECTS = 3
 
 
 class CannotCheckError(OncekeyError):
@@ -21,6 +25,13 @@ class CannotCheckError(OncekeyError):
 
 def take_aim(target: Target, profile: Profile, most: int) -> Probe:
     """A probe for this API, after a few requests that must go well."""
+    try:
+        return _aimed(target, profile, most)
+    except UndecidedError as error:
+        raise CannotCheckError(f"before the first clause, {error}") from None
+
+
+def _aimed(target: Target, profile: Profile, most: int) -> Probe:
     probe = None
     seen: list[Answer] = []
     for quoted in (profile is not Profile.STRIPE, profile is Profile.STRIPE):
@@ -37,27 +48,37 @@ def take_aim(target: Target, profile: Profile, most: int) -> Probe:
         seen.append(answer)
     if probe is None:
         raise CannotCheckError(_refusal(target, seen[0]))
-    _count_works(probe)
+    probe.habits = _habits(probe, answer)
     _find_other_body(probe)
+    if probe.target.is_json and probe.target.other_body is not None:
+        _find_what_is_compared(probe, probe.target.other_body)
     return probe
 
 
-def _count_works(probe: Probe) -> None:
-    """One request moves the count by one, or counting would prove nothing."""
-    try:
-        before = probe.count()
-        if before is None:
-            return
-        probe.first(probe.fresh())
-        effects = probe.since(before)
-    except UndecidedError as error:
-        raise CannotCheckError(str(error)) from None
-    if effects != 1:
+def _habits(probe: Probe, first: Answer) -> Habits:
+    """What the API does in general. On the way it is seen that one request moves the count by one."""
+    key = probe.fresh()
+    before = probe.count()
+    second = probe.first(key)
+    after = probe.count()
+    effects = None if before is None or after is None else after - before
+    if effects not in {None, 1}:
         raise CannotCheckError(
             f"one request with a fresh key moved the count at {probe.target.count_address} by {effects}, not by 1: "
             "choose a --count-url and --count-pointer that count the effects of this operation, all of them, "
             "and an API that nobody else uses meanwhile"
         )
+    again = probe.send(key)
+    together = probe.since(before)
+    new = volatile(first, second, again)
+    return Habits(
+        distinct=not is_same(first, second, new),
+        replays=is_same(second, again, new),
+        protects=together in {None, 1},
+        volatile=new,
+        optional=probe.target.key_optional or probe.fire(probe.raw_shot()).ok,
+        opaque=probe.send(probe.fresh_text()).ok,
+    )
 
 
 def _find_other_body(probe: Probe) -> None:
@@ -72,6 +93,22 @@ def _find_other_body(probe: Probe) -> None:
     if given and not answer.ok:
         raise CannotCheckError(f"--other-body was not taken under a fresh key: {_told(answer)}")
     probe.target = replace(target, other_body=body if answer.ok else None)
+
+
+def _find_what_is_compared(probe: Probe, other: bytes) -> None:
+    """Whether another body is refused, and a place for a member that is compared although the API does not know it."""
+    compares = _refused(probe, probe.target.body, other)
+    document = bodies.parsed(probe.target.body)
+    objects = [path for path, value in bodies.containers(document) if isinstance(value, dict)]
+    places = [(*path, _MEMBER) for path in objects[:_MOST_OBJECTS]] if compares else []
+    taken = (path for path in places if _refused(probe, *(bodies.spelt(document, path, text) for text in _TEXTS)))
+    probe.habits = replace(probe.habits, compares=compares, free=next(taken, None))
+
+
+def _refused(probe: Probe, one: bytes, two: bytes) -> bool:
+    """Whether the first body is taken, and the second under its key is not."""
+    key = probe.fresh()
+    return probe.send(key, body=one).ok and not probe.send(key, body=two).ok
 
 
 def _refusal(target: Target, answer: Answer) -> str:

@@ -1,0 +1,208 @@
+"""The tester accuses nobody: an API that is odd, but not wrong, is told what is true of it and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from conformance.aiming import broken, shop_target
+from conformance.odd import SAID, UNDECIDED
+from conformance.shop import Bug, Shop, Way
+from oncekey.conformance import (
+    CLAUSES,
+    Area,
+    Clause,
+    Failed,
+    Passed,
+    Profile,
+    Report,
+    Severity,
+    Skipped,
+    Undecided,
+    check,
+)
+from oncekey.conformance.report_json import to_json
+from oncekey.conformance.report_junit import to_junit
+from oncekey.conformance.report_text import missing, verdict_line
+
+pytestmark = pytest.mark.xdist_group("conformance")
+
+AT_ONCE = 12
+UNCOUNTED = [way for way in Way if way is not Way.PAGED]  # a page that is full matters to who counts
+BOTH = (Profile.IETF, Profile.STRICT_MONEY)
+
+
+def _check(*ways: Bug | Way, counted: bool = True, clauses: Iterable[Clause] = CLAUSES) -> Report:
+    with Shop(*ways) as shop:
+        described = shop_target(shop) if counted else shop_target(shop, count_address=None)
+        return check(described, profile=Profile.STRICT_MONEY, clauses=clauses)
+
+
+def _undecided(report: Report) -> set[str]:
+    """Return what the shop leaves undecided; that requests did not meet is the doing of a busy machine."""
+    found = {finding.clause.id: finding.verdict for finding in report.findings}
+    return {
+        name
+        for name, verdict in found.items()
+        if isinstance(verdict, Undecided) and verdict.pass_this != "a slower --slow-header"
+    }
+
+
+def _only(*names: str) -> list[Clause]:
+    return [clause for clause in CLAUSES if clause.id in names]
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[Way, Report]:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(Way, pool.map(_check, Way), strict=True))
+
+
+@pytest.fixture(scope="module")
+def uncounted() -> dict[Way, Report]:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(UNCOUNTED, pool.map(lambda way: _check(way, counted=False), UNCOUNTED), strict=True))
+
+
+@pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
+def test_an_odd_shop_is_told_what_is_true_and_nothing_else(way: Way, counted: dict[Way, Report]) -> None:
+    assert broken(counted[way], *BOTH) == set(SAID[way])
+    assert _undecided(counted[way]) == set(UNDECIDED.get(way, ()))
+
+
+@pytest.mark.parametrize("way", UNCOUNTED, ids=lambda way: way.name)
+def test_without_a_count_less_can_be_judged_and_nothing_else_is_said(way: Way, uncounted: dict[Way, Report]) -> None:
+    assert broken(uncounted[way], *BOTH) == set(SAID[way])
+    assert _undecided(uncounted[way]) >= set(UNDECIDED.get(way, ()))
+
+
+def test_none_is_accused_of_two_effects_or_of_a_leak(counted: dict[Way, Report], uncounted: dict[Way, Report]) -> None:
+    for report in (*counted.values(), *uncounted.values()):
+        assert Severity.CRITICAL not in {finding.clause.severity for finding in report.failed}
+
+
+def test_every_odd_shop_is_in_the_tables() -> None:
+    assert set(SAID) == set(Way)
+    assert set(UNDECIDED) < set(Way)
+
+
+def test_keys_that_may_be_left_out_are_said_once_or_not_at_all(counted: dict[Way, Report]) -> None:
+    assert [finding.clause.id for finding in counted[Way.OPTIONAL].failed] == ["keys.missing"]
+    with Shop(Way.OPTIONAL) as shop:
+        report = check(shop_target(shop, key_optional=True), profile=Profile.STRICT_MONEY, clauses=CLAUSES[:12])
+    assert report.failed == []
+    assert "keys.missing" in _undecided(report)
+
+
+def test_a_key_that_is_dropped_is_said_also_where_keys_may_be_left_out() -> None:
+    # R6, R10
+    about_keys = [clause for clause in CLAUSES if clause.area is Area.KEYS]
+    report = _check(Way.OPTIONAL, Bug.MALFORMED_IGNORED, clauses=about_keys)
+    assert broken(report, *BOTH) == {"keys.missing", "keys.malformed"}
+
+
+def test_losers_that_get_500_are_a_matter_of_status_and_not_of_two_effects(counted: dict[Way, Report]) -> None:
+    passed = {finding.clause.id for finding in counted[Way.LOSERS_500].findings if finding.verdict == Passed()}
+    assert {"races.2", "races.10", "races.50", "hang-ups.sent", "hang-ups.retried", "races.answered"} <= passed
+
+
+def test_who_takes_a_number_as_text_may_take_both_for_one_request() -> None:
+    ways = (Way.STRICT, Way.COERCES)
+    report = _check(*ways, clauses=_only("mismatches.types"))
+    assert [finding.verdict for finding in report.findings] == [Undecided('this API takes "2" for 2')]
+
+
+def test_who_compares_texts_before_it_validates_is_caught_without_a_place_of_ones_own() -> None:
+    # a shop that refuses "2" for 2, and answers it under a used key all the same
+    report = _check(Way.STRICT, Bug.TYPES_MIXED, Way.NUMBERS_ONLY, clauses=_only("mismatches.types"))
+    assert [finding.clause.id for finding in report.failed] == ["mismatches.types"]
+
+
+@pytest.mark.parametrize("page", [5, 8, 13, 21])
+def test_a_count_that_stops_in_the_middle_of_a_run_accuses_nobody(page: int) -> None:
+    with Shop(Way.PAGED) as shop:
+        shop.page = page
+        report = check(shop_target(shop, slow=None), profile=Profile.STRICT_MONEY, clauses=_by_count())
+    assert report.failed == []
+    assert "replays.one-effect" in _undecided(report)
+
+
+def _by_count() -> list[Clause]:
+    return [clause for clause in CLAUSES if clause.area in {Area.KEYS, Area.REPLAYS, Area.OTHERS}]
+
+
+def test_another_tenant_that_is_not_known_is_no_finding() -> None:
+    stranger = (("Authorization", "Bearer stranger"),)
+    with Shop() as shop:
+        report = check(shop_target(shop, other_tenant=stranger), clauses=_only("tenants.independent", "tenants.unseen"))
+    assert _undecided(report) == {"tenants.independent", "tenants.unseen"}
+
+
+# Blind is undecided
+
+
+def _blind(*bugs: Bug) -> Report:
+    return _check(Way.CONSTANT, *bugs, counted=False)
+
+
+def test_equal_answers_and_no_count_decide_nothing_about_effects_and_replays(uncounted: dict[Way, Report]) -> None:
+    for report in (uncounted[Way.CONSTANT], _blind(Bug.RUNS_AGAIN)):
+        for finding in report.findings:
+            if finding.clause.sight:
+                assert isinstance(finding.verdict, Skipped), finding.clause.id
+        assert len(_undecided(report)) > 30
+        assert report.failed == []
+
+
+def test_every_clause_about_effects_or_replays_needs_sight() -> None:
+    without = {clause.id for clause in CLAUSES if not clause.sight and "--count-url" not in clause.needs}
+    judged_by_refusals = ("keys.", "mismatches.", "leaks.", "tenants.", "failures.", "others.")
+    assert {name for name in without if not name.startswith(judged_by_refusals)} == {
+        "replays.expiry",
+        "races.losers",
+        "races.retry-after",
+    }
+
+
+def test_with_a_count_equal_answers_hide_nothing(counted: dict[Way, Report]) -> None:
+    assert _undecided(counted[Way.CONSTANT]) == set()
+    seen = ("replays.one-effect", "races.10", "hang-ups.answered")
+    assert broken(_check(Way.CONSTANT, Bug.RUNS_AGAIN, clauses=_only(*seen)), *BOTH) == set(seen)
+    seen = ("mismatches.query", "keys.whole", "keys.parameters")
+    bugs = (Bug.QUERY_IGNORED, Bug.KEY_PREFIX, Bug.PARAMETERS_KEPT)
+    assert broken(_check(Way.CONSTANT, *bugs, clauses=_only(*seen)), *BOTH) == set(seen)
+
+
+def test_what_happens_to_every_retry_is_said_by_the_clauses_about_retries_only() -> None:
+    spelt = ("keys.quoted", "keys.two-spellings", "keys.field-name", "replays.white-space", "hang-ups.slowly")
+    report = _check(Bug.RUNS_AGAIN, clauses=_only(*spelt))
+    assert _undecided(report) == set(spelt)
+    assert {finding.verdict.because for finding in report.undecided} == {"a plain retry is executed again, too"}
+
+
+def test_reports_have_a_word_of_their_own_for_what_is_undecided(uncounted: dict[Way, Report]) -> None:
+    report = uncounted[Way.CONSTANT]
+    because = "the answers to two fresh keys are equal, and effects are not counted"
+    document = json.loads(to_json(report))
+    found = [clause for clause in document["clauses"] if clause["result"] == "undecided"]
+    assert len(found) == document["undecided"] == len(report.undecided)
+    assert {"because": because, "pass_this": "--count-url"}.items() <= next(
+        clause for clause in found if clause["id"] == "races.50"
+    ).items()
+    skipped = fromstring(to_junit(report)).findall(".//skipped")
+    assert len(skipped) == len(report.undecided) + len(report.skipped)
+    assert f"{because}; pass --count-url" in [case.attrib["message"] for case in skipped]
+    assert f"{len(report.undecided)} undecided" in verdict_line(report)
+    waiting = sum(finding.verdict.pass_this == "--count-url" for finding in (*report.undecided, *report.skipped))
+    assert f"--count-url would let {waiting} more be judged" in missing(report)
+
+
+def test_a_finding_is_never_undecided(counted: dict[Way, Report]) -> None:
+    for report in counted.values():
+        groups = (report.passed, report.failed, report.advice, report.skipped, report.undecided)
+        assert sum(map(len, groups)) == len(report.asked)
+        assert all(isinstance(finding.verdict, Failed) for finding in (*report.failed, *report.advice))
