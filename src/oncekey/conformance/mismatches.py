@@ -25,6 +25,7 @@ from oncekey.conformance.shots import Answer
 _IN_FLIGHT: Final = {
     Profile.IETF: {422, CONFLICT},
     Profile.STRIPE: {400, CONFLICT},
+    Profile.CONFLICT: {CONFLICT},
     Profile.STRICT_MONEY: {422},
 }
 
@@ -104,7 +105,7 @@ def _not_replayed(first: Answer, answer: Answer, what: str) -> Verdict:
 CLAUSES: Final = (
     Clause(
         id="mismatches.status",
-        title="Another body under a used key gets 422 (stripe: 400)",
+        title="Another body under a used key gets 422 (stripe: 400, conflict: 409)",
         why="With 409 deployed clients retry for ever; with a success they believe that it was done.",
         area=Area.MISMATCHES,
         severity=Severity.MEDIUM,

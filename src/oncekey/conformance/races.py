@@ -28,6 +28,7 @@ _ACCEPTED: Final = 202
 _RUNNING: Final = {
     Profile.IETF: {CONFLICT},
     Profile.STRIPE: {CONFLICT},
+    Profile.CONFLICT: {CONFLICT},
     Profile.STRICT_MONEY: {CONFLICT, _ACCEPTED},
 }
 

@@ -23,7 +23,8 @@ def take_aim(target: Target, profile: Profile, most: int) -> Probe:
     """A probe for this API, after a few requests that must go well."""
     probe = None
     seen: list[Answer] = []
-    for quoted in (profile is not Profile.STRIPE, profile is Profile.STRIPE):
+    bare = profile in {Profile.STRIPE, Profile.CONFLICT}
+    for quoted in (not bare, bare):
         trial = Probe(target, quoted=quoted, usual=0, latency=0.0, most=most)
         began = time.monotonic()
         answer = trial.send(trial.fresh())
