@@ -47,6 +47,10 @@ class Front:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from conformance.shop import Shop
-from oncekey.conformance import CLAUSES, Address, Need, Target, bodies
+from oncekey.conformance import CLAUSES, Address, Need, Target, bodies, chosen
+from oncekey.conformance.catalogue import NoSuchClauseError
 from oncekey.conformance.clauses import UndecidedError
+from oncekey.conformance.headlines import HEADLINES, Evidence, Harm, told_of
 from oncekey.conformance.pointer import amount_at
 from oncekey.conformance.probe import Probe
+from oncekey.conformance.references import REFERENCES
 from oncekey.conformance.target import is_secret, replaced
 
 ORDER = b'{"customer": "c\\u00fc", "items": [{"sku": "t", "n": 2}, true], "note": null}'
@@ -26,6 +30,42 @@ def test_every_clause_is_told_once_and_completely() -> None:
         assert clause.must | clause.should
         assert not clause.must & clause.should
         assert clause.shots > 0
+
+
+def test_every_clause_has_a_headline_and_public_texts() -> None:
+    names = {clause.id for clause in CLAUSES}
+    assert names <= set(REFERENCES)
+    assert names <= set(HEADLINES)
+    for texts in REFERENCES.values():
+        assert texts
+        assert all(text.url.startswith("https://") and text.name for text in texts)
+    for clause in CLAUSES:
+        for evidence in (Evidence(), Evidence(3), Evidence(None, 2)):
+            _, headline = told_of(clause, evidence, "payment")
+            assert "{" not in headline
+            assert not headline.endswith(".")
+
+
+def test_a_clause_without_a_headline_is_told_by_its_title() -> None:
+    clause = replace(CLAUSES[0], id="keys.new")
+    assert told_of(clause, Evidence(), "order") == (Harm.WRONG, f"This promise is not kept: {clause.title}")
+
+
+@pytest.mark.parametrize(
+    ("path", "noun"),
+    [("/v1/orders", "order"), ("/entries", "entry"), ("/press", "press"), ("/", "operation"), ("/a/1234", "operation")],
+)
+def test_what_happens_twice_has_the_name_of_its_address(path: str, noun: str) -> None:
+    assert Target(address=Address.parse(f"http://shop.example{path}"), body=b"").noun == noun
+
+
+def test_clauses_are_chosen_by_id_area_and_pattern() -> None:
+    assert [clause.id for clause in chosen(["races.2"])] == ["races.2"]
+    assert {clause.id.partition(".")[0] for clause in chosen(["races", "tenants"])} == {"races", "tenants"}
+    assert all(clause.id.endswith(".one-effect") for clause in chosen(["*.one-effect"]))
+    assert len(chosen(skip=["keys"])) == len(CLAUSES) - len(chosen(["keys"]))
+    with pytest.raises(NoSuchClauseError, match="no clause is called 'race'"):
+        chosen(["race"])
 
 
 def test_every_need_is_somebodys() -> None:

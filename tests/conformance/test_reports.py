@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree.ElementTree import fromstring
 
 import pytest
 
 from conformance.aiming import shop_target
+from conformance.fronts import Front
 from conformance.shop import Bug, Shop
+from oncekey import __version__
 from oncekey.conformance import CLAUSES, Failed, Profile, Report, check
 from oncekey.conformance.clauses import Exchange
 from oncekey.conformance.curl import transcript
 from oncekey.conformance.headlines import Harm
+from oncekey.conformance.invocation import invocation
 from oncekey.conformance.report_html import to_html
 from oncekey.conformance.report_json import to_json
 from oncekey.conformance.report_junit import to_junit
@@ -110,6 +116,46 @@ def test_the_page_is_whole_and_loads_nothing(report: Report) -> None:
 @pytest.mark.parametrize("write", [plain, to_json, to_junit, to_html])
 def test_no_report_has_a_credential_in_it(write, report: Report) -> None:
     assert "Bearer" not in write(report)
+
+
+@pytest.mark.parametrize("write", [plain, to_json, to_junit, to_html])
+def test_a_report_says_what_was_run_and_where_to_read_on(write, report: Report) -> None:
+    text = unescape(write(report))
+    assert __version__ in text
+    assert "oncekey check" in text
+    assert "--other-tenant-header" in text
+    assert "OTHER_AUTHORIZATION" in text
+    assert "datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07#section-" in text
+    assert not re.search(r"\bR[0-9]{1,3}\b", text)
+
+
+def test_what_was_run_can_be_run_again(report: Report) -> None:
+    words = shlex.split(invocation(report.target, report.profile))
+    assert words[:3] == ["oncekey", "check", str(report.target.address)]
+    assert words[words.index("--body") + 1] == report.target.body.decode()
+    assert words[words.index("--header") + 3] == "Authorization: ${AUTHORIZATION}"
+    assert words[words.index("--other-tenant-header") + 1] == "Authorization: ${OTHER_AUTHORIZATION}"
+    assert "--unsafe-methods" in words
+
+
+def test_consequences_stand_under_their_cause(report: Report) -> None:
+    roots = {group.root.clause.id: {one.clause.id for one in group.consequences} for group in report.groups}
+    assert {"mismatches.status", "replays.chunked-other"} <= roots["mismatches.nothing-happens"]
+    told = {clause["id"]: clause.get("caused_by") for clause in json.loads(to_json(report))["clauses"]}
+    assert told["mismatches.status"] == "mismatches.nothing-happens"
+    assert told["mismatches.nothing-happens"] is None
+    assert "follows:   Another body under a used key got the wrong status (mismatches.status)" in plain(report)
+
+
+def test_an_api_that_ignores_keys_is_one_finding() -> None:
+    with Shop(Bug.MISSING_RUNS) as shop, Front(shop.url, unprotected=lambda _: True) as front:
+        target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=None, fail=None)
+        found = check(target, profile=Profile.STRICT_MONEY, clauses=FAST)
+    assert len(found.failed) > 10
+    assert [group.root.headline for group in found.groups if group.root.harm is Harm.TWICE] == [
+        "3 orders came of one key: the request was sent three times"
+    ]
+    assert len(found.groups[0].consequences) > 10
 
 
 ADDRESS = Address.parse("http://shop.example/orders?a='b'")
