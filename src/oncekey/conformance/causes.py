@@ -48,13 +48,21 @@ CAUSES: Final = (
     Cause(
         ("mismatches.nothing-happens",),
         (
-            *("mismatches.status", "mismatches.while-running", "mismatches.query", "mismatches.endpoint"),
-            *("mismatches.method", "replays.chunked-other", "leaks.told-apart"),
+            *("mismatches.status", "mismatches.while-running", "mismatches.running-status", "mismatches.query"),
+            *("mismatches.endpoint", "mismatches.method", "mismatches.every-member", "mismatches.types"),
+            *("mismatches.large-integers", "mismatches.array-order", "mismatches.duplicate-names"),
+            *("mismatches.surrogates", "mismatches.depth", "replays.chunked-other", "leaks.told-apart"),
         ),
     ),
-    Cause(("mismatches.status",), ("mismatches.while-running", "leaks.told-apart")),
-    Cause(("races.answered", "races.while-running"), ("races.*", "hang-ups.sent", "instances.race"), _NOT_TWICE),
+    Cause(("mismatches.status",), ("mismatches.while-running", "mismatches.running-status", "leaks.told-apart")),
+    Cause(("mismatches.while-running",), ("mismatches.running-status",)),
+    Cause(
+        ("races.answered", "races.losers", "races.while-running"),
+        ("races.*", "hang-ups.sent", "hang-ups.retried", "instances.race"),
+        _NOT_TWICE,
+    ),
     Cause(("races.50", "races.10", "races.2"), ("races.*", "instances.race")),
+    Cause(("mismatches.every-member",), ("mismatches.types", "mismatches.array-order")),
     Cause(("keys.missing",), ("keys.explained",)),
     Cause(
         ("keys.malformed",),

@@ -93,6 +93,14 @@ def _abandoned(where: str) -> Telling:
     )
 
 
+def _unseen(what: str) -> Telling:
+    return Telling(
+        Harm.LOST,
+        f"{what} under a used key got the first one's answer: " + "the second {noun} never happened",
+        f"{what} under a used key was executed: " + "{number} {nouns} came of one key",
+    )
+
+
 _NEVER_AGAIN: Final = "{number} {nouns} came of one key: "
 
 HEADLINES: Final[Mapping[str, Telling]] = {
@@ -103,6 +111,10 @@ HEADLINES: Final[Mapping[str, Telling]] = {
     "keys.doubled": _refusal("A request with two keys"),
     "keys.too-long": _refusal("A request with a key of 256 characters"),
     "keys.too-short": _refusal("A request with a key of 4 characters"),
+    "keys.status": Telling(Harm.WRONG, "A key that cannot be used was refused with another status than 400"),
+    "keys.whole": Telling(
+        Harm.LOST, "Long keys that differ in one character were taken for one: the second {noun} never happened"
+    ),
     "keys.tricky": Telling(Harm.WRONG, "A key of odd characters broke the server"),
     "keys.longest": Telling(Harm.WRONG, "A key of 255 characters was refused, or not recognised again"),
     "keys.quoted": Telling(Harm.WRONG, "A quoted key, as the draft writes it, was refused or not recognised again"),
@@ -160,6 +172,14 @@ HEADLINES: Final[Mapping[str, Telling]] = {
         "Another body got the wrong status while the first request ran",
         "Another body was executed while the first request ran: {number} {nouns} came of one key",
     ),
+    "mismatches.running-status": Telling(Harm.WRONG, "Another body got the wrong status while the first request ran"),
+    "mismatches.every-member": _unseen("Another value of a member"),
+    "mismatches.large-integers": _unseen("Another large integer"),
+    "mismatches.types": _unseen("A value of another type"),
+    "mismatches.array-order": _unseen("An array in another order"),
+    "mismatches.duplicate-names": _unseen("Another member of the same name"),
+    "mismatches.surrogates": _unseen("Another half of a character"),
+    "mismatches.depth": _unseen("Another value far inside the body"),
     "mismatches.query": Telling(Harm.WRONG, "A request with another query got the first one's answer"),
     "mismatches.endpoint": Telling(
         Harm.LOST, "Another endpoint gave the {noun}'s answer: what was asked of it never happened"
@@ -168,6 +188,9 @@ HEADLINES: Final[Mapping[str, Telling]] = {
     "races.2": _race(2),
     "races.10": _race(10),
     "races.50": _race(50),
+    "races.losers": Telling(
+        Harm.WRONG, "Of identical requests at once some got an answer that is neither the success nor 'wait'"
+    ),
     "races.while-running": Telling(
         Harm.WRONG,
         "A retry while the first request ran got an answer that is neither the success nor 'wait'",
@@ -195,17 +218,23 @@ HEADLINES: Final[Mapping[str, Telling]] = {
     "hang-ups.last-byte": _abandoned("before the last byte"),
     "hang-ups.sent": _abandoned("before the answer"),
     "hang-ups.answered": _abandoned("during the answer"),
+    "hang-ups.retried": Telling(Harm.LOST, "A client that hung up cannot get the answer with its retry"),
     "hang-ups.slowly": Telling(
         Harm.WRONG,
         "A body that came in slow pieces was not recognised again",
         _NEVER_AGAIN + "the body came once in slow pieces and once in one",
     ),
     "leaks.mismatch": Telling(Harm.LEAKED, "The refusal of another body shows what the first request was about"),
+    "leaks.first-body": Telling(Harm.LEAKED, "The refusal of another body shows the body of the first request"),
     "leaks.fingerprint": Telling(Harm.LEAKED, "A refusal shows a hash by which the first body can be guessed"),
     "leaks.cookie": Telling(Harm.LEAKED, "A retry was given the cookie of the first answer"),
     "leaks.reflection": Telling(Harm.LEAKED, "A key with a script in it came back as a page that would run it"),
     "leaks.told-apart": Telling(Harm.UNTOLD, "Clients cannot tell one kind of refusal from another"),
     "others.get": Telling(Harm.WRONG, "GET with a used key did not read what is there now"),
+    "others.get-current": Telling(Harm.WRONG, "GET with a key showed an old answer"),
+    "others.get-takes-no-key": Telling(
+        Harm.LOST, "A key that was sent with GET was used up: its {noun} never happened"
+    ),
     "others.put-delete": Telling(Harm.WRONG, "PUT or DELETE was refused without a key, or answered from the store"),
     "others.described": Telling(Harm.UNTOLD, "The OpenAPI description does not mention the key"),
     "finals.declined": Telling(Harm.WRONG, "A final refusal was decided anew for the retry"),

@@ -13,16 +13,18 @@ class Reference:
 
     name: str
     url: str
+    short: str
+    """The name where there is little room."""
 
 
 def _draft(section: str, what: str) -> Reference:
     url = f"https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07#section-{section}"
-    return Reference(f"Idempotency-Key draft 07, section {section} ({what})", url)
+    return Reference(f"Idempotency-Key draft 07, section {section} ({what})", url, f"draft {section}")
 
 
 def _rfc(number: int, section: str, what: str) -> Reference:
     url = f"https://www.rfc-editor.org/rfc/rfc{number}.html#section-{section}"
-    return Reference(f"RFC {number}, section {section} ({what})", url)
+    return Reference(f"RFC {number}, section {section} ({what})", url, f"RFC {number} {section}")
 
 
 _SYNTAX: Final = _draft("2.1", "syntax")
@@ -41,16 +43,19 @@ _PROBLEMS: Final = _rfc(9457, "3", "problem details")
 _CANONICAL: Final = _rfc(8785, "3.2", "canonical JSON")
 _CHUNKED: Final = _rfc(9112, "7.1", "chunked bodies")
 _UNAVAILABLE: Final = _rfc(9110, "15.6.4", "503")
-_STRIPE: Final = Reference("Stripe, Idempotent requests", "https://docs.stripe.com/api/idempotent_requests")
-_PHASES: Final = Reference("Implementing Stripe-like idempotency keys", "https://brandur.org/idempotency-keys")
+_STRIPE: Final = Reference("Stripe, Idempotent requests", "https://docs.stripe.com/api/idempotent_requests", "Stripe")
+_PHASES: Final = Reference("Implementing Stripe-like idempotency keys", "https://brandur.org/idempotency-keys", "Leach")
 _AWS: Final = Reference(
     "AWS, Making retries safe with idempotent APIs",
     "https://aws.amazon.com/builders-library/making-retries-safe-with-idempotent-APIs/",
+    "AWS",
 )
-_OPENAPI: Final = Reference("OpenAPI 3.1, Parameter Object", "https://spec.openapis.org/oas/v3.1.0#parameter-object")
-_SCRIPTS: Final = Reference("CWE-79, cross-site scripting", "https://cwe.mitre.org/data/definitions/79.html")
+_OPENAPI: Final = Reference(
+    "OpenAPI 3.1, Parameter Object", "https://spec.openapis.org/oas/v3.1.0#parameter-object", "OpenAPI"
+)
+_SCRIPTS: Final = Reference("CWE-79, cross-site scripting", "https://cwe.mitre.org/data/definitions/79.html", "CWE-79")
 _EXPOSED: Final = Reference(
-    "CWE-209, error messages with sensitive information", "https://cwe.mitre.org/data/definitions/209.html"
+    "CWE-209, error messages with sensitive information", "https://cwe.mitre.org/data/definitions/209.html", "CWE-209"
 )
 
 REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
@@ -61,6 +66,8 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "keys.doubled": (_SYNTAX, _PARSING),
     "keys.too-long": (_SECURITY, _STRIPE),
     "keys.too-short": (_UNIQUE, _SECURITY),
+    "keys.status": (_ERRORS, _SYNTAX),
+    "keys.whole": (_UNIQUE,),
     "keys.tricky": (_SECURITY,),
     "keys.longest": (_STRIPE,),
     "keys.quoted": (_SYNTAX, _STRING),
@@ -86,12 +93,21 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "mismatches.nothing-happens": (_UNIQUE, _ERRORS),
     "mismatches.first-stays": (_ENFORCED,),
     "mismatches.while-running": (_ERRORS, _CONFLICT),
+    "mismatches.running-status": (_ERRORS, _CONFLICT),
+    "mismatches.every-member": (_FINGERPRINT,),
+    "mismatches.large-integers": (_FINGERPRINT, _rfc(7493, "2.2", "numbers in I-JSON")),
+    "mismatches.types": (_FINGERPRINT, _CANONICAL),
+    "mismatches.array-order": (_FINGERPRINT, _CANONICAL),
+    "mismatches.duplicate-names": (_FINGERPRINT, _rfc(7493, "2.3", "duplicate names in I-JSON")),
+    "mismatches.surrogates": (_FINGERPRINT, _rfc(7493, "2.1", "characters in I-JSON")),
+    "mismatches.depth": (_FINGERPRINT, _rfc(8259, "9", "limits of JSON parsers")),
     "mismatches.query": (_FINGERPRINT, _rfc(9110, "7.1", "target of a request")),
     "mismatches.endpoint": (_FINGERPRINT, _STRIPE),
     "mismatches.method": (_FINGERPRINT, _rfc(9110, "9.1", "methods")),
     "races.2": (_ENFORCED, _CONFLICT),
     "races.10": (_ENFORCED, _CONFLICT),
     "races.50": (_ENFORCED, _CONFLICT),
+    "races.losers": (_ENFORCED, _CONFLICT),
     "races.while-running": (_ENFORCED, _ERRORS, _CONFLICT),
     "races.retry-after": (_RETRY_AFTER,),
     "races.answered": (_ENFORCED,),
@@ -109,13 +125,17 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "hang-ups.last-byte": (_ENFORCED, _rfc(9112, "8", "incomplete messages")),
     "hang-ups.sent": (_ENFORCED, _RETRIES),
     "hang-ups.answered": (_ENFORCED, _RETRIES),
+    "hang-ups.retried": (_ENFORCED, _RETRIES),
     "hang-ups.slowly": (_FINGERPRINT, _rfc(9112, "6.3", "length of a body")),
     "leaks.mismatch": (_SECURITY, _EXPOSED),
+    "leaks.first-body": (_SECURITY, _EXPOSED),
     "leaks.fingerprint": (_SECURITY, _EXPOSED),
-    "leaks.cookie": (_SECURITY, _rfc(6265, "8.6", "weak confidentiality of cookies")),
+    "leaks.cookie": (_SECURITY, _rfc(6265, "8.4", "session identifiers")),
     "leaks.reflection": (_SECURITY, _SCRIPTS),
     "leaks.told-apart": (_PROBLEMS,),
     "others.get": (_rfc(9110, "9.2.1", "safe methods"),),
+    "others.get-current": (_rfc(9110, "9.2.1", "safe methods"),),
+    "others.get-takes-no-key": (_rfc(9110, "9.2.1", "safe methods"), _UNIQUE),
     "others.put-delete": (_RETRIES,),
     "others.described": (_draft("2.5.2", "responsibilities of the resource"), _OPENAPI),
     "finals.declined": (_ENFORCED, _STRIPE),
