@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.shop import Shop
+from harness.pages import ROOT
 from oncekey.conformance import CLAUSES, Address, Need, Target, bodies, chosen
 from oncekey.conformance.catalogue import NoSuchClauseError
 from oncekey.conformance.clauses import UndecidedError
@@ -44,6 +45,14 @@ def test_every_clause_has_a_headline_and_public_texts() -> None:
             _, headline = told_of(clause, evidence, "payment")
             assert "{" not in headline
             assert not headline.endswith(".")
+
+
+def test_the_reference_names_public_texts_and_no_numbers_of_ours() -> None:
+    page = (ROOT / "docs/reference/conformance.md").read_text()
+    assert not re.search(r"\bR[0-9]{1,3}\b", page)
+    for clause in CLAUSES:
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{clause.id}` |"))
+        assert all(text.url in row for text in REFERENCES[clause.id])
 
 
 def test_a_clause_without_a_headline_is_told_by_its_title() -> None:

@@ -6,8 +6,8 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 
-from oncekey import __version__
 from oncekey.conformance.catalogue import ABOUT_HEADERS, CLAUSES, planned
 from oncekey.conformance.causes import Group, grouped
 from oncekey.conformance.clauses import (
@@ -67,7 +67,7 @@ class Report:
     sent: int
     seconds: float
     began_at: float = field(default_factory=time.time)
-    version: str = __version__
+    version: str = field(default_factory=lambda: version("oncekey"))
     known: frozenset[str] = frozenset()
     """The clauses whose failure is in the baseline."""
 
