@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +137,26 @@ def test_commands_are_told_by_options_and_are_in_no_report(run: Run, tmp_path: P
     assert '--store-up-command "${STORE_UP_COMMAND}"' in out
     assert "urlopen" not in out + page.read_text()
     assert control.asked == ["crash", "down", "up"]
+
+
+def test_a_finding_has_its_script_in_a_file(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "repeat" / "here"
+    with Shop(Bug.GLOBAL_SCOPE) as shop:
+        other = ("--other-tenant-header", "Authorization: Bearer beta", "--only", "tenants.independent")
+        code, _, _ = run(*_described(shop.url, shop), *other, "--scripts", str(folder))
+        assert code == 1
+        (file,) = folder.iterdir()
+        done = subprocess.run(
+            ["bash", str(file)],
+            env={**os.environ, "AUTHORIZATION": "Bearer alpha", "OTHER_AUTHORIZATION": "Bearer beta"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert file.name == "tenants.independent.sh"
+    first, second = re.findall(r"Location: (\S+)", done.stdout)
+    assert first == second  # tenant B got tenant A's order
+    assert "Bearer" not in file.read_text()
 
 
 def test_options_come_from_a_file_and_the_command_line_is_stronger(

@@ -20,6 +20,7 @@ from oncekey.conformance.clauses import Exchange
 from oncekey.conformance.curl import curl_line
 from oncekey.conformance.manner import Manner, Way
 from oncekey.conformance.repeating import script
+from oncekey.conformance.report_text import MARK, plain
 from oncekey.conformance.shell import FreshKeys, octets, quoted, variable
 from oncekey.conformance.shots import Answer, Shot
 
@@ -107,6 +108,14 @@ def test_a_race_is_repeated_as_a_race(tmp_path: Path) -> None:
         printed = _bash(script(report.target, finding.verdict.exchange), tmp_path)
     assert _effects(printed) > 1
     assert len(_statuses(printed)) >= 11
+
+
+def test_the_script_is_copied_from_the_text_as_it_stands(tmp_path: Path) -> None:
+    with Shop(Bug.CONNECTION_TRUSTED) as shop:
+        report = check(shop_target(shop), clauses=[clause for clause in CLAUSES if clause.id == "races.pipelined"])
+        _, copied, _ = plain(report).split(f"{MARK}\n")
+        printed = _bash(copied.splitlines(), tmp_path)
+    assert _effects(printed) == 2
 
 
 def test_a_key_in_the_body_is_fresh_as_well(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 import typer
 
 from oncekey.cli.check_config import configure
-from oncekey.conformance import Address, Profile, Target, check, chosen, planned
+from oncekey.conformance import Address, Failed, Profile, Target, check, chosen, planned
 from oncekey.conformance.baseline import BadBaselineError, Baseline, written
 from oncekey.conformance.carrier import KEY, MARKER, Carrier
+from oncekey.conformance.repeating import script
 from oncekey.conformance.report_html import to_html
 from oncekey.conformance.report_json import to_json
 from oncekey.conformance.report_junit import to_junit
@@ -165,6 +166,10 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         Path | None, typer.Option(help="Write the report for continuous integration.", metavar="FILE")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one page to mail.", metavar="FILE")] = None,
+    scripts: Annotated[
+        Path | None,
+        typer.Option(help="Write into this folder, for each finding, a script that repeats it.", metavar="FOLDER"),
+    ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(help="Known findings: the exit code is 1 for new or worse ones only.", metavar="FILE"),
@@ -256,6 +261,8 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         _write("--junit", junit, to_junit(report))
     if html is not None:
         _write("--html", html, to_html(report))
+    if scripts is not None:
+        _write_scripts(report, scripts)
     _print(report, as_json=as_json)
     for name in () if known is None else known.gone(report):
         typer.echo(f"{name} is in the baseline and passes now: write the baseline again", err=True)
@@ -323,6 +330,17 @@ def _write(option: str, path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{path} cannot be written ({error.strerror})", param_hint=option) from None
+
+
+def _write_scripts(report: Report, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} cannot be made ({error.strerror})", param_hint="--scripts") from None
+    for finding in (*report.failed, *report.known_findings, *report.advice):
+        if isinstance(finding.verdict, Failed):
+            lines = ["#!/usr/bin/env bash", f"# {finding.headline}", *script(report.target, finding.verdict.exchange)]
+            _write("--scripts", folder / f"{finding.clause.id}.sh", "".join(f"{line}\n" for line in lines))
 
 
 def _line(option: str, text: str, key_header: str) -> Header:

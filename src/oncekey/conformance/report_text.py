@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from oncekey.conformance.causes import Group
 from oncekey.conformance.clauses import Area, Failed, Skipped
@@ -10,6 +11,9 @@ from oncekey.conformance.invocation import invocation
 from oncekey.conformance.references import references
 from oncekey.conformance.repeating import script
 from oncekey.conformance.running import MOST_DANGEROUS, Finding, Report
+
+MARK: Final = "# ---- 8< ----"
+"""The line before and after a script."""
 
 
 def verdict_line(report: Report) -> str:
@@ -54,8 +58,11 @@ def told(group: Group, report: Report) -> str:
         f"  seen:      {verdict.seen}",
         *(f"  read:      {text.name}, {text.url}" for text in references(clause.id)),
         *(f"  follows:   {one.headline} ({one.clause.id})" for one in group.consequences),
-        "  to repeat it, save these lines and run them with bash:",
-        *(f"    {line}" for line in script(report.target, verdict.exchange)),
+        "  to repeat it, save what is between the marks and run it with bash:",
+        # Not indented: a here-document in it would not end.
+        MARK,
+        *script(report.target, verdict.exchange),
+        MARK,
     ]
     return "\n".join(lines)
 
