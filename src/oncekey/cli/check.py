@@ -255,12 +255,14 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     _clear()
     if known is not None:
         report = known.applied(report)
-    if write_baseline is not None:
-        _write("--write-baseline", write_baseline, written(report))
-    if junit is not None:
-        _write("--junit", junit, to_junit(report))
-    if html is not None:
-        _write("--html", html, to_html(report))
+    wanted = (
+        ("--write-baseline", write_baseline, written),
+        ("--junit", junit, to_junit),
+        ("--html", html, to_html),
+    )
+    for option, path, write in wanted:
+        if path is not None:
+            _write(option, path, write(report))
     if scripts is not None:
         _write_scripts(report, scripts)
     _print(report, as_json=as_json)
