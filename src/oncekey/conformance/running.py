@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,9 @@ from oncekey.conformance.clauses import (
     Verdict,
 )
 from oncekey.conformance.headlines import Evidence, Harm, told_of
-from oncekey.conformance.probe import MARKER, Probe
+from oncekey.conformance.judging import is_marked, is_same
+from oncekey.conformance.probe import Probe
+from oncekey.conformance.shots import Answer
 from oncekey.conformance.sighting import take_aim
 from oncekey.conformance.target import Target
 
@@ -185,19 +186,12 @@ def _judge(clause: Clause, probe: Probe) -> Finding:
 
 def _successes(target: Target, trail: Sequence[Exchange]) -> int:
     """How many different successes the operation was answered with; replays that say so are none."""
-    done = [
-        exchange.answer
-        for exchange in trail
-        if exchange.shot.method == target.method and exchange.answer.ok and exchange.answer.header(MARKER) != "true"
-    ]
-    return len({_meaning(answer.body) for answer in done})
-
-
-def _meaning(body: bytes) -> str:
-    try:
-        return json.dumps(json.loads(body), sort_keys=True)
-    except (ValueError, RecursionError):
-        return body.hex()
+    found: list[Answer] = []
+    for exchange in trail:
+        answer = exchange.answer
+        if exchange.shot.method == target.method and answer.ok and not is_marked(answer):
+            found += [] if any(is_same(known, answer) for known in found) else [answer]
+    return len(found)
 
 
 def _rank(finding: Finding) -> tuple[int, int]:
