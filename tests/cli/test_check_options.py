@@ -215,7 +215,7 @@ def test_a_baseline_fails_on_new_findings_only(run: Run, tmp_path: Path) -> None
         }
         code, out, _ = run(*_described(shop.url, shop), *only, "--baseline", str(known), "--junit", str(junit))
         assert code == 0
-        assert "known    A key that is easily guessed is refused with 400" in out
+        assert re.search(r"known +A key that is easily guessed is refused", out)
         assert "1 passed, 0 failed, 0 advice, 0 skipped, 1 known" in out.replace(", 0 undecided", "")
         root = fromstring(junit.read_text())
         assert root.find(".//failure") is None

@@ -76,7 +76,7 @@ def _seen(finding: Finding) -> list[int]:
         (Bug.ODD_KEYS_CRASH, "keys.tricky"),
         (Bug.NAME_IN_ONE_CASE, "keys.field-name"),
         (Bug.ERROR_AFTER_EFFECT, "failures.one-effect"),
-        (Bug.LATE_FINGERPRINT, "mismatches.while-running"),
+        (Bug.NO_409, "races.while-running"),
         (Bug.CONNECTION_TRUSTED, "races.pipelined"),
         (Bug.HANGUP_FORGETS, "hang-ups.sent"),
         (Bug.HALF_BODY_CLAIMS, "hang-ups.last-byte"),

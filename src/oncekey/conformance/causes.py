@@ -45,6 +45,7 @@ CAUSES: Final = (
         ("keys.*", "replays.*", "races.*", "hang-ups.*", "instances.*", "leases.*", "crashes.*", "finals.*"),
         frozenset({Harm.TWICE}),
     ),
+    Cause(("replays.one-effect",), ("keys.quoted", "keys.bare", "keys.longest", "keys.field-name")),
     Cause(
         ("mismatches.nothing-happens",),
         (
