@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Final
 
 from oncekey.conformance import CLAUSES, Area, Clause, Profile, planned
+from oncekey.conformance.references import references
 
 from .markdown import code, table, title
 from .markdown import page as put_together
@@ -25,6 +26,11 @@ _PROFILES: Final = (
         "`stripe`",
         "what Stripe does, and many after it",
         "bare keys, which may be left out; another body is 400; server errors may be stored; replays are marked",
+    ),
+    (
+        "`conflict`",
+        "as `stripe`, for the many APIs that answer 409",
+        "another body is 409, also while the first request runs; replays need no marker",
     ),
     (
         "`strict-money`",
@@ -51,6 +57,10 @@ def page() -> str:
         "A tester that never complains proves nothing. Each of these servers is right but for one thing, and a test "
         "sees that exactly these clauses fail by `ietf` or `strict-money`. A shop without a bug passes all of them.",
         table(("A shop that …", "fails"), _bugs()),
+        "These are seen only with the help of the API's owner, and a test tries them likewise.",
+        table(
+            ("A shop that …", "fails"), [(what, code(*clauses)) for what, clauses in _table("mutants").REACHED.items()]
+        ),
         "No bug breaks these:",
         table(("Clause", "Why"), [(code(name), why) for name, why in _table("mutants").UNKILLED.items()]),
         "## Odd shops",
@@ -62,18 +72,19 @@ def page() -> str:
 
 def _area(area: Area) -> list[str]:
     rows = [_row(clause) for clause in CLAUSES if clause.area is area]
-    head = ("Clause", "Promise, and why", "Severity", "Must", "Should", "Needs")
+    head = ("Clause", "Promise, and why", "Severity", "Must", "Should", "Needs", "Public text")
     return [f"### {area.value.capitalize()}", table(head, rows)]
 
 
 def _row(clause: Clause) -> tuple[str, ...]:
     return (
         code(clause.id),
-        f"**{clause.title}.** {clause.why} {', '.join(clause.requirements)}",
+        f"**{clause.title}.** {clause.why}",
         clause.severity.name.lower(),
         _profiles(clause.must),
         _profiles(clause.should),
         ", ".join((*(code(need) for need in clause.needs), *(("sight",) if clause.sight else ()))),
+        ", ".join(f"[{text.short}]({text.url})" for text in references(clause.id)),
     )
 
 

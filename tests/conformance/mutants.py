@@ -103,6 +103,19 @@ KILLS: dict[Bug, tuple[str, ...]] = {
     Bug.HANGUP_SPOILS: ("hang-ups.retried",),
 }
 
+REACHED: dict[str, tuple[str, ...]] = {
+    "has two instances, each with keys of its own": ("instances.replayed", "instances.race"),
+    "takes a request that is slower than its lease for a dead one": ("leases.one-effect",),
+    "keeps its keys in memory, and is killed": ("crashes.remembered", "crashes.one-effect"),
+    "keeps its locks in the store, and is killed": ("crashes.answered",),
+    "executes while the store of its keys is down": ("outages.closed", "outages.recovered"),
+    "says 500 while the store of its keys is down, without a word on when to come back": ("outages.told",),
+    "has a store that is empty after an outage": ("outages.remembered",),
+    "decides a declined request anew for every retry": ("finals.declined",),
+    "does not store large answers, and executes their retries": ("finals.large",),
+}
+"""Servers that are broken in what the tester needs help to see, and the clauses that say so."""
+
 UNKILLED = {
     "hang-ups.head": "no server acts on half a head",
     "keys.not-deduplication": "an API that breaks it refuses the second request of every run, before any clause",

@@ -225,7 +225,7 @@ def test_no_thread_is_left_behind() -> None:
     before = threading.active_count()
     with server(_answering(OK), connections=4) as address:
         volley([Shot("POST", address, (), b"{}")] * 4, 5)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of another test may have ended meanwhile
 
 
 def test_status_says_whether_it_was_done() -> None:

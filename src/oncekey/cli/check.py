@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
-from oncekey.conformance import CLAUSES, Address, Profile, Target, check, planned
+from oncekey.cli.check_config import configure
+from oncekey.conformance import Address, Failed, Profile, Target, check, chosen, planned
+from oncekey.conformance.baseline import BadBaselineError, Baseline, written
+from oncekey.conformance.carrier import KEY, MARKER, Carrier
+from oncekey.conformance.repeating import script
 from oncekey.conformance.report_html import to_html
 from oncekey.conformance.report_json import to_json
 from oncekey.conformance.report_junit import to_junit
-from oncekey.conformance.report_text import dangers, missing, plain, rows, verdict_line
+from oncekey.conformance.report_text import dangers, further, missing, plain, rows, run_line, verdict_line
 
 if TYPE_CHECKING:
     from oncekey.conformance import Clause, Report
     from oncekey.conformance.shots import Header
 
-_STYLES = {"FAILED": "bold red", "advice": "yellow", "passed": "green", "skipped": "dim", "undecided": "cyan"}
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_STYLES = {
+    "FAILED": "bold red",
+    "advice": "yellow",
+    "passed": "green",
+    "skipped": "dim",
+    "undecided": "cyan",
+    "known": "magenta",
+}
 
-Url = Annotated[str, typer.Argument(help="The operation's URL, such as https://api.example.com/orders.")]
+Url = Annotated[
+    str | None,
+    typer.Argument(
+        help="The operation's URL, such as https://api.example.com/orders.", metavar="URL", show_default=False
+    ),
+]
 Body = Annotated[str, typer.Option(help="A body that the operation takes; @FILE reads a file.", metavar="TEXT|@FILE")]
 Headers = Annotated[
     list[str],
@@ -35,14 +54,26 @@ def register(app: typer.Typer) -> None:
 
 
 def check_url(  # noqa: PLR0917  (typer reads the parameters)
-    url: Url,
+    url: Url = None,
     body: Body = "{}",
     header: Headers = [],  # noqa: B006  (typer copies it)
     method: Annotated[str, typer.Option(help="The operation's method.")] = "POST",
     profile: Annotated[
         Profile,
-        typer.Option(help="What to judge by: the IETF draft, what Stripe does, or what one wants before money moves."),
+        typer.Option(
+            help="What to judge by: the IETF draft, what Stripe does, the same with 409 for another body, or what one "
+            "wants before money moves."
+        ),
     ] = Profile.IETF,
+    key_header: Annotated[str, typer.Option(help="The header in which this API expects the key.")] = KEY,
+    key_field: Annotated[
+        str | None,
+        typer.Option(help="The member of the JSON body in which this API expects the key instead.", metavar="NAME"),
+    ] = None,
+    marker_header: Annotated[
+        str,
+        typer.Option(help="The header that marks a replay: 'Name', or 'Name: value' if it is not 'true'."),
+    ] = MARKER,
     count_url: Annotated[
         str | None,
         typer.Option(help="A URL whose JSON tells how many effects there are, so that 'once' is seen.", metavar="URL"),
@@ -63,6 +94,10 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         str | None,
         typer.Option(help="A header that makes the operation fail with 5xx.", metavar="HEADER"),
     ] = None,
+    large_header: Annotated[
+        str | None,
+        typer.Option(help="A header that makes the answer larger than 64 KiB.", metavar="HEADER"),
+    ] = None,
     other_body: Annotated[
         str | None,
         typer.Option(
@@ -73,15 +108,60 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         str | None,
         typer.Option(help="A body that is refused. Else --body is broken.", metavar="TEXT|@FILE"),
     ] = None,
+    declined_body: Annotated[
+        str | None,
+        typer.Option(help="A body that is refused for good with 4xx, as a declined card is.", metavar="TEXT|@FILE"),
+    ] = None,
     other_url: Annotated[
         str | None, typer.Option(help="Another operation with keys that takes the same body.", metavar="URL")
+    ] = None,
+    also_url: Annotated[
+        str | None, typer.Option(help="The same operation at a second instance of the API.", metavar="URL")
     ] = None,
     openapi: Annotated[
         str | None, typer.Option(help="The OpenAPI description, if it is not at /openapi.json.", metavar="URL")
     ] = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=300,
+            help="The API's lease in seconds. A request is made to run longer, by the number in --slow-header.",
+        ),
+    ] = None,
+    crash_command: Annotated[
+        str | None,
+        typer.Option(
+            help="A command that kills the server with SIGKILL and starts it again. It is run without a shell.",
+            metavar="COMMAND",
+        ),
+    ] = None,
+    store_down_command: Annotated[
+        str | None,
+        typer.Option(help="A command that stops the store of the keys. It is run without a shell.", metavar="COMMAND"),
+    ] = None,
+    store_up_command: Annotated[
+        str | None, typer.Option(help="The command that starts the store again.", metavar="COMMAND")
+    ] = None,
+    command_limit: Annotated[
+        float,
+        typer.Option(min=1, max=600, help="Seconds that a command may take, and the server's return after it."),
+    ] = 60.0,
+    cacert: Annotated[
+        Path | None,
+        typer.Option(help="Certificates to trust instead of the system's, as PEM.", metavar="FILE"),
+    ] = None,
     key_optional: Annotated[bool, typer.Option("--key-optional", help="Keys may be left out by design.")] = False,
     unsafe_methods: Annotated[
         bool, typer.Option("--unsafe-methods", help="Also send PUT and DELETE to the URL.")
+    ] = False,
+    only: Annotated[
+        list[str],
+        typer.Option(help="Try these clauses only: an id, an area such as races, or a pattern.", metavar="CLAUSE"),
+    ] = [],  # noqa: B006  (typer copies it)
+    skip: Annotated[list[str], typer.Option(help="Leave these clauses out; may be repeated.", metavar="CLAUSE")] = [],  # noqa: B006  (typer copies it)
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List the clauses and what they need, and send nothing.")
     ] = False,
     patience: Annotated[
         float, typer.Option(min=0.1, max=600, help="Seconds in which an abandoned request must be over.")
@@ -93,6 +173,26 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         Path | None, typer.Option(help="Write the report for continuous integration.", metavar="FILE")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one page to mail.", metavar="FILE")] = None,
+    scripts: Annotated[
+        Path | None,
+        typer.Option(help="Write into this folder, for each finding, a script that repeats it.", metavar="FOLDER"),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Known findings: the exit code is 1 for new or worse ones only.", metavar="FILE"),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(help="Write the findings of this run as a baseline.", metavar="FILE")
+    ] = None,
+    config: Annotated[  # noqa: ARG001  (its callback has read it)
+        Path | None,
+        typer.Option(
+            help="A TOML file with any of these options, such as count-url = '…'. The command line is stronger.",
+            metavar="FILE",
+            is_eager=True,
+            callback=configure,
+        ),
+    ] = None,
 ) -> None:
     """Try whether an API keeps the promises of its idempotency keys. Only for an API that is yours to try.
 
@@ -101,37 +201,128 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
 
     oncekey check http://127.0.0.1:8000/orders --body @order.json -H 'Authorization: Bearer demo-alpha'
     """
-    headers = _with_media_type([_line("--header", text) for text in header], body)
+    clauses = chosen(only, skip)
+    if show_list:
+        _list(clauses)
+        return
+    if url is None:
+        raise typer.BadParameter("the operation's URL is missing", param_hint="URL")
+    if (store_down_command is None) != (store_up_command is None):
+        raise typer.BadParameter("the store must be stopped and started: give both commands", param_hint="--store-…")
+    if lease is not None and timeout <= 2 * lease:
+        raise typer.BadParameter(
+            "a request that is slower than its lease needs a --timeout of more than two leases", param_hint="--lease"
+        )
+    trusted = None if cacert is None else _readable("--cacert", cacert)
+
+    def address(text: str | None) -> Address | None:
+        return None if text is None else Address.parse(text, trusted)
+
+    def optional(option: str, text: str | None) -> bytes | None:
+        return None if text is None else _content(option, text)
+
+    def line(option: str, text: str | None) -> Header | None:
+        return None if text is None else _line(option, text, key_header)
+
+    headers = _with_media_type([_line("--header", text, key_header) for text in header], body)
+    sent = _content("--body", body)
+    is_json = _is_json(sent) and "json" in dict(_lowered(headers)).get("content-type", "")
     target = Target(
-        address=Address.parse(url),
+        address=Address.parse(url, trusted),
         method=method.upper(),
-        body=_content("--body", body),
+        body=sent,
         headers=headers,
-        is_json=_is_json(_content("--body", body)) and "json" in dict(_lowered(headers)).get("content-type", ""),
-        other_body=None if other_body is None else _content("--other-body", other_body),
-        invalid_body=None if invalid_body is None else _content("--invalid-body", invalid_body),
-        other_tenant=tuple(_line("--other-tenant-header", text) for text in other_tenant_header),
-        slow=None if slow_header is None else _line("--slow-header", slow_header),
-        fail=None if fail_header is None else _line("--fail-header", fail_header),
-        count_address=None if count_url is None else Address.parse(count_url),
+        is_json=is_json,
+        other_body=optional("--other-body", other_body),
+        invalid_body=optional("--invalid-body", invalid_body),
+        declined_body=optional("--declined-body", declined_body),
+        other_tenant=tuple(_line("--other-tenant-header", text, key_header) for text in other_tenant_header),
+        slow=line("--slow-header", slow_header),
+        fail=line("--fail-header", fail_header),
+        large=line("--large-header", large_header),
+        count_address=address(count_url),
         count_pointer=count_pointer,
-        openapi=None if openapi is None else Address.parse(openapi),
-        other_address=None if other_url is None else Address.parse(other_url),
+        openapi=address(openapi),
+        other_address=address(other_url),
+        also_address=address(also_url),
+        lease=lease,
+        crash_command=_command("--crash-command", crash_command),
+        store_down_command=_command("--store-down-command", store_down_command),
+        store_up_command=_command("--store-up-command", store_up_command),
+        command_limit=command_limit,
+        carrier=_carrier(key_header, key_field, marker_header, sent if is_json else b""),
         unsafe_methods=unsafe_methods,
         key_optional=key_optional,
         patience=patience,
         timeout=timeout,
     )
-    typer.echo(f"{len(CLAUSES)} clauses, about {planned()} requests to {target.address}", err=True)
-    report = check(target, profile=profile, time_limit=time_limit, progress=_progress)
+    known = None if baseline is None else _baseline(baseline)
+    typer.echo(f"{len(clauses)} clauses, about {planned(clauses)} requests to {target.address}", err=True)
+    report = check(target, profile=profile, clauses=clauses, time_limit=time_limit, progress=_progress)
     _clear()
-    if junit is not None:
-        _write("--junit", junit, to_junit(report))
-    if html is not None:
-        _write("--html", html, to_html(report))
+    if known is not None:
+        report = known.applied(report)
+    wanted = (
+        ("--write-baseline", write_baseline, written),
+        ("--junit", junit, to_junit),
+        ("--html", html, to_html),
+    )
+    for option, path, write in wanted:
+        if path is not None:
+            _write(option, path, write(report))
+    if scripts is not None:
+        _write_scripts(report, scripts)
     _print(report, as_json=as_json)
+    for name in () if known is None else known.gone(report):
+        typer.echo(f"{name} is in the baseline and passes now: write the baseline again", err=True)
     if report.failed:
         raise typer.Exit(1)
+
+
+def _list(clauses: tuple[Clause, ...]) -> None:
+    for clause in clauses:
+        needs = f"  (needs {', '.join(clause.needs)})" if clause.needs else ""
+        typer.echo(f"{clause.id:28} {clause.severity.name.lower():8} {clause.title}{needs}")
+
+
+def _baseline(path: Path) -> Baseline:
+    try:
+        return Baseline.parse(_content("--baseline", f"@{path}").decode("utf-8", "replace"))
+    except BadBaselineError as error:
+        raise typer.BadParameter(f"{path}: {error}", param_hint="--baseline") from None
+
+
+def _readable(option: str, path: Path) -> str:
+    _content(option, f"@{path}")
+    return str(path)
+
+
+def _command(option: str, text: str | None) -> tuple[str, ...]:
+    """The words of a command. No shell reads them, so nothing in them is expanded."""
+    if text is None:
+        return ()
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"it cannot be split into words ({error})", param_hint=option) from None
+    if not words:
+        raise typer.BadParameter("it is empty", param_hint=option)
+    return words
+
+
+def _carrier(header: str, member: str | None, marker: str, body: bytes) -> Carrier:
+    if not _TOKEN.fullmatch(header):
+        raise typer.BadParameter(f"{header!r} is no name of a header", param_hint="--key-header")
+    name, _, value = marker.partition(":")
+    if not _TOKEN.fullmatch(name.strip()):
+        raise typer.BadParameter(
+            f"{marker!r} is no header: write 'Name' or 'Name: value'", param_hint="--marker-header"
+        )
+    if member is not None and header != KEY:
+        raise typer.BadParameter("the key is in a header or in the body, not in both", param_hint="--key-field")
+    if member is not None and not isinstance(json.loads(body or b"null"), dict):
+        raise typer.BadParameter("it needs a --body that is a JSON object", param_hint="--key-field")
+    return Carrier(header, member, name.strip(), value.strip() or "true")
 
 
 def _content(option: str, text: str) -> bytes:
@@ -150,11 +341,22 @@ def _write(option: str, path: Path, text: str) -> None:
         raise typer.BadParameter(f"{path} cannot be written ({error.strerror})", param_hint=option) from None
 
 
-def _line(option: str, text: str) -> Header:
+def _write_scripts(report: Report, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} cannot be made ({error.strerror})", param_hint="--scripts") from None
+    for finding in (*report.failed, *report.known_findings, *report.advice):
+        if isinstance(finding.verdict, Failed):
+            lines = ["#!/usr/bin/env bash", f"# {finding.headline}", *script(report.target, finding.verdict.exchange)]
+            _write("--scripts", folder / f"{finding.clause.id}.sh", "".join(f"{line}\n" for line in lines))
+
+
+def _line(option: str, text: str, key_header: str) -> Header:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or not (text.isascii() and text.isprintable()):
         raise typer.BadParameter(f"{text!r} is no header: write 'Name: value'", param_hint=option)
-    if name.strip().lower() == "idempotency-key":
+    if name.strip().lower() == key_header.lower():
         raise typer.BadParameter("keys are made by the check itself: leave it out", param_hint=option)
     return name.strip(), value.strip()
 
@@ -215,6 +417,8 @@ def _richly(report: Report) -> None:
     console = Console(highlight=False)
     for told in dangers(report):
         console.print(Text(f"{told}\n", style="red" if report.failed else "yellow"), soft_wrap=True)
+    for line in further(report):
+        console.print(Text(f"Also wrong: {line}", style="red"), soft_wrap=True)
     for area, lines in rows(report):
         table = Table("result", "clause", "", title=area.value, title_justify="left", title_style="bold", expand=True)
         for word, title, note in lines:
@@ -222,4 +426,5 @@ def _richly(report: Report) -> None:
         console.print(table)
     for line in missing(report):
         console.print(Text(line, style="dim"), soft_wrap=True)
+    console.print(Text(run_line(report), style="dim"), soft_wrap=True)
     console.print(Text(verdict_line(report), style="bold red" if report.failed else "bold green"), soft_wrap=True)

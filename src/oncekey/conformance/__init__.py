@@ -3,7 +3,7 @@
 `check(Target(...))` is all of it; `oncekey check URL` is the same from a shell. It needs the standard library only.
 """
 
-from oncekey.conformance.catalogue import CLAUSES, planned
+from oncekey.conformance.catalogue import CLAUSES, chosen, planned
 from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Profile, Severity, Skipped, Undecided
 from oncekey.conformance.running import Finding, Report, check
 from oncekey.conformance.shots import Address
@@ -27,5 +27,6 @@ __all__ = [
     "Target",
     "Undecided",
     "check",
+    "chosen",
     "planned",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from oncekey.conformance.manner import PLAIN, Manner
 from oncekey.conformance.shots import Answer, Shot
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class Profile(StrEnum):
     """The IETF draft (revision 07): quoted keys, 400, 409 and 422."""
     STRIPE = "stripe"
     """The de-facto one: bare keys, which may be left out; 400 for another request under a used key; a marker."""
+    CONFLICT = "conflict"
+    """As Stripe, but 409 for another request under a used key, and no marker."""
     STRICT_MONEY = "strict-money"
     """What one wants before money moves: the draft, and all that it leaves open answered on the safe side."""
 
@@ -34,6 +37,9 @@ class Area(StrEnum):
     TENANTS = "tenants"
     FAILURES = "failures"
     HANGUPS = "hang-ups"
+    FINALS = "final answers"
+    INSTANCES = "instances and leases"
+    CRASHES = "crashes and outages"
     LEAKS = "leaks"
     OTHERS = "other methods and description"
 
@@ -63,6 +69,12 @@ class Need(StrEnum):
     FAIL = "--fail-header"
     CREDENTIALS = "--header (with credentials)"
     UNSAFE = "--unsafe-methods"
+    DECLINED = "--declined-body"
+    LARGE = "--large-header"
+    ALSO = "--also-url"
+    LEASE = "--lease"
+    CRASH = "--crash-command"
+    OUTAGE = "--store-down-command"
 
 
 EVERY: Final = frozenset(Profile)
@@ -78,7 +90,7 @@ class Exchange:
     shot: Shot
     answer: Answer
     how: str = ""
-    at_once: int = 1
+    manner: Manner = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +137,7 @@ class Clause:
     why: str
     area: Area
     severity: Severity
-    requirements: tuple[str, ...]
+    requirements: tuple[str, ...] = ()
     shots: int
     judge: Callable[[Probe], Verdict]
     must: frozenset[Profile] = EVERY

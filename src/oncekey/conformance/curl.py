@@ -2,61 +2,78 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterable
+import gzip
+from base64 import b64encode
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from oncekey.conformance.clauses import Exchange
+from oncekey.conformance.shell import Secrets, octets, quoted
 from oncekey.conformance.shots import Answer, Header, Shot
-from oncekey.conformance.target import is_secret
+from oncekey.conformance.target import Target, is_secret
 
 _LONGEST: Final = 1000
+_MOST: Final = 6
 
 
-def curl_line(shot: Shot) -> str:
-    """The command that sends a request again."""
-    words = ["curl", "-i", "-X", shot.method, shlex.quote(str(shot.address))]
-    for header in shot.headers:
-        words += ["-H", _quoted(header)]
+def curl_line(shot: Shot, target: Target, fresh: Callable[[str], str] = str) -> str:
+    """The command that sends a request again; `fresh` puts variables in the place of used keys."""
+    headers, body = shot.carrier.dressed(shot.headers, shot.body)
+    secrets = Secrets(target)
+    words = ["curl", "-si", "-X", shot.method, quoted(fresh(str(shot.address)))]
+    if any(sign in str(shot.address) for sign in "[]{}"):
+        words.append("--globoff")
+    if shot.address.cacert:
+        words += ["--cacert", quoted(shot.address.cacert)]
+    for header in headers:
+        # An empty value would make curl leave the field out.
+        line = secrets.line(header) if header[1] else f"{header[0]};"
+        words += ["-H", quoted(fresh(octets(line)))]
     if shot.chunked:
         words += ["-H", "'Transfer-Encoding: chunked'"]
-    if shot.body:
-        text = shot.body.decode("utf-8", "backslashreplace")
-        words += ["--data-binary", shlex.quote(text) if len(text) <= _LONGEST else "@body"]
+    if body and not any(name.lower() == "content-type" for name, _ in headers):
+        words += ["-H", "Content-Type:"]
+    if text := printable(body):
+        words += ["--data-raw", quoted(fresh(text))]
+    elif body:
+        return f"{unpacked(body)} | {' '.join([*words, '--data-binary', '@-'])}"
     return " ".join(words)
 
 
-def steps(exchanges: Iterable[Exchange]) -> list[str]:
-    """The commands of a finding in order, each once, with a comment where curl cannot do what was done."""
-    lines: list[str] = []
-    for exchange in exchanges:
-        line = _done(curl_line(exchange.shot), exchange)
-        if not lines or lines[-1] != line:
-            lines.append(line)
-    return lines
+def unpacked(body: bytes) -> str:
+    """The command that prints a body which no shell word can hold."""
+    return f"printf %s {b64encode(gzip.compress(body, mtime=0)).decode()} | base64 -d | gunzip"
 
 
-def _done(command: str, exchange: Exchange) -> str:
-    """The command in the way in which it was sent, or with a word about it."""
-    if exchange.at_once > 1:
-        return f"for i in $(seq {exchange.at_once}); do {command} & done; wait"
-    return f"{command}  # {exchange.how}" if exchange.how else command
+def printable(body: bytes) -> str:
+    """The body as a text that fits into a shell word, or nothing."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if len(text) <= _LONGEST and "\0" not in text and "\r" not in text else ""
+
+
+def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
+    """The exchanges that a reader is shown: the first ones and the last."""
+    return exchanges if len(exchanges) <= _MOST else (*exchanges[: _MOST - 2], *exchanges[-2:])
 
 
 def transcript(exchange: Exchange) -> str:
     """Request and answer as they were on the wire, shortened and without credentials."""
     shot, answer = exchange.shot, exchange.answer
-    sent = [f"> {shot.method} {shot.address.target} HTTP/1.1", *(f"> {_shown(line)}" for line in shot.headers)]
+    headers, body = shot.carrier.dressed(shot.headers, shot.body)
+    sent = [f"> {shot.method} {shot.address.target} HTTP/1.1", *(f"> {_shown(line)}" for line in headers)]
     if exchange.how:
         sent.insert(0, f"# {exchange.how}")
-    return "\n".join([*sent, ">", *_body(">", shot.body), *_answered(answer)])
+    return "\n".join([*sent, ">", *_body(">", body), *_answered(shot, answer)])
 
 
-def _answered(answer: Answer) -> list[str]:
+def _answered(shot: Shot, answer: Answer) -> list[str]:
     if not answer.status:
         return [f"< (no answer: {answer.reason})"]
-    head = [f"< {answer.status} {answer.reason}".rstrip(), *(f"< {_shown(line)}" for line in answer.headers)]
+    lines = shot.carrier.worn(answer.headers)
+    head = [f"< {answer.status} {answer.reason}".rstrip(), *(f"< {_shown(line)}" for line in lines)]
     return [*head, "<", *_body("<", answer.body)]
 
 
@@ -69,11 +86,3 @@ def _body(sign: str, body: bytes) -> list[str]:
 def _shown(header: Header) -> str:
     name, value = header
     return f"{name}: {'(hidden)' if is_secret(name) else value}"
-
-
-def _quoted(header: Header) -> str:
-    name, value = header
-    if is_secret(name):
-        return f'"{name}: ${re.sub(r"[^A-Z0-9]", "_", name.upper())}"'
-    # An empty value would make curl leave the field out.
-    return shlex.quote(f"{name}: {value}" if value else f"{name};")

@@ -13,6 +13,7 @@ from oncekey.conformance.shots import Answer
 MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
     Profile.IETF: {422},
     Profile.STRIPE: {400},
+    Profile.CONFLICT: {409},
     Profile.STRICT_MONEY: {422},
 }
 """What another request under a used key gets, by profile."""

@@ -32,6 +32,7 @@ from oncekey.conformance.shots import Answer
 _IN_FLIGHT: Final = {
     Profile.IETF: {422, CONFLICT},
     Profile.STRIPE: {400, CONFLICT},
+    Profile.CONFLICT: {CONFLICT},
     Profile.STRICT_MONEY: {422},
 }
 
@@ -125,7 +126,7 @@ def _while_running(probe: Probe) -> tuple[Answer, Answer]:
 CLAUSES: Final = (
     Clause(
         id="mismatches.status",
-        title="Another body under a used key gets 422 (stripe: 400)",
+        title="Another body under a used key gets 422 (stripe: 400, conflict: 409)",
         why="With 409 deployed clients retry for ever; with a success they believe that it was done.",
         area=Area.MISMATCHES,
         severity=Severity.MEDIUM,

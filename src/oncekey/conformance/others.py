@@ -99,7 +99,7 @@ def described(probe: Probe) -> Verdict:
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("paths"), dict):
         raise UndecidedError(f"there is no OpenAPI description at {address}", "--openapi")
-    if KEY.lower() in json.dumps(_operation(document, target.address.path, target.method)).lower():
+    if target.carrier.name.lower() in json.dumps(_operation(document, target.address.path, target.method)).lower():
         return Passed()
     return Failed(f"the header {KEY} in the description of {target.method} {target.address.path}", "it is not named")
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
-from oncekey.conformance import shots
+from oncekey.conformance import carrier, shots
 from oncekey.conformance.bodies import Path
 from oncekey.conformance.clauses import Exchange, Need, UndecidedError
+from oncekey.conformance.manner import PLAIN, Manner, Way
 from oncekey.conformance.pointer import amount_at
 from oncekey.conformance.sameness import is_same
 from oncekey.conformance.shots import Answer, Shot
 from oncekey.conformance.target import Target, is_secret, replaced
 
-KEY: Final = "Idempotency-Key"
-MARKER: Final = "Idempotent-Replayed"
+KEY: Final = carrier.KEY
+MARKER: Final = carrier.MARKER
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
 _SERVER_ERROR: Final = 500
@@ -63,6 +64,8 @@ class Probe:
         self.habits = Habits()
         self.trail: list[Exchange] = []
         self.sent = 0
+        self.effects: int | None = None
+        """The most effects that the present clause has counted at a time."""
         self._quoted = quoted
         self._most = most
         self._owed = 0
@@ -101,7 +104,7 @@ class Probe:
         target = self.target
         lines = target.headers if not slow or target.slow is None else replaced(target.headers, (target.slow,))
         lines = (*lines, *((KEY, value) for value in values))
-        return Shot(target.method, target.address, lines, target.body if body is None else body)
+        return Shot(target.method, target.address, lines, target.body if body is None else body, carrier=target.carrier)
 
     def as_other_tenant(self, shot: Shot) -> Shot:
         """The same request from somebody else."""
@@ -124,8 +127,11 @@ class Probe:
         """Send a request."""
         return _within_limits(lambda: self._fire(shot))
 
-    def _fire(self, shot: Shot) -> Answer:
-        return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)])[0]
+    def _fire(self, shot: Shot, pause: float = 0.0) -> Answer:
+        """Send a request, after a pause."""
+        time.sleep(pause)
+        manner = Manner(seconds=pause)
+        return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)], manner=manner)[0]
 
     def control(self, shot: Shot) -> Answer:
         """Send a request that shows what the API does in general; it is no part of what repeats a finding."""
@@ -149,19 +155,22 @@ class Probe:
 
     def volley(self, many: Sequence[Shot]) -> list[Answer]:
         """Send requests at the same moment."""
-        how, at_once = f"{len(many)} at the same moment", len(many)
-        return self._noted(many, lambda: shots.volley(many, self.target.timeout), how, at_once)
+        how, manner = f"{len(many)} at the same moment", Manner(Way.TOGETHER, len(many))
+        return self._noted(many, lambda: shots.volley(many, self.target.timeout), how, manner)
 
     def pipelined(self, many: Sequence[Shot]) -> list[Answer]:
         """Send requests in one go on one connection."""
         how = "on one connection, without waiting"
-        return self._noted(many, lambda: shots.pipelined(many, self.target.timeout), how)
+        manner = Manner(Way.PIPELINED, len(many))
+        return self._noted(many, lambda: shots.pipelined(many, self.target.timeout), how, manner)
 
     def dribble(self, shot: Shot) -> Answer:
         """Send a request slowly."""
         send = shots.dribble
-        timeout = self.target.timeout
-        return self._noted([shot], lambda: [send(shot, timeout, pieces=6, pause=0.05)], "the body in slow pieces")[0]
+        timeout, manner = self.target.timeout, Manner(Way.SLOWLY, seconds=0.05)
+        return self._noted(
+            [shot], lambda: [send(shot, timeout, pieces=6, pause=0.05)], "the body in slow pieces", manner
+        )[0]
 
     def cut_off(self, shot: Shot, sent: int, *, stay: float = 0.0, listen: bool = False) -> None:
         """Send the first bytes of a request and hang up."""
@@ -175,7 +184,7 @@ class Probe:
                 return [shots.silence(error)]
             return [shots.silence("nobody listened")]
 
-        self._noted([shot], act, how)
+        self._noted([shot], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
 
     def overlapping(self, one: Shot, two: Shot) -> tuple[Answer, Answer]:
         """Send the second while the first runs, and see that it really was so.
@@ -185,7 +194,8 @@ class Probe:
         lead, limited = self.lead, False
         for _ in range(3):
             pair = _Pair(one, two, lead, self.target.timeout)
-            answers = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first")
+            manner = Manner(Way.OVERLAPPING, 2, seconds=lead)
+            answers = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first", manner)
             limited = _TOO_MANY in {answer.status for answer in answers}
             if pair.met and not limited:
                 return answers[0], answers[1]
@@ -208,9 +218,8 @@ class Probe:
             again = self.busy(answer) or (over_errors and (not answer.status or answer.status >= _SERVER_ERROR))
             if not again or time.monotonic() > ends:
                 break
-            time.sleep(min(pause, max(0.0, ends - time.monotonic())))
+            answer = self._fire(shot, min(pause, max(0.0, ends - time.monotonic())))
             pause = min(pause * 1.6, _LONGEST)
-            answer = self._fire(shot)
         return answer
 
     def busy(self, answer: Answer) -> bool:
@@ -248,6 +257,7 @@ class Probe:
         now = self.count()
         if now is None or before is None:
             return None
+        self.effects = max(now - before, self.effects or 0)
         if now - before < least:
             raise UndecidedError(f"the count at {self.target.count_address} does not show every success", Need.COUNT)
         return now - before
@@ -262,14 +272,14 @@ class Probe:
         return replace(shot, headers=replaced(shot.headers, ((KEY, self.written(key)),)))
 
     def _noted(
-        self, many: Sequence[Shot], act: Callable[[], Sequence[Answer]], how: str = "", at_once: int = 1
+        self, many: Sequence[Shot], act: Callable[[], Sequence[Answer]], how: str = "", manner: Manner = PLAIN
     ) -> list[Answer]:
         if self.sent + len(many) > self._most:
             raise UndecidedError(f"the run's {self._most} requests are used up")
         self.sent += len(many)
-        answers = list(act())
+        answers = [replace(answer, headers=self.target.carrier.read(answer.headers)) for answer in act()]
         self.trail += [
-            Exchange(shot, answer, how or self._by_whom(shot), at_once)
+            Exchange(shot, answer, how or self._by_whom(shot), manner)
             for shot, answer in zip(many, answers, strict=True)
         ]
         return answers

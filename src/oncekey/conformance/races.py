@@ -29,6 +29,7 @@ _LOSERS: Final = 10
 _RUNNING: Final = {
     Profile.IETF: {CONFLICT},
     Profile.STRIPE: {CONFLICT},
+    Profile.CONFLICT: {CONFLICT},
     Profile.STRICT_MONEY: {CONFLICT, _ACCEPTED},
 }
 

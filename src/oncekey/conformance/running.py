@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 
-from oncekey.conformance.catalogue import CLAUSES, planned
+from oncekey.conformance.catalogue import ABOUT_HEADERS, CLAUSES, planned
+from oncekey.conformance.causes import Group, grouped
 from oncekey.conformance.clauses import (
     Clause,
     Exchange,
@@ -19,15 +21,15 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
+from oncekey.conformance.headlines import Evidence, Harm, told_of
+from oncekey.conformance.judging import is_marked
 from oncekey.conformance.probe import Probe
+from oncekey.conformance.shots import Answer
 from oncekey.conformance.sighting import take_aim
 from oncekey.conformance.target import Target
 
 MOST_DANGEROUS = 3
-"""Findings that are told before all others."""
-
-MOST_SHOWN = 6
-"""Exchanges of a finding that are kept: the first ones and the last."""
+"""Causes that are told before all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class Finding:
     clause: Clause
     verdict: Verdict
     seconds: float = 0.0
+    evidence: Evidence = field(default_factory=Evidence)
+    harm: Harm | None = None
+    """What was seen to happen, where the clause failed."""
+    headline: str = ""
 
     def fails_in(self, profile: Profile) -> bool:
         """Whether the API breaks a promise of this profile."""
@@ -64,6 +70,9 @@ class Report:
     sent: int
     seconds: float
     began_at: float = field(default_factory=time.time)
+    version: str = field(default_factory=lambda: version("oncekey"))
+    known: frozenset[str] = frozenset()
+    """The clauses whose failure is in the baseline."""
 
     @property
     def asked(self) -> list[Finding]:
@@ -72,23 +81,32 @@ class Report:
 
     @property
     def failed(self) -> list[Finding]:
-        """The broken promises, the most dangerous first."""
-        broken = [finding for finding in self.findings if finding.fails_in(self.profile)]
-        return sorted(broken, key=lambda finding: -finding.clause.severity)
+        """The broken promises that are not in the baseline, the worst first."""
+        return [finding for finding in self._broken if finding.clause.id not in self.known]
+
+    @property
+    def known_findings(self) -> list[Finding]:
+        """The broken promises that are in the baseline."""
+        return [finding for finding in self._broken if finding.clause.id in self.known]
+
+    @property
+    def _broken(self) -> list[Finding]:
+        return _ranked(finding for finding in self.findings if finding.fails_in(self.profile))
+
+    @property
+    def groups(self) -> list[Group]:
+        """The broken promises by what causes them, the cause with the worst effect first."""
+        return sorted(grouped(self.failed), key=lambda group: -max(_rank(finding) for finding in group.all)[0])
 
     @property
     def dangers(self) -> list[Finding]:
-        """The three most dangerous findings; an area has a second one only if there are not three areas."""
-        heads = list({finding.clause.area: finding for finding in reversed(self.failed)}.values())
-        heads.sort(key=self.failed.index)
-        rest = [finding for finding in self.failed if finding not in heads]
-        return [*heads, *rest][:MOST_DANGEROUS]
+        """The causes of the worst effects."""
+        return [group.root for group in self.groups[:MOST_DANGEROUS]]
 
     @property
     def advice(self) -> list[Finding]:
         """What is allowed and could be better, the most useful first."""
-        found = [finding for finding in self.findings if finding.advises_in(self.profile)]
-        return sorted(found, key=lambda finding: -finding.clause.severity)
+        return _ranked(finding for finding in self.findings if finding.advises_in(self.profile))
 
     @property
     def skipped(self) -> list[Finding]:
@@ -104,13 +122,22 @@ class Report:
     @property
     def passed(self) -> list[Finding]:
         """What is as it should be."""
-        others = (*self.failed, *self.advice, *self.skipped, *self.undecided)
+        others = (*self._broken, *self.advice, *self.skipped, *self.undecided)
         return [finding for finding in self.asked if finding not in others]
 
     @property
     def matches(self) -> list[Profile]:
         """The profiles of which no promise is broken."""
         return [profile for profile in Profile if not any(found.fails_in(profile) for found in self.findings)]
+
+    def word(self, finding: Finding) -> str:
+        """One word for what came of a clause."""
+        known = finding.clause.id in self.known and finding.fails_in(self.profile)
+        return "known" if known else word_for(finding, self.profile)
+
+    def spoken(self, text: str) -> str:
+        """A sentence with the names of this API's headers in it."""
+        return self.target.carrier.spoken(text)
 
 
 def check(
@@ -139,30 +166,54 @@ def check(
         if started - began > time_limit:
             findings.append(Finding(clause, Skipped("the time was up", "--time-limit")))
             continue
-        findings.append(Finding(clause, _judge(clause, probe), time.monotonic() - started))
+        findings.append(replace(_judge(clause, probe), seconds=time.monotonic() - started))
     return Report(probe.target, profile, tuple(findings), probe.sent, time.monotonic() - began)
 
 
-def _judge(clause: Clause, probe: Probe) -> Verdict:
+def _judge(clause: Clause, probe: Probe) -> Finding:
+    if probe.target.carrier.member is not None and clause.id in ABOUT_HEADERS:
+        return Finding(clause, Skipped("it is about a header, and the key is in the body here"))
     for need in clause.needs:
         if probe.target.lacks(need):
-            return Skipped(f"it needs {need}", need)
+            return Finding(clause, Skipped(f"it needs {need}", need))
     if clause.sight and probe.blind:
-        return Undecided("the answers to two fresh keys are equal, and effects are not counted", Need.COUNT)
-    probe.trail = []
+        blind = Undecided("the answers to two fresh keys are equal, and effects are not counted", Need.COUNT)
+        return Finding(clause, blind)
+    probe.trail, probe.effects = [], None
     try:
         verdict = clause.judge(probe)
     except UndecidedError as error:
-        return error.verdict
-    if isinstance(verdict, Failed):
-        return replace(verdict, exchange=_shortened(verdict.exchange or probe.trail))
-    return verdict
+        return Finding(clause, error.verdict)
+    if not isinstance(verdict, Failed):
+        return Finding(clause, verdict)
+    spoken = probe.target.carrier.spoken
+    evidence = Evidence(probe.effects, _successes(probe, probe.trail))
+    harm, headline = told_of(clause, evidence, probe.target.noun)
+    verdict = replace(
+        verdict,
+        expected=spoken(verdict.expected),
+        seen=spoken(verdict.seen),
+        exchange=tuple(verdict.exchange or probe.trail),
+    )
+    return Finding(clause, verdict, evidence=evidence, harm=harm, headline=spoken(headline))
 
 
-def _shortened(trail: Sequence[Exchange]) -> tuple[Exchange, ...]:
-    if len(trail) <= MOST_SHOWN:
-        return tuple(trail)
-    return (*trail[: MOST_SHOWN - 2], *trail[-2:])
+def _successes(probe: Probe, trail: Sequence[Exchange]) -> int:
+    """How many different successes the operation was answered with; replays that say so are none."""
+    found: list[Answer] = []
+    for exchange in trail:
+        answer = exchange.answer
+        if exchange.shot.method == probe.target.method and answer.ok and not is_marked(answer):
+            found += [] if any(probe.same(known, answer) for known in found) else [answer]
+    return len(found)
+
+
+def _rank(finding: Finding) -> tuple[int, int]:
+    return finding.harm or 0, finding.clause.severity
+
+
+def _ranked(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=_rank, reverse=True)
 
 
 def word_for(finding: Finding, profile: Profile) -> str:

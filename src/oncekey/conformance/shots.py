@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeAlias
 from urllib.parse import urlsplit
 
+from oncekey.conformance.carrier import Carrier
 from oncekey.core.errors import OncekeyError
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ class Address:
     host: str
     port: int
     target: str
+    cacert: str | None = None
+    """A file with the certificates to trust instead of the system's."""
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str, cacert: str | None = None) -> Address:
         """The parts of a URL with `http` or `https`."""
         try:
             parts = urlsplit(url)
@@ -59,7 +62,7 @@ class Address:
         target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
         if not target.isascii() or any(sign <= " " for sign in target):
             raise BadAddressError(f"{url!r} has characters that a URL must escape")
-        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], target)
+        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], target, cacert)
 
     @property
     def authority(self) -> str:
@@ -74,7 +77,7 @@ class Address:
 
     def at(self, target: str) -> Address:
         """Another target of the same server."""
-        return Address(self.scheme, self.host, self.port, target)
+        return replace(self, target=target)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.target}"
@@ -90,25 +93,37 @@ class Shot:
     body: bytes = b""
     chunked: bool = False
     keep_open: bool = False
+    carrier: Carrier = field(default_factory=Carrier)
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        return self.carrier.dressed(self.headers, self.body)[1]
+
+    def lines(self) -> list[str]:
+        """Request line and header lines."""
+        headers, body = self.carrier.dressed(self.headers, self.body)
+        lines = [f"{self.method} {self.address.target} HTTP/1.1", f"Host: {self.address.authority}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        if self.chunked:
+            lines.append("Transfer-Encoding: chunked")
+        elif body or self.method not in {"GET", "HEAD", "OPTIONS"}:
+            lines.append(f"Content-Length: {len(body)}")
+        if not self.keep_open:
+            lines.append("Connection: close")
+        return lines
 
     def head(self) -> bytes:
         """Everything up to the empty line."""
-        lines = [f"{self.method} {self.address.target} HTTP/1.1", f"Host: {self.address.authority}"]
-        lines += [f"{name}: {value}" for name, value in self.headers]
-        if self.chunked:
-            lines.append("Transfer-Encoding: chunked")
-        elif self.body or self.method not in {"GET", "HEAD", "OPTIONS"}:
-            lines.append(f"Content-Length: {len(self.body)}")
-        if not self.keep_open:
-            lines.append("Connection: close")
-        return "".join(f"{line}\r\n" for line in lines).encode("latin-1") + b"\r\n"
+        return "".join(f"{line}\r\n" for line in self.lines()).encode("latin-1") + b"\r\n"
 
     def wire(self) -> bytes:
         """All bytes of the request; a body in chunks comes in two of them."""
+        body = self.content
         if not self.chunked:
-            return self.head() + self.body
-        half = len(self.body) // 2
-        chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (self.body[:half], self.body[half:]) if chunk]
+            return self.head() + body
+        half = len(body) // 2
+        chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (body[:half], body[half:]) if chunk]
         return self.head() + b"".join(chunks) + b"0\r\n\r\n"
 
 
@@ -143,7 +158,7 @@ class Connection:
         plain = socket.create_connection((address.host, address.port), timeout=timeout)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = plain if address.scheme == "http" else _encrypted(plain, address.host)
+            self._socket = plain if address.scheme == "http" else _encrypted(plain, address)
         except BaseException:
             plain.close()
             raise
@@ -208,8 +223,9 @@ def fire(shot: Shot, timeout: float) -> Answer:
 
 def dribble(shot: Shot, timeout: float, *, pieces: int, pause: float) -> Answer:
     """Send the body in small pieces with pauses between them, as a bad line does."""
-    size = max(1, len(shot.body) // pieces)
-    parts = [shot.body[start : start + size] for start in range(0, len(shot.body), size)]
+    body = shot.content
+    size = max(1, len(body) // pieces)
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
     return _on_its_own(shot, timeout, [shot.head(), *parts], pause)
 
 
@@ -281,8 +297,8 @@ def _opened(address: Address, timeout: float) -> Iterator[Connection | Answer]:
         yield connection
 
 
-def _encrypted(plain: socket.socket, host: str) -> socket.socket:
-    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+def _encrypted(plain: socket.socket, address: Address) -> socket.socket:
+    return ssl.create_default_context(cafile=address.cacert).wrap_socket(plain, server_hostname=address.host)
 
 
 def _read_answer(reader: BinaryIO, method: str) -> Answer:

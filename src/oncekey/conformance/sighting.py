@@ -34,7 +34,8 @@ def take_aim(target: Target, profile: Profile, most: int) -> Probe:
 def _aimed(target: Target, profile: Profile, most: int) -> Probe:
     probe = None
     seen: list[Answer] = []
-    for quoted in (profile is not Profile.STRIPE, profile is Profile.STRIPE):
+    bare = profile in {Profile.STRIPE, Profile.CONFLICT}
+    for quoted in (not bare, bare):
         trial = Probe(target, quoted=quoted, usual=0, latency=0.0, most=most)
         began = time.monotonic()
         answer = trial.send(trial.fresh())

@@ -24,7 +24,7 @@ from oncekey.conformance.keys import of_length
 from oncekey.conformance.probe import KEY, Probe
 from oncekey.conformance.shots import Shot
 
-_STRIPE: Final = frozenset({Profile.STRIPE})
+_BARE: Final = frozenset({Profile.STRIPE, Profile.CONFLICT})
 
 
 def quoted(probe: Probe) -> Verdict:
@@ -154,7 +154,7 @@ CLAUSES: Final = (
         area=Area.KEYS,
         severity=Severity.MEDIUM,
         requirements=("R5",),
-        must=_STRIPE,
+        must=_BARE,
         should=DRAFT,
         shots=8,
         judge=bare,

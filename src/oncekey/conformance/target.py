@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
+from oncekey.conformance.carrier import Carrier
 from oncekey.conformance.clauses import Need
 from oncekey.conformance.shots import Address, Header
 
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SECRET_WORDS: Final = ("authorization", "cookie", "token", "secret", "api-key", "apikey", "password", "signature")
 
 
@@ -32,6 +36,21 @@ class Target:
     count_pointer: str = ""
     openapi: Address | None = None
     other_address: Address | None = None
+    also_address: Address | None = None
+    """The same operation at a second instance of the API."""
+    declined_body: bytes | None = None
+    """A body that the operation refuses for good, such as a card without cover."""
+    large: Header | None = None
+    """Makes the answer large."""
+    lease: float | None = None
+    """Seconds after which the API takes a request that is still running for a dead one."""
+    crash_command: tuple[str, ...] = ()
+    """Kills the server without warning and starts it again."""
+    store_down_command: tuple[str, ...] = ()
+    store_up_command: tuple[str, ...] = ()
+    command_limit: float = 60.0
+    """Seconds that a command, and the server's return after it, may take."""
+    carrier: Carrier = field(default_factory=Carrier)
     unsafe_methods: bool = False
     key_optional: bool = False
     patience: float = 15.0
@@ -39,31 +58,47 @@ class Target:
     timeout: float = 30.0
     """Seconds to wait for one answer."""
 
+    @property
+    def noun(self) -> str:
+        """What one success of the operation is called, by the address: `/orders` places an order."""
+        words = [word for word in self.address.path.lower().split("/") if re.fullmatch(r"[a-z][a-z_-]+", word)]
+        last = words[-1] if words else "operation"
+        if last.endswith("ies"):
+            return f"{last[:-3]}y"
+        return last[:-1] if last.endswith("s") and not last.endswith("ss") else last
+
+    def slower_than(self, seconds: float) -> Header | None:
+        """The slow header with another number in it, or None where it has no number."""
+        if self.slow is None or not _NUMBER.search(self.slow[1]):
+            return None
+        return self.slow[0], _NUMBER.sub(f"{seconds:.2f}", self.slow[1], count=1)
+
     def lacks(self, need: Need) -> bool:
         """Whether something that a clause needs was not given."""
-        match need:
-            case Need.COUNT:
-                return self.count_address is None
-            case Need.SLOW:
-                return self.slow is None
-            case Need.OTHER_TENANT:
-                return not self.other_tenant
-            case Need.OTHER_BODY:
-                return self.other_body is None
-            case Need.OTHER_URL:
-                return self.other_address is None
-            case Need.JSON:
-                return not self.is_json
-            case Need.FAIL:
-                return self.fail is None
-            case Need.CREDENTIALS:
-                return not any(is_secret(name) for name, _ in self.headers)
-            case Need.UNSAFE:
-                return not self.unsafe_methods
+        return not _GIVEN[need](self)
+
+
+_GIVEN: Final[Mapping[Need, Callable[[Target], object]]] = {
+    Need.COUNT: lambda target: target.count_address,
+    Need.SLOW: lambda target: target.slow,
+    Need.OTHER_TENANT: lambda target: target.other_tenant,
+    Need.OTHER_BODY: lambda target: target.other_body is not None,
+    Need.OTHER_URL: lambda target: target.other_address,
+    Need.JSON: lambda target: target.is_json,
+    Need.FAIL: lambda target: target.fail,
+    Need.CREDENTIALS: lambda target: any(is_secret(name) for name, _ in target.headers),
+    Need.UNSAFE: lambda target: target.unsafe_methods,
+    Need.DECLINED: lambda target: target.declined_body is not None,
+    Need.LARGE: lambda target: target.large,
+    Need.ALSO: lambda target: target.also_address,
+    Need.LEASE: lambda target: target.lease,
+    Need.CRASH: lambda target: target.crash_command,
+    Need.OUTAGE: lambda target: target.store_down_command,
+}
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field's value is nobody else's business."""
+    """Whether a field's value is a credential."""
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 

@@ -1,0 +1,278 @@
+"""`oncekey check`: options that choose, that come from a file, that reach further, and the baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from conformance.control import Control
+from conformance.fronts import Front
+from conformance.shop import Bug, Shop
+from oncekey import cli
+from oncekey.conformance import CLAUSES
+
+pytestmark = pytest.mark.xdist_group("conformance")
+
+BODY = '{"item": "teapot", "quantity": 2}'
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["oncekey", "check", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        told = capsys.readouterr()
+        return int(caught.value.code or 0), told.out, " ".join(told.err.replace("│", " ").split())
+
+    return run
+
+
+def _described(url: str, shop: Shop) -> list[str]:
+    return [
+        *(f"{url}/orders", "--body", BODY, "--header", "Authorization: Bearer alpha"),
+        *("--count-url", f"{shop.url}/orders", "--count-pointer", "/total", "--patience", "0.5"),
+    ]
+
+
+def _results(out: str) -> dict[str, str]:
+    return {clause["id"]: clause["result"] for clause in json.loads(out)["clauses"]}
+
+
+def test_the_list_names_every_clause_and_sends_nothing(run: Run) -> None:
+    code, out, _ = run("--list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == [clause.id for clause in CLAUSES]
+    assert "(needs --crash-command, --slow-header)" in out
+
+
+def test_only_and_skip_choose(run: Run) -> None:
+    _, out, _ = run("--list", "--only", "races", "--only", "*.one-effect", "--skip", "races.50")
+    ids = [line.split()[0] for line in out.splitlines()]
+    assert "races.2" in ids
+    assert "replays.one-effect" in ids
+    assert "races.50" not in ids
+    assert not any(name.startswith("keys") for name in ids)
+    with Shop() as shop:
+        code, out, _ = run(*_described(shop.url, shop), "--only", "replays.status", "--json")
+    assert (code, _results(out)) == (0, {"replays.status": "passed"})
+
+
+def test_a_clause_that_is_not_there_is_said(run: Run) -> None:
+    code, _, err = run("http://shop.example/", "--skip", "replay")
+    assert code == 2
+    assert "no clause is called 'replay': --list shows all of them" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "front"),
+    [
+        (["--key-header", "X-Request-Id"], {"header": "X-Request-Id"}),
+        (["--key-field", "client_token"], {"member": "client_token"}),
+        (["--marker-header", "X-Cache: hit"], {"marker": "X-Cache"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_other_names_are_told_by_options(run: Run, option: list[str], front: dict[str, str]) -> None:
+    only = ("--only", "replays.one-effect", "--only", "replays.marked", "--profile", "strict-money", "--json")
+    with Shop() as shop, Front(shop.url, **front) as other:
+        code, out, _ = run(*_described(other.url, shop), *option, *only)
+        assert (code, set(_results(out).values())) == (0, {"passed"})
+    with Shop(Bug.RUNS_AGAIN, Bug.NO_MARKER) as shop, Front(shop.url, **front) as other:
+        code, out, _ = run(*_described(other.url, shop), *option, *only)
+    assert (code, set(_results(out).values())) == (1, {"failed"})
+    assert shlex.join(option).replace("'", "") in json.loads(out)["command"].replace("'", "")
+
+
+def test_the_profile_conflict_takes_409_for_another_body(run: Run) -> None:
+    words = ("--only", "mismatches.status", "--profile", "conflict")
+    with Shop(Bug.MISMATCH_409) as shop:
+        assert run(*_described(shop.url, shop), *words)[0] == 0
+    with Shop() as shop:
+        assert run(*_described(shop.url, shop), *words)[0] == 1
+
+
+def test_a_second_instance_a_lease_and_a_large_answer_are_told_by_options(run: Run) -> None:
+    only = ("--only", "instances", "--only", "leases", "--only", "finals", "--json")
+    with Shop(Bug.MISSING_RUNS) as shop, Shop() as second:
+        second.orders = shop.orders
+        large = {"padding": lambda headers: int(headers.get("X-Large", "0"))}
+        with Front(shop.url, **large, unprotected=lambda headers: "X-Large" in headers) as front:
+            words = _described(front.url, shop)
+            help_ = ("--slow-header", "X-Slow: 0.2", "--lease", "0.2", "--large-header", "X-Large: 70000")
+            declined = ("--declined-body", "{")
+            code, out, _ = run(*words, *help_, *declined, "--also-url", f"{second.url}/orders", *only)
+    assert code == 1
+    results = _results(out)
+    assert results.pop("finals.declined") in {"skipped", "undecided"}  # the shop's refusals all look the same
+    assert results == {
+        "finals.large": "failed",
+        "instances.replayed": "failed",
+        "instances.race": "failed",
+        "leases.one-effect": "passed",
+    }
+
+
+def test_commands_are_told_by_options_and_are_in_no_report(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    with Shop() as shop, Control(crash=shop.records.clear, down=lambda: None, up=shop.records.clear) as control:
+        commands = {name: shlex.join(control.command(name)) for name in ("crash", "down", "up")}
+        words = ("--crash-command", commands["crash"], "--store-down-command", commands["down"])
+        only = ("--store-up-command", commands["up"], "--only", "crashes.remembered", "--only", "outages.remembered")
+        code, out, _ = run(*_described(shop.url, shop), *words, *only, "--html", str(page), "--command-limit", "30")
+    assert code == 1
+    assert "2 orders came of one key: the server forgot the first one when it crashed" in out
+    assert 'bash -c "$CRASH_COMMAND"' in out
+    assert '--store-up-command "${STORE_UP_COMMAND}"' in out
+    assert "urlopen" not in out + page.read_text()
+    assert control.asked == ["crash", "down", "up"]
+
+
+def test_a_finding_has_its_script_in_a_file(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "repeat" / "here"
+    with Shop(Bug.GLOBAL_SCOPE) as shop:
+        other = ("--other-tenant-header", "Authorization: Bearer beta", "--only", "tenants.independent")
+        code, _, _ = run(*_described(shop.url, shop), *other, "--scripts", str(folder))
+        assert code == 1
+        (file,) = folder.iterdir()
+        done = subprocess.run(
+            ["bash", str(file)],
+            env={**os.environ, "AUTHORIZATION": "Bearer alpha", "OTHER_AUTHORIZATION": "Bearer beta"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert file.name == "tenants.independent.sh"
+    first, second = re.findall(r"Location: (\S+)", done.stdout)
+    assert first == second  # tenant B got tenant A's order
+    assert "Bearer" not in file.read_text()
+
+
+def test_options_come_from_a_file_and_the_command_line_is_stronger(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "alpha")
+    file = tmp_path / "check.toml"
+    with Shop(Bug.SHORT_KEYS) as shop:
+        file.write_text(
+            f"""url = "{shop.url}/orders"
+body = '{BODY}'
+header = "Authorization: Bearer ${{SHOP_TOKEN}}"
+profile = "strict-money"
+only = ["keys.too-short", "keys.missing"]
+patience = 0.5
+json = true
+"""
+        )
+        code, out, _ = run("--config", str(file))
+        assert (code, _results(out)) == (1, {"keys.missing": "passed", "keys.too-short": "failed"})
+        code, out, _ = run("--config", str(file), "--profile", "ietf", "--only", "keys.missing")
+    assert (code, _results(out)) == (0, {"keys.missing": "passed"})
+    assert "alpha" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("count_url = 1", "there is no option 'count_url'; its options are also-url,"),
+        ("body = [1]", "body takes one value"),
+        ("header = ['A: ${NO_SUCH_VARIABLE}']", "the environment has no NO_SUCH_VARIABLE"),
+        ("body", "is no TOML"),
+        ("patience = 'long'", "--patience"),
+    ],
+)
+def test_a_file_with_a_mistake_is_said(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "check.toml"
+    file.write_text(text)
+    code, _, err = run("http://shop.example/", "--config", str(file))
+    assert code == 2
+    assert sentence in err
+    assert run("--config", str(tmp_path / "none.toml"))[0] == 2
+
+
+def test_a_baseline_fails_on_new_findings_only(run: Run, tmp_path: Path) -> None:
+    known, junit = tmp_path / "known.json", tmp_path / "junit.xml"
+    only = ("--only", "keys.too-short", "--only", "replays.marked", "--profile", "strict-money")
+    with Shop(Bug.SHORT_KEYS) as shop:
+        assert run(*_described(shop.url, shop), *only, "--write-baseline", str(known))[0] == 1
+        document = json.loads(known.read_text())
+        assert document["known"] == {
+            "keys.too-short": {
+                "harm": "unprotected",
+                "headline": "A request with a key of 4 characters was executed, and nothing protects its retries",
+            }
+        }
+        code, out, _ = run(*_described(shop.url, shop), *only, "--baseline", str(known), "--junit", str(junit))
+        assert code == 0
+        assert re.search(r"known +A key that is easily guessed is refused", out)
+        assert "1 passed, 0 failed, 0 advice, 0 skipped, 1 known" in out.replace(", 0 undecided", "")
+        root = fromstring(junit.read_text())
+        assert root.find(".//failure") is None
+        assert "in the baseline" in root.find(".//skipped").attrib["message"]
+    with Shop(Bug.SHORT_KEYS, Bug.NO_MARKER) as shop:
+        code, out, _ = run(*_described(shop.url, shop), *only, "--baseline", str(known), "--json")
+    assert (code, _results(out)) == (1, {"keys.too-short": "known", "replays.marked": "failed"})
+    with Shop() as shop:
+        code, _, err = run(*_described(shop.url, shop), *only, "--baseline", str(known))
+    assert code == 0
+    assert "keys.too-short is in the baseline and passes now: write the baseline again" in err
+
+
+def test_a_known_finding_that_does_more_harm_is_a_new_one(run: Run, tmp_path: Path) -> None:
+    known = tmp_path / "known.json"
+    known.write_text('{"profile": "ietf", "known": {"replays.one-effect": {"harm": "wrong"}}}')
+    with Shop(Bug.RUNS_AGAIN) as shop:
+        words = (*_described(shop.url, shop), "--only", "replays.one-effect", "--baseline", str(known))
+        assert run(*words)[0] == 1
+        known.write_text(known.read_text().replace("wrong", "twice"))
+        assert run(*words)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "it is no baseline: --write-baseline makes one"),
+        ('{"profile": "ietf", "known": {"a": {"harm": "bad"}}}', "it is no baseline"),
+        ('{"profile": "stripe", "known": {}}', "it is a baseline of the profile stripe, and this run is by ietf"),
+    ],
+)
+def test_a_file_that_is_no_baseline_is_said(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
+    known = tmp_path / "known.json"
+    known.write_text(text)
+    with Shop() as shop:
+        code, _, err = run(*_described(shop.url, shop), "--only", "keys.missing", "--baseline", str(known))
+    assert code == 2
+    assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "the operation's URL is missing"),
+        (["http://shop.example", "--store-down-command", "true"], "give both commands"),
+        (["http://shop.example", "--crash-command", "'"], "it cannot be split into words"),
+        (["http://shop.example", "--crash-command", " "], "it is empty"),
+        (["http://shop.example", "--lease", "20"], "a --timeout of more than two leases"),
+        (["http://shop.example", "--cacert", "no-such-file"], "no-such-file cannot be read"),
+        (["http://shop.example", "--key-header", "a b"], "'a b' is no name of a header"),
+        (["http://shop.example", "--marker-header", ": x"], "write 'Name' or 'Name: value'"),
+        (["http://shop.example", "--key-field", "t", "--key-header", "K"], "not in both"),
+        (["http://shop.example", "--key-field", "t", "--body", "[]"], "it needs a --body that is a JSON object"),
+        (["http://shop.example", "--key-header", "K", "--header", "k: 1"], "keys are made by the check itself"),
+    ],
+)
+def test_a_mistake_says_how_to_mend_it(run: Run, words: list[str], sentence: str) -> None:
+    code, _, err = run(*words)
+    assert code == 2
+    assert sentence in err
