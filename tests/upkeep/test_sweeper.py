@@ -201,7 +201,7 @@ async def test_a_page_of_rows_that_cannot_be_moved_does_not_hide_the_rest(world)
     assert {state_of(world, claim) for claim in hopeless} == {State.IN_PROGRESS}
 
 
-async def test_every_key_that_is_moved_is_logged_counted_and_noted(world, caplog):
+async def test_every_key_that_is_moved_is_logged_counted_and_noted(world, caplog):  # R216
     # R150, R173
     claim, lease = running(world, Effects.INLINE, Recovery.UNKNOWN)
     world.advance(LEASE + SWEEP_GRACE)

@@ -335,7 +335,7 @@ class TestMessages:
 
         assert (got, shop.in_outbox(parcel), relay.ended) == ([[1]], None, {Ended.DELIVERED: 1})
 
-    async def test_a_poison_message_ends_as_a_dead_letter_and_the_queue_goes_on(self, shop, caplog):  # R128, R129
+    async def test_a_poison_message_ends_as_a_dead_letter_and_the_queue_goes_on(self, shop, caplog):  # R128, R129, R216
         poison, *rest = shop.put(*(shop.parcel(position=n, payload=f'{{"n": {n}}}') for n in range(5)))
         told = []
 

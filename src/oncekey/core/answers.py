@@ -61,7 +61,14 @@ def refuse(
     return Answer(status, (*headers, *marks(policy, echo=echo, expires_at=None)), page.body)
 
 
-def replay(verdict: Replay, policy: Policy, *, echo: bytes | None = None, status_url: str | None = None) -> Answer:
+def replay(
+    verdict: Replay,
+    policy: Policy,
+    *,
+    echo: bytes | None = None,
+    status_url: str | None = None,
+    fault_id: str = "",
+) -> Answer:
     """The stored answer, byte for byte, marked as a replay."""
     record, stored = verdict.record, verdict.record.response
     marked = (
@@ -70,7 +77,7 @@ def replay(verdict: Replay, policy: Policy, *, echo: bytes | None = None, status
     )
     if stored is None or stored.body is None:
         kept: Headers = () if stored is None else stored.headers
-        return _tombstone(policy, kept, marked, status_url)
+        return _tombstone(policy, kept, marked, status_url, fault_id)
     headers = list(stored.headers)
     if first(stored.headers, b"cache-control") is None:
         headers.append(_NO_STORE)
@@ -133,9 +140,9 @@ def _wait(refusal: Refuse, policy: Policy) -> int:
     return _ceil(micros(policy.reconcile_interval)) if refusal.code is Code.OUTCOME_UNKNOWN else 1
 
 
-def _tombstone(policy: Policy, kept: Headers, marked: Headers, status_url: str | None) -> Answer:
+def _tombstone(policy: Policy, kept: Headers, marked: Headers, status_url: str | None, fault_id: str) -> Answer:
     """Done, but its body was not kept: where the result is to be read, and no invitation to retry (A4)."""
-    answer = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy)
+    answer = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy, fault_id=fault_id)
     place = first(kept, b"location") or (None if status_url is None else target(status_url))
     where: Headers = () if place is None else ((b"location", place),)
     return Answer(answer.status, (*answer.headers, *where, *marked), answer.body)

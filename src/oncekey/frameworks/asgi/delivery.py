@@ -1,18 +1,61 @@
-"""Sending: a complete answer, or a captured response with the marks of a first one."""
+"""Answers on their way out: refusals with their instance, replays, and captured responses with our marks."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+from oncekey.core import answers
 from oncekey.core.answers import marks
 from oncekey.core.headers import field_name
+from oncekey.core.keys import key_digest
+from oncekey.core.model import Code
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Instant
+    from oncekey.core.model import Claim, Instant, Refuse, Replay
     from oncekey.core.policy import Policy
     from oncekey.frameworks.asgi.capture import Capture
     from oncekey.frameworks.asgi.types import Send
+
+
+log = logging.getLogger("oncekey")
+security = logging.getLogger("oncekey.security")
+"""Where misuse of keys is told: a bug of a client, or somebody who tries a stranger's key with a payload of his own."""
+
+
+def refusal(
+    refused: Refuse,
+    policy: Policy,
+    *,
+    claim: Claim | None = None,
+    echo: bytes | None = None,
+    status_url: str | None = None,
+) -> Answer:
+    """The answer to a request that is not executed; its instance stands in the answer and in the log."""
+    instance = str(uuid4())
+    log.info("oncekey: refused with %s (instance %s)", refused.code.value, instance)
+    if refused.code is Code.KEY_REUSED and claim is not None:
+        known = {
+            "event": "key_misuse",
+            "operation": claim.operation,
+            "scope": claim.id.scope,
+            "key_digest": key_digest(claim.id.key),
+            "instance": instance,
+        }
+        security.warning(
+            "oncekey: a key was used for another request of %(operation)s in %(scope)s (digest %(key_digest)s, "
+            "instance %(instance)s)",
+            known,
+            extra={"oncekey": known},
+        )
+    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance)
+
+
+def replayed(verdict: Replay, policy: Policy, *, echo: bytes | None, status_url: str | None) -> Answer:
+    """The stored answer, or a word about one that was not kept."""
+    return answers.replay(verdict, policy, echo=echo, status_url=status_url, fault_id=str(uuid4()))
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

@@ -9,17 +9,18 @@ import asyncio
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from oncekey.boottime import boottime
-from oncekey.core.answers import Answer, refuse, replay
+from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
+from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     Bypass,
     Code,
     Completed,
     Deferred,
     Discarded,
+    Doubtful,
     Effects,
     Lease,
     Proceed,
@@ -37,7 +38,7 @@ from oncekey.frameworks.asgi.admission import admit, guarded
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.deciding import decided
-from oncekey.frameworks.asgi.delivery import send_answer, send_captured
+from oncekey.frameworks.asgi.delivery import refusal, replayed, send_answer, send_captured
 from oncekey.frameworks.asgi.entrance import Entrance
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
@@ -197,7 +198,7 @@ class Exchange:
                     verdict = Refuse(Code.IN_PROGRESS, retry_after=1)
                     await self.withdraw(verdict)
             case Replay():
-                self._answered(replay(verdict, enrolment.policy, echo=self._echo, status_url=self._status_url))
+                self._answered(replayed(verdict, enrolment.policy, echo=self._echo, status_url=self._status_url))
             case Refuse():
                 self._answered(self._refusal(verdict, enrolment.policy))
             case Bypass():
@@ -271,7 +272,7 @@ class Exchange:
         assert self._settling is not None
         self._settling.tx = tx
 
-    async def withdraw(self, refusal: Refuse) -> None:
+    async def withdraw(self, refused: Refuse) -> None:
         """Take the claim back: the handler could not be entered."""
         assert self._enrolment is not None
         assert self._settling is not None
@@ -280,7 +281,7 @@ class Exchange:
         _, cancelled = await self._carry_out(Decision(Discarded(), Business.ROLLBACK))
         if cancelled is not None:
             raise cancelled
-        self._answered(self._refusal(refusal, self._enrolment.policy))
+        self._answered(self._refusal(refused, self._enrolment.policy))
 
     async def turn_away(self, error: BaseException) -> bool:
         """Answer for what failed before the claim: a body that took too long, or a store that was down (R110)."""
@@ -306,6 +307,7 @@ class Exchange:
             self.installation.wake()
         if told is None:
             self._remember_call(decision)
+            self._say_doubt(decision)
         reply = ours if told is None else told
         if cancelled is not None:
             await shielded(self._conclude_soon(reply, error))
@@ -366,7 +368,7 @@ class Exchange:
         assert self._enrolment is not None
         assert self._capture is not None
         policy = self._enrolment.policy
-        return decided(self, self._enrolment, self._capture, error, lambda refusal: self._refusal(refusal, policy))
+        return decided(self, self._enrolment, self._capture, error, lambda refused: self._refusal(refused, policy))
 
     async def _carry_out(self, decision: Decision) -> tuple[Answer | None, asyncio.CancelledError | None]:
         """Settle, to the end also if we are cancelled meanwhile."""
@@ -376,6 +378,19 @@ class Exchange:
             return await self._settling.perform(decision), None
         except asyncio.CancelledError as cancelled:
             return await shielded(self._settling.again(decision)), cancelled
+
+    def _say_doubt(self, decision: Decision) -> None:
+        if isinstance(decision.settlement, Doubtful) and self.asked is not None:
+            claim = self.asked.claim
+            known = {
+                "event": "unknown",
+                "operation": claim.operation,
+                "scope": claim.id.scope,
+                "key_digest": key_digest(claim.id.key),
+                "why": decision.settlement.last_error,
+            }
+            said = "oncekey: the outcome of %(operation)s is unknown: %(why)s (digest %(key_digest)s)"
+            log.error(said, known, extra={"oncekey": known})
 
     def _remember_call(self, decision: Decision) -> None:
         """Let webhooks find the call of an INLINE record that has an answer: they may contradict it.
@@ -419,8 +434,9 @@ class Exchange:
         self._answer = answer
         self.phase = Phase.ANSWERED
 
-    def _refusal(self, refusal: Refuse, policy: Policy) -> Answer:
-        return refuse(refusal, policy, echo=self._echo, status_url=self._status_url, fault_id=uuid4().hex)
+    def _refusal(self, refused: Refuse, policy: Policy) -> Answer:
+        claim = None if self.asked is None else self.asked.claim
+        return refusal(refused, policy, claim=claim, echo=self._echo, status_url=self._status_url)
 
     def _leave(self) -> None:
         """From now on a stop need not wait for us."""

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from oncekey.core.answers import refuse
 from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
 from oncekey.core.model import Code, Refuse
-from oncekey.frameworks.asgi.delivery import send_answer
+from oncekey.frameworks.asgi.delivery import refusal, send_answer
 from oncekey.frameworks.asgi.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit
 from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
@@ -70,7 +69,7 @@ class OncekeyMiddleware:
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send, enrolment: Enrolment | None) -> None:
         if enrolment is not None and enrolment.policy.require_key:
-            await send_answer(send, refuse(Refuse(Code.KEY_MISSING), enrolment.policy))
+            await send_answer(send, refusal(Refuse(Code.KEY_MISSING), enrolment.policy))
             return
         passage = passage_of(scope)
         visit = Visit(self.installation, scope, receive, passage, enclosing(passage))
@@ -80,7 +79,7 @@ class OncekeyMiddleware:
         except ClientLeftError:
             pass
         except TooSlowError:
-            await send_answer(send, refuse(Refuse(Code.BODY_TOO_SLOW), self.installation.policy))
+            await send_answer(send, refusal(Refuse(Code.BODY_TOO_SLOW), self.installation.policy))
         finally:
             current.reset(token)
             await take_back(visit)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from oncekey.core.answers import Answer, refuse, replay
+from oncekey.core.answers import Answer
 from oncekey.core.errors import (
     CommitAmbiguousError,
     OncekeyError,
@@ -26,6 +26,7 @@ from oncekey.core.onecommit import Sealed
 from oncekey.core.settle import Business
 from oncekey.engine import local
 from oncekey.flow import adrive
+from oncekey.frameworks.asgi.delivery import refusal, replayed
 from oncekey.frameworks.asgi.settlement import NO_ROWS
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class OneCommit:
 
     def _in_doubt(self) -> Answer:
         """It may have happened, and the store cannot say so yet: 503 with the outcome-unknown code (P7)."""
-        return refuse(
+        return refusal(
             Refuse(Code.OUTCOME_UNKNOWN, retry_after=1),
             self._policy.override(on_unknown=503),
             echo=self._echo,
@@ -226,13 +227,13 @@ class OneCommit:
         log.error("oncekey: %s", error)
         return self._refused(Refuse(Code.RECORD_UNREADABLE))
 
-    def _refused(self, refusal: Refuse) -> Answer:
-        return refuse(refusal, self._policy, echo=self._echo, status_url=self._status_url)
+    def _refused(self, refused: Refuse) -> Answer:
+        return refusal(refused, self._policy, claim=self.claim, echo=self._echo, status_url=self._status_url)
 
     def _answer(self, verdict: Replay | Refuse) -> Answer:
         match verdict:
             case Replay():
-                return replay(verdict, self._policy, echo=self._echo, status_url=self._status_url)
+                return replayed(verdict, self._policy, echo=self._echo, status_url=self._status_url)
             case Refuse():
                 return self._refused(verdict)
             case _:

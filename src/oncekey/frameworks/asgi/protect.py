@@ -10,10 +10,11 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from oncekey.core.answers import Answer, refuse
+from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
 from oncekey.frameworks.asgi.annotations import operation_parameter
+from oncekey.frameworks.asgi.delivery import refusal
 from oncekey.frameworks.asgi.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange, Visit
 from oncekey.frameworks.asgi.lending import business, flush
@@ -108,7 +109,7 @@ class _Call:
         """Refuse, or run as if we were not there."""
         policy = self.enrolment.policy
         if policy.require_key and request.scope["method"] not in SAFE:
-            return _respond(request.installation, refuse(Refuse(Code.KEY_MISSING), policy))
+            return _respond(request.installation, refusal(Refuse(Code.KEY_MISSING), policy))
         return await self._unkeyed(request, None)
 
     async def _run(self, exchange: Exchange) -> Any:
@@ -174,7 +175,7 @@ class _Call:
                 lambda op: self.handler(*self.args, **self._with(op)), self.enrolment, request, claim
             )
         except NoConnectionError:
-            return _respond(request.installation, refuse(STORE_DOWN, self.enrolment.policy))
+            return _respond(request.installation, refusal(STORE_DOWN, self.enrolment.policy))
 
     def _operation(self, kind: type[Any], exchange: Exchange, connection: Any, stepping: Any) -> Any:
         assert exchange.asked is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from oncekey.core.answers import Answer, refuse, replay
+from oncekey.core.answers import Answer
 from oncekey.core.errors import (
     CommitAmbiguousError,
     OncekeyError,
@@ -38,6 +38,7 @@ from oncekey.core.rulings import answer_from
 from oncekey.core.settle import Business
 from oncekey.engine import testimony
 from oncekey.flow import adrive
+from oncekey.frameworks.asgi.delivery import refusal, replayed
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Lease, Parcel, Settled, Settlement, Verdict
@@ -203,7 +204,7 @@ class Settling:
 
     def _in_doubt(self) -> Answer:
         """It may have happened, and the store cannot say so yet: 503 with the outcome-unknown code (P7)."""
-        return refuse(
+        return refusal(
             Refuse(Code.OUTCOME_UNKNOWN, retry_after=1),
             self._policy.override(on_unknown=503),
             echo=self._echo,
@@ -215,13 +216,13 @@ class Settling:
         log.error("oncekey: %s", error)
         return self._refused(Refuse(Code.RECORD_UNREADABLE))
 
-    def _refused(self, refusal: Refuse) -> Answer:
-        return refuse(refusal, self._policy, echo=self._echo, status_url=self._status_url)
+    def _refused(self, refused: Refuse) -> Answer:
+        return refusal(refused, self._policy, echo=self._echo, status_url=self._status_url)
 
     def _answer(self, verdict: Verdict) -> Answer:
         match verdict:
             case Replay():
-                return replay(verdict, self._policy, echo=self._echo, status_url=self._status_url)
+                return replayed(verdict, self._policy, echo=self._echo, status_url=self._status_url)
             case Refuse():
                 return self._refused(verdict)
             case Proceed() | Bypass():

@@ -6,7 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.answers import Answer, refuse, retry_after
+from oncekey.core.answers import Answer, retry_after
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.locks import lock_number
 from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
@@ -15,6 +15,7 @@ from oncekey.core.showing import describe, in_flight
 from oncekey.engine.operate import look
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.claiming import scope_for
+from oncekey.frameworks.asgi.delivery import refusal
 from oncekey.frameworks.asgi.one_commit import SCHEMA
 
 if TYPE_CHECKING:
@@ -33,23 +34,23 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
     policy = installation.policy
     if not (key.isascii() and key.isprintable()):
         # No request could have had such a key, and not every store can be asked for it.
-        return refuse(Refuse(Code.KEY_NOT_FOUND), policy)
+        return refusal(Refuse(Code.KEY_NOT_FOUND), policy)
     record_id = RecordId(await scope_for(installation, policy, scope), key)
     turned_away = await installation.limits.looks_up(record_id.scope, policy)
     if turned_away is not None:
-        return refuse(turned_away, policy)
+        return refusal(turned_away, policy)
     try:
         sight = await _find(installation.engines.asynchronous(), record_id, policy)
     except RecordUnreadableError as error:
         log.error("oncekey: %s", error)
-        return refuse(Refuse(Code.RECORD_UNREADABLE), policy)
+        return refusal(Refuse(Code.RECORD_UNREADABLE), policy)
     except StoreError:
-        return refuse(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), policy)
+        return refusal(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), policy)
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:
         if sight.busy:
             return _shown(in_flight(key), wait=1)
-        return refuse(Refuse(Code.KEY_NOT_FOUND), policy)
+        return refusal(Refuse(Code.KEY_NOT_FOUND), policy)
     wait = None
     if record.state in (State.PENDING, State.IN_PROGRESS, State.UNKNOWN):
         left = (record.lease_until or record.reconcile_after or now) - now

@@ -1,0 +1,84 @@
+"""What is told besides the answer: the instance of a refusal, misuse of keys, outcomes that are unknown."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
+from frameworks.shop import new_key
+from harness.asgi import Caller
+from oncekey.core.keys import key_digest
+from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.asgi.operation import Operation
+
+INSTANCE = re.compile(r"urn:uuid:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+
+
+@pytest.fixture(params=["sqlite", "asyncpg"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> RealShop:
+    if request.param == "sqlite":
+        shop = RealShop(SqliteFile(tmp_path / "shop.db"))
+    else:
+        shop = RealShop(PostgresDatabase(request.getfixturevalue("postgres_dsn"), request.param, pool_size=3))
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=LOCAL, operation="create_order")
+    async def create(op: Operation, item: str = "tea") -> dict[str, str]:
+        return {"item": item}
+
+    @shop.app.post("/calls")
+    @shop.once.protect(effects=INLINE, operation="call_bank")
+    async def call() -> None:
+        raise TimeoutError("card 4111")
+
+    return shop
+
+
+def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
+    told = [record for record in caplog.records if getattr(record, "oncekey", {}).get("event") == event]
+    return [(record.name, record.levelno, record.oncekey, record.getMessage()) for record in told]  # type: ignore[attr-defined]
+
+
+async def test_a_key_for_another_request_is_told_as_misuse(shop: RealShop, caplog: Any) -> None:  # R191, R195
+    key = new_key()
+    async with shop.open():
+        await shop.send("/orders?item=tea", key=key)
+        refused = await shop.send("/orders?item=gold", key=key)
+    assert refused.status == 422
+    ((name, level, known, message),) = lines(caplog, "key_misuse")
+    (instance,) = INSTANCE.fullmatch(refused.json()["instance"]).groups()  # type: ignore[union-attr]
+    assert (name, level) == ("oncekey.security", logging.WARNING)
+    assert (known["operation"], known["key_digest"]) == ("create_order", key_digest(key))
+    assert known["instance"] == instance
+    assert instance in message
+    assert key not in caplog.text
+
+
+async def test_every_refusal_has_an_instance_of_its_own(shop: RealShop, caplog: Any) -> None:  # R99
+    caplog.set_level(logging.INFO, "oncekey")
+    async with shop.open():
+        replies = [
+            await Caller(shop.app, "POST", "/orders").run(),
+            await shop.send(key="x"),
+            await Caller(shop.app, "GET", "/idempotency-keys/nothing-is-here-at-all").run(),
+        ]
+    assert [reply.status for reply in replies] == [400, 400, 404]
+    found = [INSTANCE.fullmatch(reply.json()["instance"]).group(1) for reply in replies]  # type: ignore[union-attr]
+    assert len(set(found)) == len(found)
+    assert all(instance in caplog.text for instance in found)
+
+
+async def test_an_outcome_that_turns_unknown_is_an_error_in_the_log(shop: RealShop, caplog: Any) -> None:  # R216
+    key = new_key()
+    async with shop.open():
+        await Caller(shop.app, "POST", "/calls", headers=[("Idempotency-Key", key)]).run()
+    ((_, level, known, message),) = lines(caplog, "unknown")
+    assert (level, known["operation"], known["key_digest"]) == (logging.ERROR, "call_bank", key_digest(key))
+    assert "call_bank is unknown" in message
+    assert key not in message
+    assert "4111" not in message
