@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import Once
 from phased.bank import KEY
 
-ENGINES = ["postgresql+asyncpg", "postgresql+psycopg"] + ["sqlite+aiosqlite"] * (find_spec("aiosqlite") is not None)
+ENGINES = ["postgresql+asyncpg", "postgresql+psycopg", "sqlite+aiosqlite"]
 SAYS_WHAT_TO_DO = r"op\.phase\(name, fn\)"
 
 

@@ -52,7 +52,7 @@ CLAUSES: Final[tuple[Clause, ...]] = (
 
 ABOUT_HEADERS: Final = frozenset(
     f"keys.{name}" for name in ("malformed", "doubled", "quoted", "bare", "two-spellings", "parameters", "field-name")
-) | {"keys.echoed"}
+) | {"keys.echoed", "keys.status"}
 """Clauses that have no meaning where the key is a member of the body."""
 
 SIGHTING_SHOTS: Final = 20

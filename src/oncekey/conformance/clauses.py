@@ -137,7 +137,6 @@ class Clause:
     why: str
     area: Area
     severity: Severity
-    requirements: tuple[str, ...] = ()
     shots: int
     judge: Callable[[Probe], Verdict]
     must: frozenset[Profile] = EVERY

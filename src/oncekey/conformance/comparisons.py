@@ -261,7 +261,6 @@ def _clause(
         why=why,
         area=Area.MISMATCHES,
         severity=severity,
-        requirements=("R35", "R40"),
         must=SAFE,
         should=EVERY - SAFE,
         needs=(Need.JSON, Need.OTHER_BODY),

@@ -79,6 +79,7 @@ CLAUSES: Final = (
         needs=(Need.CRASH,),
         shots=6,
         judge=remembered,
+        sight=True,
     ),
     Clause(
         id="crashes.one-effect",
@@ -89,6 +90,7 @@ CLAUSES: Final = (
         needs=(Need.CRASH, Need.SLOW, Need.COUNT),
         shots=12,
         judge=one_effect,
+        sight=True,
     ),
     Clause(
         id="crashes.answered",

@@ -83,5 +83,6 @@ CLAUSES: Final = (
         needs=(Need.LARGE,),
         shots=4,
         judge=large,
+        sight=True,
     ),
 )

@@ -103,6 +103,7 @@ CLAUSES: Final = (
         needs=(Need.ALSO,),
         shots=4,
         judge=replayed,
+        sight=True,
     ),
     Clause(
         id="instances.race",
@@ -113,6 +114,7 @@ CLAUSES: Final = (
         needs=(Need.ALSO,),
         shots=2 * _PAIRS + 12,
         judge=race,
+        sight=True,
     ),
     Clause(
         id="leases.one-effect",
@@ -123,5 +125,6 @@ CLAUSES: Final = (
         needs=(Need.LEASE, Need.SLOW, Need.COUNT),
         shots=12,
         judge=outlived,
+        sight=True,
     ),
 )

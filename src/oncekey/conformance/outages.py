@@ -132,6 +132,7 @@ CLAUSES: Final = (
         needs=(Need.OUTAGE,),
         shots=10,
         judge=recovered,
+        sight=True,
     ),
     Clause(
         id="outages.remembered",
@@ -142,5 +143,6 @@ CLAUSES: Final = (
         needs=(Need.OUTAGE,),
         shots=8,
         judge=remembered,
+        sight=True,
     ),
 )

@@ -128,7 +128,6 @@ class Probe:
         return _within_limits(lambda: self._fire(shot))
 
     def _fire(self, shot: Shot, pause: float = 0.0) -> Answer:
-        """Send a request, after a pause."""
         time.sleep(pause)
         manner = Manner(seconds=pause)
         return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)], manner=manner)[0]
@@ -257,9 +256,9 @@ class Probe:
         now = self.count()
         if now is None or before is None:
             return None
-        self.effects = max(now - before, self.effects or 0)
         if now - before < least:
             raise UndecidedError(f"the count at {self.target.count_address} does not show every success", Need.COUNT)
+        self.effects = max(now - before, self.effects or 0)
         return now - before
 
     def recount(self) -> None:

@@ -177,8 +177,8 @@ def _judge(clause: Clause, probe: Probe) -> Finding:
         if probe.target.lacks(need):
             return Finding(clause, Skipped(f"it needs {need}", need))
     if clause.sight and probe.blind:
-        blind = Undecided("the answers to two fresh keys are equal, and effects are not counted", Need.COUNT)
-        return Finding(clause, blind)
+        because = "the answers to two fresh keys are equal, and effects are not counted"
+        return Finding(clause, Undecided(because, Need.COUNT))
     probe.trail, probe.effects = [], None
     try:
         verdict = clause.judge(probe)
@@ -187,14 +187,10 @@ def _judge(clause: Clause, probe: Probe) -> Finding:
     if not isinstance(verdict, Failed):
         return Finding(clause, verdict)
     spoken = probe.target.carrier.spoken
-    evidence = Evidence(probe.effects, _successes(probe, probe.trail))
+    trail = verdict.exchange or tuple(probe.trail)
+    evidence = Evidence(probe.effects, _successes(probe, trail))
     harm, headline = told_of(clause, evidence, probe.target.noun)
-    verdict = replace(
-        verdict,
-        expected=spoken(verdict.expected),
-        seen=spoken(verdict.seen),
-        exchange=tuple(verdict.exchange or probe.trail),
-    )
+    verdict = replace(verdict, expected=spoken(verdict.expected), seen=spoken(verdict.seen), exchange=trail)
     return Finding(clause, verdict, evidence=evidence, harm=harm, headline=spoken(headline))
 
 
