@@ -15,6 +15,11 @@ from harness.postgres import Installation, PostgresMissingError, PostgresServer,
 from harness.postgres_binaries import MISSING
 
 
+def pytest_configure() -> None:
+    """Leave the width of a terminal to the tests that are about it: pytest-xdist tells its workers one."""
+    os.environ.pop("COLUMNS", None)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run `async def test_…` in an event loop of its own."""

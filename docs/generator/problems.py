@@ -193,5 +193,7 @@ def _shape(form: ErrorFormat) -> str:
 
 def _example(policy: Policy) -> str:
     code = Code.KEY_REUSED
-    shown = render(code, PROBLEMS[code].status_in(policy.flavor), policy, fault_id="5f0c…", trace_id="")
+    shown = render(
+        code, PROBLEMS[code].status_in(policy.flavor), policy, fault_id="5f0c2b7e9a614d3f8c1e0a9b7d6e5f40", trace_id=""
+    )
     return f"```http\nContent-Type: {shown.media_type.decode()}\n\n{shown.body.decode()}\n```"

@@ -311,12 +311,12 @@ class Once:
         if self._migrate:
             await engine.migrate()
         await engine.check()
-        warn_of_memory(engine, os.environ, multiprocessing.parent_process())
         enrolments = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
         check_effects(engine, enrolments, self.blocking)
         limits.check([self.policy, *(enrolment.policy for enrolment in enrolments)])
         if app is not None:
             check_routes(self, app, self._installed.get(app), self.enrolled.values())
+        warn_of_memory(engine, os.environ, multiprocessing.parent_process())
 
     @property
     def running(self) -> bool:

@@ -111,7 +111,7 @@ def test_a_record_that_cannot_be_read_is_one_line(shop, url, command):
     result = oncekey("keys", command, KEY, *WHOSE, *options, "--store", url)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"oncekey: the record of a key (digest {key_digest(KEY)}) cannot be read: its answer was stored by another "
+        f"oncekey: the record of a key (digest {key_digest(KEY)}) cannot be read: its answer was stored by a later "
         "version of oncekey (response_schema 2; this one reads 1)\n"
     )
     listed = json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json").stdout)

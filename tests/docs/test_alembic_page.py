@@ -30,7 +30,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    for number in range(6, {NEWEST} + 1):
+    for number in range(7, {NEWEST} + 1):
         run(op, number, number)
 """
 

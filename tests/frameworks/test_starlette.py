@@ -87,7 +87,7 @@ async def test_methods_of_a_class_based_endpoint(caplog: pytest.LogCaptureFixtur
 
     serve(shop, "/orders", Orders)
     await shop.once.start(shop.app)
-    assert caplog.text == ""
+    assert ["the store is memory" in line for line in caplog.messages] == [True]  # and no word about the methods
     assert [(await shop.send("/orders")).replayed for _ in range(2)] == [False, True]
     assert [(await shop.send("/orders", method="PATCH", key=new_key())).status for _ in range(2)] == [200, 200]
     assert (await shop.send("/orders", method="GET")).body == b"orders"

@@ -45,7 +45,7 @@ def sentence(raised: Any) -> str:
 @pytest.mark.parametrize(
     ("store", "said"),
     [
-        ("mysql://", "there is no store for mysql: say memory:, sqlite:///relative.db"),
+        ("mysql://", "there is no store for mysql: keys are kept in PostgreSQL, in SQLite or in memory, say memory:"),
         ("shop.db", "'shop.db' is no store: say memory:"),
         ("sqlite://shop.db", "a SQLite store is a file: sqlite:///relative.db (three slashes)"),
         ("", "'' is no store"),

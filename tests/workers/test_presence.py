@@ -139,6 +139,7 @@ def test_the_calls_of_inline_handlers_are_read_from_their_code():
     async def look(question: object) -> None: ...
 
     assert inline_calls_of(once) == {"elsewhere": ("ship",), "pay": ("charge", "receipt")}
-    exec("async def made(op): op.downstream_key('charge')", namespace := {})  # code that has no source
+    # Code that has no source.
+    exec("async def made(op: Operation): op.downstream_key('charge')", namespace := {"Operation": Operation})
     once.protect(effects=INLINE)(namespace["made"])
     assert "made" not in inline_calls_of(once)

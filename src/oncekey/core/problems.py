@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, assert_never
+from uuid import UUID
 
 from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.model import Code
@@ -256,7 +257,7 @@ def render(
             return _page(JSON, {"code": code.value})
         # Waiting is no error: a 202 is neither a fault nor a problem, whatever errors look like.
         case ErrorFormat.PROBLEM | ErrorFormat.FAULT if status == _ACCEPTED:
-            return _page(JSON, _members(code, status, policy, says, fault_id))
+            return _page(JSON, _members(code, status, policy, says, ""))
         case ErrorFormat.PROBLEM:
             return _page(PROBLEM_JSON, _members(code, status, policy, says, fault_id))
         case ErrorFormat.FAULT:
@@ -268,7 +269,7 @@ def render(
 def _members(code: Code, status: int, policy: Policy, says: str, fault_id: str) -> dict[str, object]:
     problem = PROBLEMS[code]
     # An occurrence and no other: a client quotes it, and the log line of it has the same.
-    occurrence = {"instance": f"urn:uuid:{fault_id}"} if fault_id else {}
+    occurrence = {"instance": UUID(fault_id).urn} if fault_id else {}
     members: dict[str, object] = {
         "type": type_of(code, policy),
         "title": problem.title,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -125,6 +126,11 @@ class SqlalchemyTransaction:
         except BaseException:
             await self.rollback()
             raise
+        session, self._session = self._session, None
+        if session is not None:
+            # Now, and not with the connection: a phased handler goes on with it, and what it adds must not be lost.
+            with suppress(*FAILURES):
+                await session.close()
         self._ended()  # nobody has to wait until the connection is clean and back
 
     async def rollback(self) -> None:

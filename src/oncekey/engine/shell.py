@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import migrate, request
@@ -36,7 +36,8 @@ class Engine:
         self.store = store
         self.driver = driver
         self._shares = driver if isinstance(driver, Shares) else None
-        self._crowds = driver if isinstance(driver, Crowds) else None
+        # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
+        self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
 
     @property
     def crowded(self) -> bool:
@@ -95,7 +96,8 @@ class AsyncEngine:
         self.store = store
         self.driver = driver
         self._shares = driver if isinstance(driver, AsyncShares) else None
-        self._crowds = driver if isinstance(driver, Crowds) else None
+        # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
+        self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
         self._reads = driver if isinstance(driver, AsyncReads) else None
         self.aside = asyncio.Lock()
         """For those who look while they wait for a place: one after the other, so that claims find room beside them."""

@@ -37,7 +37,7 @@ log = logging.getLogger("oncekey")
 
 UNREADABLE = "the record of a key (digest {digest}) cannot be read: {why}"
 NOT_OURS = "its {column} is nothing that this version of oncekey writes"
-LATER = "its answer was stored by another version of oncekey (response_schema {found}; this one reads {known})"
+LATER = "its answer was stored by a later version of oncekey (response_schema {found}; this one reads {known})"
 
 COLUMNS: tuple[str, ...] = (
     "scope",
@@ -196,7 +196,7 @@ def headers_text(headers: Headers) -> str:
 
 
 def _response(row: Row) -> StoredResponse:
-    if row["response_schema"] != RESPONSE_SCHEMA:
+    if row["response_schema"] > RESPONSE_SCHEMA:
         raise _unreadable(row, LATER.format(found=row["response_schema"], known=RESPONSE_SCHEMA))
     body = row["response_body"]
     return StoredResponse(

@@ -70,8 +70,9 @@ def decided(
     if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
         ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
         return decide(effects, policy, ours), failed
-    decision = decide(effects, policy, replace(ending, status=None))
-    told = _instead(run, enrolment, decision, ending, answer)
+    unfinished = replace(ending, status=None)  # whatever had been begun of an answer
+    decision = decide(effects, policy, unfinished)
+    told = _instead(run, enrolment, decision, unfinished, answer)
     return decision, failed if told is None and isinstance(raised, NotExecuted) else told
 
 

@@ -34,7 +34,7 @@ def refusal(
     status_url: str | None = None,
 ) -> Answer:
     """The answer to a request that is not executed; its instance stands in the answer and in the log."""
-    instance = str(uuid4())
+    instance = uuid4()
     log.info("oncekey: refused with %s (instance %s)", refused.code.value, instance)
     if refused.code is Code.KEY_REUSED and claim is not None:
         known = {
@@ -42,7 +42,7 @@ def refusal(
             "operation": claim.operation,
             "scope": claim.id.scope,
             "key_digest": key_digest(claim.id.key),
-            "instance": instance,
+            "instance": str(instance),
         }
         security.warning(
             "oncekey: a key was used for another request of %(operation)s in %(scope)s (digest %(key_digest)s, "
@@ -50,12 +50,12 @@ def refusal(
             known,
             extra={"oncekey": known},
         )
-    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance)
+    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex)
 
 
 def replayed(verdict: Replay, policy: Policy, *, echo: bytes | None, status_url: str | None) -> Answer:
     """The stored answer, or a word about one that was not kept."""
-    return answers.replay(verdict, policy, echo=echo, status_url=status_url, fault_id=str(uuid4()))
+    return answers.replay(verdict, policy, echo=echo, status_url=status_url, fault_id=uuid4().hex)
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

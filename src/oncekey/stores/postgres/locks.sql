@@ -1,8 +1,9 @@
 -- LOCAL in one commit: the lock and the look come first, and the finished record is written once, last.
 -- `begun` is now(), which is the transaction's own: another one at the end tells that the handler committed by itself.
+-- The first statement removes nothing: a server that only reads refuses that (25006), so no handler runs where its answer
+-- has no place.
 
 -- name: lock
--- The removal of nothing is refused by a server that only reads (25006), so no handler runs where its answer has no place.
 WITH writable AS (DELETE FROM oncekey.record WHERE false)
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
        look.locked, look.other, look.begun, (look.seen).*
