@@ -135,7 +135,7 @@ class TestEveryRefusal:
             Policy(error_format=shape, flavor=flavor),
             echo=ECHO,
             status_url=f"/idempotency-keys/{KEY}",
-            fault_id="f",
+            fault_id="f" * 32,
             trace_id="t",
         )
         for private in (KEY, FINGERPRINT, "acme", "/orders"):

@@ -13,8 +13,8 @@ from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.flow import adrive
 from oncekey.wire import aconnect
+from oncekey.workers.declared import inline_calls_of
 from oncekey.workers.presence import FORGOTTEN, Presence
-from oncekey.workers.reading import inline_calls_of
 from oncekey.workers.reaper import Reaper
 from oncekey.workers.service import Service
 

@@ -64,7 +64,7 @@ async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, .
             found[operation] = roll.inline_calls(operation)
     if app is not None:
         from oncekey.cli.worker import load
-        from oncekey.workers.reading import inline_calls_of
+        from oncekey.workers.declared import inline_calls_of
 
         found |= inline_calls_of(load(app))
     return found

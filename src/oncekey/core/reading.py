@@ -20,7 +20,8 @@ ONLY_READS: Final = (
 _READ_ONLY_TRANSACTION: Final = "25006"
 _READ_ONLY_FILE: Final = "SQLITE_READONLY"
 _READS: Final = re.compile(
-    r"\s*(?:SELECT|VALUES|SHOW)\b(?!.*\b(?:FOR\s+(?:UPDATE|NO|KEY|SHARE)|INTO)\b)", re.IGNORECASE | re.DOTALL
+    r"\s*(?:SELECT|VALUES|SHOW)\b(?!.*\b(?:FOR\s+(?:UPDATE|NO|KEY|SHARE)|INTO|set_config|pg_\w*advisory\w*)\b)",
+    re.IGNORECASE | re.DOTALL,
 )
 _CHANGES: Final = re.compile(
     r"\s*(?:(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE|CREATE|ALTER|DROP|COPY)\b"
@@ -30,7 +31,10 @@ _CHANGES: Final = re.compile(
 
 
 def plainly_reads(sql: str) -> bool:
-    """Whether a statement leaves nothing behind, not even a lock: its transaction may be ended at any time."""
+    """Whether a statement leaves nothing behind, neither a lock nor a setting: its transaction may end at any time.
+
+    A function that does so without saying it in its name is not recognised.
+    """
     return _READS.match(sql) is not None
 
 

@@ -16,7 +16,7 @@ from oncekey.drivers.asyncpg_saying import begin, commit, execute, execute_alone
 from oncekey.drivers.asyncpg_transactions import WHAT, AsyncpgTransaction
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
-from oncekey.drivers.reading import only_reading
+from oncekey.drivers.postgres_reading import only_reading
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
 from oncekey.flow import Mode, astep
 

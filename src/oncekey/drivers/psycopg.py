@@ -16,6 +16,7 @@ from psycopg.pq import TransactionStatus
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.postgres_reading import only_reading
 from oncekey.drivers.psycopg_pools import AsyncPool, Pool
 from oncekey.drivers.psycopg_saying import (
     BEGIN,
@@ -31,7 +32,6 @@ from oncekey.drivers.psycopg_saying import (
     undo,
 )
 from oncekey.drivers.psycopg_transactions import WHAT, AsyncPsycopgTransaction, PsycopgTransaction
-from oncekey.drivers.reading import only_reading
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin, Within
 from oncekey.flow import Mode, astep, step
 

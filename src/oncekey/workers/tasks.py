@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.workers.completer import Completer, Served
+from oncekey.workers.declared import inline_calls_of
 from oncekey.workers.presence import Presence
-from oncekey.workers.reading import inline_calls_of
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import Pace
