@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import create_engine, event, text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool, StaticPool
 
@@ -29,6 +29,7 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy_errors import FAILURES
 from oncekey.drivers.sqlalchemy_transaction import BROKEN, ENDED, SqlalchemyTransaction
 from oncekey.flow import Mode, Statement, Steps, Transaction
 from oncekey.once import Once
@@ -359,7 +360,7 @@ async def test_a_connection_that_died_under_the_handler_is_unavailable(dsn: str,
         pid = await tx.connection.scalar(text("SELECT pg_backend_pid()"))
         async with engine.connect() as other:
             await other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-        with suppress(DBAPIError, OSError):
+        with suppress(*FAILURES):
             await tx.connection.scalar(text("SELECT 1"))
         with pytest.raises((StoreError, TransactionControlError)):
             await tx.commit()

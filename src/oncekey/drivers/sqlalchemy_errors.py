@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
@@ -11,7 +12,18 @@ from oncekey.core.errors import StoreBusyError, StoreError
 from oncekey.drivers import postgres_errors, sqlite_errors
 from oncekey.flow import Mode
 
-FAILURES: Final = (SQLAlchemyError, OSError, EOFError, TimeoutError)
+
+def _goodbyes() -> tuple[type[Exception], ...]:
+    """What asyncpg raises when its server is hanging up; SQLAlchemy 2.0 passes it on as it is."""
+    if find_spec("asyncpg") is None:
+        return ()
+    from asyncpg.exceptions import InternalClientError  # noqa: PLC0415  (an optional package)
+
+    return (InternalClientError,)
+
+
+_GOODBYES: Final = _goodbyes()
+FAILURES: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, EOFError, TimeoutError, *_GOODBYES)
 """Whatever a statement can end with, but a cancellation."""
 
 _ABORTED: Final = "25P02"
@@ -49,7 +61,7 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
 
 def _was_lost(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError):
-        return isinstance(error, OSError | EOFError | TimeoutError)
+        return isinstance(error, (OSError, EOFError, TimeoutError, *_GOODBYES))
     state = _sqlstate(error)
     silent = state is None and isinstance(error, OperationalError)
     return error.connection_invalidated or silent or postgres_errors.is_the_end(state, None)
