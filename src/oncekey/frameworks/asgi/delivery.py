@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oncekey")
 security = logging.getLogger("oncekey.security")
-"""Where misuse of keys is told: a bug of a client, or somebody who tries a stranger's key with a payload of his own."""
+"""Gets a warning for each misused key: a client has a bug, or an attacker tries a known key with another payload."""
 
 
 def refusal(
@@ -37,13 +37,7 @@ def refusal(
     instance = uuid4()
     log.info("oncekey: refused with %s (instance %s)", refused.code.value, instance)
     if refused.code is Code.KEY_REUSED and claim is not None:
-        known = {
-            "event": "key_misuse",
-            "operation": claim.operation,
-            "scope": claim.id.scope,
-            "key_digest": key_digest(claim.id.key),
-            "instance": str(instance),
-        }
+        known = fields_of("key_misuse", claim, instance=str(instance))
         security.warning(
             "oncekey: a key was used for another request of %(operation)s in %(scope)s (digest %(key_digest)s, "
             "instance %(instance)s)",
@@ -54,8 +48,17 @@ def refusal(
 
 
 def replayed(verdict: Replay, policy: Policy, *, echo: bytes | None, status_url: str | None) -> Answer:
-    """The stored answer, or a word about one that was not kept."""
-    return answers.replay(verdict, policy, echo=echo, status_url=status_url, fault_id=uuid4().hex)
+    """The stored answer; only the problem that stands for one that was not kept needs an instance."""
+    stored = verdict.record.response
+    kept = stored is not None and stored.body is not None
+    fault_id = "" if kept else uuid4().hex
+    return answers.replay(verdict, policy, echo=echo, status_url=status_url, fault_id=fault_id)
+
+
+def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
+    """What a log line about a request has as fields: no key, only its digest."""
+    known = {"operation": claim.operation, "scope": claim.id.scope, "key_digest": key_digest(claim.id.key)}
+    return {"event": event, **known, **more}
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

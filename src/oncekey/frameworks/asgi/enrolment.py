@@ -23,7 +23,7 @@ WHAT_EFFECTS_MEAN = (
 )
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Methods that change nothing: a decorated handler takes no key there, and a key has no effect (R14)."""
+"""Methods that change nothing: a decorated handler takes no key there, and a key has no effect."""
 
 NEEDS_KEY = (
     "{operation}: effects={effects} is gone on with by its key, so every request needs one; "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from oncekey.boottime import boottime
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
-from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     Bypass,
     Code,
@@ -38,7 +37,7 @@ from oncekey.frameworks.asgi.admission import admit, guarded
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.deciding import decided
-from oncekey.frameworks.asgi.delivery import refusal, replayed, send_answer, send_captured
+from oncekey.frameworks.asgi.delivery import fields_of, refusal, replayed, send_answer, send_captured
 from oncekey.frameworks.asgi.entrance import Entrance
 from oncekey.frameworks.asgi.heartbeat import Heartbeat
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
@@ -284,7 +283,7 @@ class Exchange:
         self._answered(self._refusal(refused, self._enrolment.policy))
 
     async def turn_away(self, error: BaseException) -> bool:
-        """Answer for what failed before the claim: a body that took too long, or a store that was down (R110)."""
+        """Answer for what failed before the claim: a body that took too long, or a store that was down."""
         if self.phase is Phase.ANSWERED and self._answer is not None:
             await self._deliver(self._answer)
             return True
@@ -381,28 +380,23 @@ class Exchange:
 
     def _say_doubt(self, decision: Decision) -> None:
         if isinstance(decision.settlement, Doubtful) and self.asked is not None:
-            claim = self.asked.claim
-            known = {
-                "event": "unknown",
-                "operation": claim.operation,
-                "scope": claim.id.scope,
-                "key_digest": key_digest(claim.id.key),
-                "why": decision.settlement.last_error,
-            }
+            known = fields_of("unknown", self.asked.claim, why=decision.settlement.last_error)
             said = "oncekey: the outcome of %(operation)s is unknown: %(why)s (digest %(key_digest)s)"
             log.error(said, known, extra={"oncekey": known})
 
     def _remember_call(self, decision: Decision) -> None:
         """Let webhooks find the call of an INLINE record that has an answer: they may contradict it.
 
-        After the answer and beside it: a record in doubt is found without it, and what is missed here is an alarm.
+        The answer does not wait for it: a record in doubt is found without it, and what is missed here is an alarm.
         """
         assert self.asked is not None
         assert self.lease is not None
-        claim, desk, run = self.asked.claim, self.engine.store.reconcile, self.engine.driver.run
+        claim = self.asked.claim
+        if claim.effects is not Effects.INLINE or not isinstance(decision.settlement, Completed | Retryable):
+            return
+        desk, run = self.engine.store.reconcile, self.engine.driver.run
         phase = self.installation.inline_calls().get(claim.operation)
-        answered = isinstance(decision.settlement, Completed | Retryable)
-        if desk is None or phase is None or not answered or claim.effects is not Effects.INLINE:
+        if desk is None or phase is None:
             return
         name = downstream_key(claim.seed if self.record is None else self.record.seed, phase)
         call = Call(claim.id, self.lease.incarnation, claim.operation, phase, name, None, 0)

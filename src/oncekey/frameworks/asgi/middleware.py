@@ -53,7 +53,7 @@ class OncekeyMiddleware:
             await self.app(scope, receive, send)
             return
         enrolment = self.installation.patterns.find(scope["method"], route_path(scope))
-        # On safe methods a key has no effect, whatever it looks like, unless a pattern names them (R14).
+        # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
         keyed = enrolment is not None or scope["method"] not in SAFE
         lines = [bytes(value) for name, value in scope["headers"] if name == KEY_FIELD] if keyed else []
         if not lines:
