@@ -46,6 +46,17 @@ class Statement:
     name: str
     command: Command
     params: dict[str, Value] = field(default_factory=dict)
+    folds: bool = False
+    """Whether it may travel in the message of a BEGIN or a COMMIT: it then has to answer with at most one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold(Generic[T]):
+    """A last statement that may travel with the COMMIT: it fails where the commit must not happen."""
+
+    statement: Statement
+    read: Callable[[Rows], T]
+    """What its rows mean."""
 
 
 Steps: TypeAlias = Generator[Statement, Rows, T]

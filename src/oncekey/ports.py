@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     )
     from oncekey.core.onecommit import Ground, Holder, Locked, Sealed
     from oncekey.core.transitions import Trigger
-    from oncekey.flow import Flow, Steps, Transaction
+    from oncekey.flow import Flow, Rows, Statement, Steps, Transaction
 
 __all__ = [
     "AsyncDriver",
     "AsyncFlushes",
+    "AsyncFolds",
     "AsyncOpenTransaction",
     "AsyncReads",
     "AsyncSessions",
@@ -45,6 +46,7 @@ __all__ = [
     "Audit",
     "Crowds",
     "Driver",
+    "FoldingTransaction",
     "Inspect",
     "LentSession",
     "Locks",
@@ -319,6 +321,21 @@ class AsyncShares(Protocol):
 
     async def begin(self) -> AsyncOpenTransaction:
         """Open a business transaction (its first statement begins it where a store locks writers)."""
+
+
+@runtime_checkable
+class AsyncFolds(Protocol):
+    """An asyncio driver that sends the first statement of a business transaction in the message of its BEGIN."""
+
+    async def begin_with(self, first: Steps[T]) -> tuple[FoldingTransaction, T]:
+        """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
+
+
+class FoldingTransaction(AsyncOpenTransaction, Protocol):
+    """A business transaction whose last statement can travel in the message of its COMMIT."""
+
+    async def commit_with(self, last: Statement) -> Rows | None:
+        """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
 
 
 @runtime_checkable
