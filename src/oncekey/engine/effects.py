@@ -1,0 +1,228 @@
+"""What a flow may ask of the runtime that performs it.
+
+A flow of the lifecycle is a generator. It yields one of these effects, or a `Transaction` of the store, and a runtime
+(asyncio, threads, the simulator, the crasher) performs the effect and sends its result back; a failure is thrown into
+the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can rest at the
+handler and be resumed by another task or thread, a cancelled flow can change hands, and a proof can stop, kill or
+interleave it before and after every effect.
+
+A runtime dispatches by `type(effect)`, so none of these classes is subclassed. They are plain classes, because a frozen
+dataclass costs one call more for each field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+from oncekey.flow import Transaction
+
+if TYPE_CHECKING:
+    from oncekey.flow import Flow, Fold, Steps
+
+T = TypeVar("T")
+
+Tx: TypeAlias = Any
+"""An open business transaction of the runtime's own kind. A flow only hands it back; it has a `.connection`."""
+
+
+class Interrupted(BaseException):
+    """The caller is being cancelled. A runtime throws it at most once, and performs whatever the flow does after it.
+
+    Before the handler, a flow tidies up and raises it again. In a settlement, the flow goes on to its answer: what was
+    executed has to be written down.
+    """
+
+
+class Begin:
+    """Open a business transaction and run `first` in it. Result: `(tx, result of first)`, or `(tx, None)` without.
+
+    A driver that can folds the first statement into the message of its BEGIN. `blocking`: a `def` handler will write
+    through it, in a thread. If `first` fails, the runtime leaves nothing open.
+    """
+
+    __slots__ = ("blocking", "first")
+
+    def __init__(self, first: Steps[Any] | None = None, *, blocking: bool = False) -> None:
+        self.first = first
+        self.blocking = blocking
+
+
+class Step:
+    """Run statements in an open transaction. Result: what they return."""
+
+    __slots__ = ("steps", "tx")
+
+    def __init__(self, tx: Tx, steps: Steps[Any]) -> None:
+        self.tx = tx
+        self.steps = steps
+
+
+class Keep:
+    """What the last statements of a transaction return if it is to be committed."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (each flow knows its own)
+        self.value = value
+
+
+class Drop:
+    """What they return if it is to be rolled back."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (each flow knows its own)
+        self.value = value
+
+
+class Commit:
+    """Run `last`, then commit what it keeps or roll back what it drops. Result: that `Keep` or `Drop`.
+
+    It is one effect, so no flow can come between a record and its COMMIT. `fold` is an offer to drivers that can send a
+    statement and COMMIT in one message: it does the same as `last` where it succeeds (the result is then `Keep` of what
+    it reads), and its place being taken means `Drop(None)`. A runtime that cannot fold runs `last`.
+    """
+
+    __slots__ = ("fold", "last", "tx")
+
+    def __init__(self, tx: Tx, last: Steps[Keep | Drop] | None = None, fold: Fold[Any] | None = None) -> None:
+        self.tx = tx
+        self.last = last
+        self.fold = fold
+
+
+class Rollback:
+    """Undo a transaction and give its connection back. One that is over already stays as it is."""
+
+    __slots__ = ("tx",)
+
+    def __init__(self, tx: Tx) -> None:
+        self.tx = tx
+
+
+class Flush:
+    """Write what an object-relational session holds back, while the application can still answer to an error."""
+
+    __slots__ = ("tx",)
+
+    def __init__(self, tx: Tx) -> None:
+        self.tx = tx
+
+
+class Call:
+    """Call the application's code, and await what it returns if that is awaitable. Result: what it returns.
+
+    `limit`: the runtime waits at most so many seconds and raises `TimeoutError` then. `within`: the transaction that
+    the code writes through; sessions that the runtime has lent join it until it is over.
+    """
+
+    __slots__ = ("arguments", "fn", "limit", "within")
+
+    def __init__(
+        self, fn: Callable[..., Any], arguments: tuple[Any, ...] = (), *, limit: float | None = None, within: Tx = None
+    ) -> None:
+        self.fn = fn
+        self.arguments = arguments
+        self.limit = limit
+        self.within = within
+
+
+class Sleep:
+    """Wait, holding nothing."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Rest:
+    """The flow is about to wait: sessions and connections that were lent only to read give their connection back."""
+
+    __slots__ = ()
+
+
+class TakeBack:
+    """The request is not let in now: whatever the application was lent before its claim is taken back for good."""
+
+    __slots__ = ()
+
+
+class Aside:
+    """Run a store's flow while no other request does so: it looks for an answer beside a crowd that waits."""
+
+    __slots__ = ("flow",)
+
+    def __init__(self, flow: Flow[Any]) -> None:
+        self.flow = flow
+
+
+class Beat:
+    """Start a heartbeat: `renew()` every `every` seconds, up to `until` seconds from now. Result: its `Pulse`."""
+
+    __slots__ = ("every", "renew", "until")
+
+    def __init__(self, renew: Callable[[], Flow[Any]], every: float, until: float) -> None:
+        self.renew = renew
+        self.every = every
+        self.until = until
+
+
+class Pulse(Protocol):
+    """A heartbeat that was started."""
+
+    lost: bool
+    """Whether somebody else owns the record by now."""
+
+    def stop(self) -> None:
+        """No more beats."""
+
+
+class Later:
+    """Run a store's flow beside the request, again and again until the store answers or `patience` seconds are over."""
+
+    __slots__ = ("flow", "patience")
+
+    def __init__(self, flow: Callable[[], Flow[Any]], patience: float) -> None:
+        self.flow = flow
+        self.patience = patience
+
+
+class Invoke:
+    """The handler's turn: the flow rests here until its adapter resumes it with a `Decision`."""
+
+    __slots__ = ()
+
+
+REST: Final = Rest()
+TAKE_BACK: Final = TakeBack()
+INVOKE: Final = Invoke()
+
+Effect: TypeAlias = (
+    Transaction[Any]
+    | Begin
+    | Step
+    | Commit
+    | Rollback
+    | Flush
+    | Call
+    | Sleep
+    | Rest
+    | TakeBack
+    | Aside
+    | Beat
+    | Later
+    | Invoke
+)
+Life: TypeAlias = Generator[Effect, Any, T]
+"""A flow of effects. What a `yield` gives back has the type that the effect names: annotate each assignment."""
+
+
+class Rests:
+    """What a runtime returns for a flow that rests at `Invoke`; it is run on with the `Decision`."""
+
+    __slots__ = ()
+
+
+RESTS: Final = Rests()

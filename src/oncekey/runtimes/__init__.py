@@ -1,0 +1,1 @@
+"""What performs the flows of the lifecycle: asyncio and threads. The proofs bring runtimes of their own."""
