@@ -12,7 +12,7 @@ from oncekey import wire
 from oncekey.core.locks import Lock, lock_of
 from oncekey.core.model import Claim
 from oncekey.engine.shell import AsyncEngine
-from oncekey.frameworks.asgi.one_commit import SCHEMA
+from oncekey.engine.run import SCHEMA
 
 PACKAGES = ("psycopg", "asyncpg")
 

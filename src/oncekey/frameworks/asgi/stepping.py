@@ -13,8 +13,8 @@ from oncekey.core.policy import micros
 from oncekey.engine import testimony
 from oncekey.engine.parcels import checkpointing
 from oncekey.flow import adrive
-from oncekey.frameworks.asgi.lending import flush, lend
-from oncekey.frameworks.asgi.shield import shielded
+from oncekey.frameworks.asgi.lending import lend
+from oncekey.runtimes.aio import flush, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.frameworks.asgi.shield import shielded
+from oncekey.runtimes.aio import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

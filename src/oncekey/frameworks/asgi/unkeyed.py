@@ -15,10 +15,10 @@ from oncekey.core.model import Effects, Lease, RecordId
 from oncekey.core.settle import Business, Ending, decide
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.request import NO_OUTBOX
-from oncekey.frameworks.asgi.lending import business, flush
+from oncekey.frameworks.asgi.lending import business
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.shield import shielded
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
+from oncekey.runtimes.aio import flush, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
