@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Instant, Lease, Record, RecordId, Refuse
     from oncekey.core.policy import Policy
+    from oncekey.engine.breaker import Breaker
     from oncekey.engine.effects import Life, Pulse, Tx
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.local import Go
-    from oncekey.frameworks.asgi.breaker import Breaker
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.ports import Store
 
 SCHEMA: Final = "oncekey"

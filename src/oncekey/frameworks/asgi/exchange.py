@@ -34,7 +34,7 @@ from oncekey.runtimes.aio import Changed, shielded
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.effects import Life
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Lending
     from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send

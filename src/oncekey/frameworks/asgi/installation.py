@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 from oncekey.boottime import boottime
 from oncekey.core.headers import field_name
+from oncekey.engine.breaker import Breaker
+from oncekey.engine.enrolment import Patterns
 from oncekey.engine.run import Hints, Site
-from oncekey.frameworks.asgi.breaker import Breaker
-from oncekey.frameworks.asgi.enrolment import Patterns
 from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.runtimes.aio import AsyncRuntime, Drain
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.types import App, Resolver, Scope
     from oncekey.ports import AsyncOpenTransaction
 

@@ -14,8 +14,8 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.answering import refusal
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.annotations import operation_parameter
-from oncekey.frameworks.asgi.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
 from oncekey.frameworks.asgi.nesting import request_for
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
 
 F = TypeVar("F", bound="Callable[..., Any]")
