@@ -99,6 +99,7 @@ class Policy:
     # What a duplicate hears
     on_in_progress: InProgress = field(default=InProgress.CONFLICT, metadata=checks.choice(InProgress))
     wait_max: timedelta = field(default=timedelta(seconds=10), metadata=checks.span())
+    replay_cache: timedelta | None = field(default=None, metadata=checks.optional(checks.span()))
     on_unknown: int = field(default=409, metadata=checks.one_of(409, 202, 503))
 
     # What a crash, an error or an outage means

@@ -14,7 +14,8 @@ from oncekey.boottime import boottime
 from oncekey.core.headers import field_name
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Patterns
-from oncekey.engine.run import Hints, Site
+from oncekey.engine.recent import Answers, Hints
+from oncekey.engine.run import Site
 from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.runtimes.aio import AsyncRuntime, Drain
@@ -93,6 +94,7 @@ class Installation:
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._hints = Hints()
+        self._answers = Answers(boottime)
         self.max_request_bytes = policy.max_request_bytes
         self._tenant = tenant
         self._principal = principal
@@ -124,6 +126,7 @@ class Installation:
             wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             hints=self._hints,
+            answers=self._answers,
         )
 
     async def _open_blocking(self) -> AsyncOpenTransaction:
