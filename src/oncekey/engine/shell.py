@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import migrate, request
 from oncekey.flow import adrive, drive
-from oncekey.ports import AsyncReads, AsyncShares, Crowds, Shares
+from oncekey.ports import AsyncFolds, AsyncReads, AsyncShares, Crowds, Shares
 
 if TYPE_CHECKING:
     from oncekey.core.model import (
@@ -99,6 +99,8 @@ class AsyncEngine:
         # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
         self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
         self._reads = driver if isinstance(driver, AsyncReads) else None
+        self.folds = driver if isinstance(driver, AsyncFolds) else None
+        """The driver, if it can send a statement in the message of a BEGIN."""
         self.aside = asyncio.Lock()
         """For those who look while they wait for a place: one after the other, so that claims find room beside them."""
 

@@ -1,0 +1,71 @@
+"""The life of one protected operation, from its claim to its answer: one flow for every framework and every proof.
+
+    admit    the right to execute, or what is said instead: limits, the breaker, then the lock (LOCAL in one commit)
+             or the claim; in wait mode again and again, holding nothing meanwhile
+    Invoke   the adapter's turn: it runs a handler, a function or an upstream and decides what its end means, once that
+             end is whole; the flow rests, and any task or thread may resume it
+    settle   the decision is written down: in one commit with the handler's rows, or beside them; a commit that was not
+             answered is asked after
+    answer   None: the record says what the handler said, so the handler's own bytes go out. An `Answer`: they do not.
+
+Three rules hold everywhere below. The answer is sent after the settlement, never before. What is opened is ended by
+whoever was told of it: a runtime that fails in `Begin` leaves nothing open, a flow that was given a transaction commits
+it or rolls it back. And an `Interrupted` is thrown in at most once: before the handler the flow tidies up and raises it
+again; from the settlement on the flow answers, because what was executed has to be written down.
+
+A flow that is left at `Invoke` owns its claim and its transaction. So every way out of an adapter resumes it, with
+`NOT_ENTERED` if the handler was never called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import StoreError
+from oncekey.core.model import Bypass, Code, Discarded, Proceed, Refuse
+from oncekey.core.policy import micros
+from oncekey.core.settle import Business, Decision
+from oncekey.engine import request
+from oncekey.engine.admit import admit
+from oncekey.engine.answering import answer_to, refused
+from oncekey.engine.effects import INVOKE, Beat, Begin, Interrupted
+from oncekey.engine.settle import settle
+
+if TYPE_CHECKING:
+    from oncekey.core.answers import Answer
+    from oncekey.engine.effects import Life
+    from oncekey.engine.run import Run
+
+NOT_ENTERED: Final = Decision(Discarded(), Business.ROLLBACK)
+"""The handler was not called: the key is as good as new."""
+NOT_THERE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+
+
+def serve(run: Run) -> Life[Answer | Bypass | None]:
+    """The whole life. `Bypass`: the route fails open, and its handler runs without protection."""
+    verdict = yield from admit(run)
+    if type(verdict) is not Proceed:
+        return verdict if isinstance(verdict, Bypass) else answer_to(run, verdict)
+    if run.go is None:
+        try:
+            yield from _prepare(run)
+        except StoreError:
+            yield from settle(run, NOT_ENTERED)
+            return refused(run, NOT_THERE)
+        except Interrupted:
+            yield from settle(run, NOT_ENTERED)
+            raise
+    decision: Decision = yield INVOKE
+    return (yield from settle(run, decision))
+
+
+def _prepare(run: Run) -> Life[None]:
+    """A record that was claimed first has a lease to renew, and a LOCAL handler still needs its transaction."""
+    lease, policy, store = run.lease, run.policy, run.store
+    assert lease is not None
+    span = micros(policy.lease)
+    run.pulse = yield Beat(
+        lambda: request.renew(store, lease, span), policy.heartbeat.total_seconds(), policy.deadline.total_seconds()
+    )
+    if run.enrolment.transactional and run.tx is None:
+        run.tx, _ = yield Begin(blocking=run.enrolment.blocking)

@@ -1,0 +1,318 @@
+"""The end: a decision is written down, and what the caller hears follows from what the record says then.
+
+    together   the settlement is the last statement of the handler's transaction, and one COMMIT is all there is
+    apart      the handler's rows are rolled back, or there were none: the settlement has a transaction of its own
+    lost       COMMIT was sent and not answered: only the record knows, and only once that transaction is surely over
+
+The answer is None where the record now says what the handler said: then, and only then, the handler's own bytes go out.
+In every other case the record's word goes out instead, or that nobody knows.
+
+LOCAL in one commit (`run.go` is set) has written nothing before its COMMIT: there is no claim to hand back, and what is
+not committed never happened. Everywhere else the record was claimed first, and a settlement has to name its lease.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    RecordUnreadableError,
+    RolledBackError,
+    StoreError,
+    TransactionControlError,
+)
+from oncekey.core.keys import key_digest
+from oncekey.core.model import (
+    Code,
+    Completed,
+    Deferred,
+    Discarded,
+    Doubtful,
+    Effects,
+    HandedBack,
+    Outcome,
+    Refuse,
+    Retryable,
+    Settled,
+    State,
+)
+from oncekey.core.onecommit import Sealed
+from oncekey.core.resolution import Call as RememberedCall
+from oncekey.core.rulings import answer_from
+from oncekey.core.seed import downstream_key
+from oncekey.core.settle import Business
+from oncekey.engine import local, request, testimony
+from oncekey.engine.answering import answer_to, fields_of, in_doubt, refused
+from oncekey.engine.effects import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.answers import Answer
+    from oncekey.core.model import Lease, Parcel, Settlement
+    from oncekey.core.settle import Decision
+    from oncekey.engine.effects import Life, Tx
+    from oncekey.engine.local import Go
+    from oncekey.engine.run import Run
+    from oncekey.flow import Flow, Steps
+
+T = TypeVar("T")
+log = logging.getLogger("oncekey")
+
+TRIES: Final = 4
+PAUSE: Final = 0.05
+"""Seconds between two tries: a server takes a moment to notice that a connection is gone, and with it a lock."""
+CALL_PATIENCE: Final = 2.0
+COMMIT_FAILED: Final = "commit_failed"
+NOT_ENTERED: Final = "not_entered"
+ROLLED_BACK: Final = "rolled_back_by_handler"
+NOT_THERE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+NO_ROWS: Final = "oncekey: a success is not stored, because its rows were rolled back (digest %s): %s"
+UNKNOWN: Final = "oncekey: the outcome of %(operation)s is unknown: %(why)s (digest %(key_digest)s)"
+
+
+def settle(run: Run, decision: Decision) -> Life[Answer | None]:
+    """Write the decision down. Interrupted half-way, a commit is asked after, and all else is done once more."""
+    if run.pulse is not None:
+        run.pulse.stop()
+    tx, settlement = run.tx, decision.settlement
+    together = tx is not None and decision.business is Business.COMMIT
+    try:
+        if together:
+            told = yield from _together(run, tx, settlement)
+        else:
+            if tx is not None:
+                yield Rollback(tx)
+            told = yield from _apart(run, settlement)
+    except Interrupted:
+        if tx is not None:
+            yield Rollback(tx)
+        told = yield from (_lost_commit(run) if together else _apart(run, settlement))
+    if run.emits is not None and run.emits.used:
+        run.site.wake()
+    if told is None and run.go is None:
+        yield from _remember(run, settlement)
+    return told
+
+
+def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
+    """One commit for the handler's rows and the settlement; a settlement that is refused rolls both back."""
+    go = run.go
+    try:
+        ended: Keep | Drop = yield (
+            Commit(tx, _claimed_last(run, settlement)) if go is None else _one_commit(run, tx, go, settlement)
+        )
+    except (TransactionControlError, RolledBackError) as error:
+        yield Rollback(tx)
+        return (yield from _without_rows(run, settlement, error))
+    except CommitAmbiguousError:
+        yield Rollback(tx)
+        return (yield from _lost_commit(run))
+    except StoreError as error:
+        # The server's own no, also to a COMMIT, is a roll-back.
+        yield Rollback(tx)
+        log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
+        told = yield from (_alone(run, Retryable(COMMIT_FAILED)) if go is None else _after(run))
+        return told or refused(run, NOT_THERE)
+    if type(ended) is Keep:
+        _noted(run, ended.value)
+        return None
+    if go is None:
+        return _record_says(run, ended.value)
+    log.warning("oncekey: somebody else stored an answer first (digest %s)", _digest(run))
+    return (yield from _after(run)) or refused(run, local.BUSY)
+
+
+def _one_commit(run: Run, tx: Tx, go: Go, settlement: Settlement) -> Commit:
+    assert isinstance(settlement, Completed | Deferred)
+    locks, parcels = run.store.locks, _emitted(run)
+    assert locks is not None
+    return Commit(tx, _sealed_last(run, go, settlement, parcels))
+
+
+def _sealed_last(run: Run, go: Go, settlement: Completed | Deferred, parcels: tuple[Parcel, ...]) -> Steps[Keep | Drop]:
+    locks = run.store.locks
+    assert locks is not None
+    sealed = yield from local.sealing(locks, run.store.outbox, run.claim, go, settlement, parcels=parcels)
+    return Drop() if sealed is None else Keep(sealed)
+
+
+def _claimed_last(run: Run, settlement: Settlement) -> Steps[Keep | Drop]:
+    assert run.lease is not None
+    settled = yield from request.settling(run.store, run.lease, settlement, _emitted(run))
+    return Keep(settled) if settled.ours else Drop(settled)
+
+
+def _emitted(run: Run) -> tuple[Parcel, ...]:
+    return () if run.emits is None else run.emits.emitted
+
+
+def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[Answer | None]:
+    """The handler's rows are gone before their commit: a final no needs none of them, a success does."""
+    if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
+        return (yield from _apart(run, settlement))
+    log.error(NO_ROWS, _digest(run), error)
+    told = yield from (_alone(run, Retryable(ROLLED_BACK)) if run.go is None else _after(run))
+    return told or refused(run, Refuse(Code.EXECUTION_FAILED))
+
+
+def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
+    """The settlement by itself. In one commit only a final no is stored: of all else there is nothing."""
+    if run.go is None:
+        return (yield from _alone(run, settlement))
+    if isinstance(settlement, Completed):
+        return (yield from _sealed_alone(run, settlement))
+    return None if isinstance(settlement, Discarded) else (yield from _after(run))
+
+
+def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
+    """Settle in a transaction of its own. A store that cannot be reached is asked again until it answers."""
+    lease = run.lease
+    assert lease is not None
+    try:
+        settled = yield from request.settle(run.store, lease, settlement)
+    except RecordUnreadableError as error:
+        return _unread(run, error)
+    except StoreError:
+        # Past the lease, too: until somebody else owns the record, its owner's word is the best there is.
+        yield Later(lambda: _settle_or_testify(run, lease, settlement), run.policy.deadline.total_seconds())
+        return in_doubt(run) if isinstance(settlement, Completed | Doubtful | Deferred) else refused(run, NOT_THERE)
+    if settled.ours:
+        _noted(run, settled)
+        return None
+    if _is_untouched(settled, lease):
+        match settlement:
+            case Retryable(last_error):
+                # A step was written without our hearing of it, so what is left is to be resumed.
+                return (yield from _alone(run, HandedBack(last_error)))
+            case Discarded():
+                return (yield from _alone(run, HandedBack(NOT_ENTERED, counted=False)))
+            case HandedBack(last_error):
+                # The window of its open call ended this moment, so nobody may make that call again.
+                return (yield from _alone(run, Doubtful(last_error))) or in_doubt(run)
+            case _:
+                pass
+    yield from testimony.of_answer(run.store, lease, settlement, run.policy)
+    return _record_says(run, settled)
+
+
+def _settle_or_testify(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
+    """What was executed and is refused is kept as evidence, and somebody hears of it."""
+    if not (yield from request.settle(run.store, lease, settlement)).ours:
+        yield from testimony.of_answer(run.store, lease, settlement, run.policy)
+
+
+def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
+    """A final no after the roll-back; if it cannot be stored, nothing happened and the client may come again."""
+    locks = run.store.locks
+    assert locks is not None
+    try:
+        told = yield from _unless_busy(lambda: local.alone(locks, run.lock, run.claim, run.policy, settlement))
+    except RecordUnreadableError as error:
+        return _unread(run, error)
+    except StoreError:
+        return refused(run, NOT_THERE)
+    if not isinstance(told, Sealed):
+        return answer_to(run, told)
+    _noted(run, told)
+    return None
+
+
+def _lost_commit(run: Run) -> Life[Answer | None]:
+    """A COMMIT without a reply: what the record says once its transaction is surely over."""
+    lease, locks = run.lease, run.store.locks
+    assert lease is not None
+    try:
+        if run.go is not None:
+            assert locks is not None
+            said = yield from _unless_busy(lambda: local.lost_commit(locks, run.lock, run.claim, run.policy))
+            return answer_to(run, said)
+        settled = yield from request.settle_lost_commit(run.store, lease)
+    except RecordUnreadableError as error:
+        return _unread(run, error)
+    except StoreError:
+        if run.go is None:
+            store, patience = run.store, run.policy.deadline.total_seconds()
+            yield Later(lambda: request.settle_lost_commit(store, lease), patience)
+        return in_doubt(run)
+    return refused(run, NOT_THERE) if settled.ours else _record_says(run, settled)
+
+
+def _after(run: Run) -> Life[Answer | None]:
+    """What the record says wins over whatever we would have answered."""
+    try:
+        told = yield from local.after(run.store, run.claim, run.policy)
+    except RecordUnreadableError as error:
+        return _unread(run, error)
+    except StoreError:
+        return refused(run, NOT_THERE)
+    return None if told is None else answer_to(run, told)
+
+
+def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
+    """Again while the lock is taken, for a moment: perhaps by a connection of ours that the server still has."""
+    for _ in range(TRIES - 1):
+        told = yield from flow()
+        if told is not local.BUSY:
+            return told
+        yield Sleep(PAUSE)
+    return (yield from flow())
+
+
+def _noted(run: Run, written: Sealed | Settled) -> None:
+    """The record says what the handler said."""
+    if isinstance(written, Settled):
+        if written.snapshot.record is not None:
+            run.expires_at = written.snapshot.record.expires_at
+        return
+    run.expires_at = written.expires_at
+    run.site.hints.add(run.claim.id)
+    if not written.in_one_commit:
+        log.error(
+            "oncekey: %s ended its own transaction: had it failed then, its rows would be there without the key",
+            run.claim.operation,
+        )
+
+
+def _is_untouched(settled: Settled, lease: Lease) -> bool:
+    """Whether the record is still ours although it would not take the settlement."""
+    record = settled.snapshot.record
+    mine = (State.IN_PROGRESS, lease.incarnation, lease.fence)
+    return record is not None and (record.state, record.incarnation, record.fence) == mine
+
+
+def _record_says(run: Run, settled: Settled) -> Answer:
+    assert run.lease is not None
+    log.warning("oncekey: a settlement was refused, the key has another owner (digest %s)", _digest(run))
+    return answer_to(run, answer_from(settled.snapshot, run.lease))
+
+
+def _unread(run: Run, error: RecordUnreadableError) -> Answer:
+    """A record is there that is not ours any more, and whose it is cannot be read."""
+    log.error("oncekey: %s", error)
+    return refused(run, Refuse(Code.RECORD_UNREADABLE))
+
+
+def _remember(run: Run, settlement: Settlement) -> Life[None]:
+    """Say that an outcome is unknown; let webhooks find the call of an INLINE record, because they may contradict it.
+
+    The answer does not wait for that: a record in doubt is found without it, and what is missed here is an alarm.
+    """
+    claim, lease = run.claim, run.lease
+    if isinstance(settlement, Doubtful):
+        known = fields_of("unknown", claim, why=settlement.last_error)
+        log.error(UNKNOWN, known, extra={"oncekey": known})
+    if claim.effects is not Effects.INLINE or not isinstance(settlement, Completed | Retryable):
+        return
+    desk, phase = run.store.reconcile, run.site.inline_calls().get(claim.operation)
+    if desk is None or phase is None or lease is None:
+        return
+    name = downstream_key(run.seed, phase)
+    call = RememberedCall(claim.id, lease.incarnation, claim.operation, phase, name, None, 0)
+    yield Later(lambda: desk.add_call(call), CALL_PATIENCE)
+
+
+def _digest(run: Run) -> str:
+    return key_digest(run.claim.id.key)

@@ -1,0 +1,346 @@
+"""Flows under asyncio. The one place of the lifecycle that knows what a cancellation is, and the one that shields.
+
+A flow that is cancelled changes hands. `Interrupted` is thrown into it, and what it still has to do runs in a task of
+its own, behind both kinds of shield; the frame that began in the request's task ends in that one. Its caller gets the
+`CancelledError` when the flow is over and not before, with the flow's result beside it (`Changed`): there may be an
+answer to send first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from oncekey.core.errors import StoreError
+from oncekey.engine.effects import (
+    RESTS,
+    Aside,
+    Beat,
+    Begin,
+    Call,
+    Commit,
+    Drop,
+    Flush,
+    Interrupted,
+    Invoke,
+    Keep,
+    Later,
+    Rest,
+    Rests,
+    Rollback,
+    Sleep,
+    Step,
+    TakeBack,
+)
+from oncekey.flow import Transaction, adrive
+from oncekey.ports import AsyncFlushes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from oncekey.engine.effects import Effect, Life, Tx
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.ports import AsyncOpenTransaction, FoldingTransaction
+
+T = TypeVar("T")
+log = logging.getLogger("oncekey")
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+
+
+class Changed(BaseException, Generic[T]):
+    """A flow that was cancelled and has come to its end, with its result and the cancellation to raise then."""
+
+    def __init__(self, result: T | BaseException, cancelled: asyncio.CancelledError) -> None:
+        super().__init__()
+        self.result = result
+        self.cancelled = cancelled
+
+
+class AsyncRuntime:
+    """Performs effects on the engine of one event loop."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        drain: Drain,
+        open_blocking: Callable[[], Awaitable[AsyncOpenTransaction]] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.drain = drain
+        self._transact = engine.driver.run
+        self._open_blocking = open_blocking
+        """Opens the transaction of a `def` handler, which is written through in a thread."""
+
+    async def run(self, flow: Life[T], value: Any = None) -> T | Rests:  # noqa: ANN401  (what the flow waits for)
+        """Perform the flow's effects to its end, or until it rests. Raises `Changed` if it is cancelled meanwhile."""
+        send = flow.send
+        try:
+            effect = send(value)
+            while True:
+                try:
+                    # The commonest effect awaits its port right here: each frame is entered again for each round trip.
+                    if type(effect) is Transaction:
+                        value = await self._transact(effect)
+                    elif type(effect) is Invoke:
+                        return RESTS
+                    else:
+                        value = await self.perform(effect)
+                except asyncio.CancelledError as cancelled:
+                    raise Changed(await shielded(self._rest(flow)), cancelled) from None
+                except BaseException as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
+                    effect = flow.throw(error)
+                else:
+                    effect = send(value)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+
+    async def drive(self, flow: Life[T]) -> T:
+        """`run` for a flow that never rests, and whose caller has nothing to do after a cancellation."""
+        try:
+            return cast("T", await self.run(flow))
+        except Changed as changed:
+            raise changed.cancelled from None
+
+    async def finish(self, flow: Life[T], value: Any) -> tuple[T, asyncio.CancelledError | None]:  # noqa: ANN401
+        """`run` to the end, with the cancellation beside the result: the caller has an answer to send first."""
+        try:
+            return cast("T", await self.run(flow, value)), None
+        except Changed as changed:
+            if isinstance(changed.result, BaseException):
+                raise changed.cancelled from changed.result
+            return changed.result, changed.cancelled
+
+    async def _rest(self, flow: Life[T]) -> T | BaseException:
+        """What a flow does after its interruption: no second one can reach it here.
+
+        Errors are values, so that asyncio does not report a task whose error nobody took.
+        """
+        try:
+            effect = flow.throw(Interrupted())
+            while True:
+                try:
+                    value = await (self._transact(effect) if type(effect) is Transaction else self.perform(effect))
+                except BaseException as error:  # noqa: BLE001
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(value)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+        except (Interrupted, Exception) as error:  # noqa: BLE001
+            return error
+
+    async def perform(self, effect: Effect) -> Any:  # noqa: ANN401, PLR0912  (one line for each kind of effect)
+        """Perform one effect. A runtime that lends sessions adds to this."""
+        match effect:
+            case Begin():
+                return await self._begin(effect)
+            case Commit():
+                return await self._commit(effect)
+            case Rollback():
+                return await effect.tx.rollback()
+            case Step():
+                return await effect.tx.step(effect.steps)
+            case Flush():
+                return await flush(effect.tx)
+            case Call():
+                return await self.call(effect)
+            case Sleep():
+                return await asyncio.sleep(effect.seconds)
+            case Beat():
+                return Heartbeat(self, effect)
+            case Later():
+                return self.drain.errand(lambda: adrive(effect.flow(), self._transact), patience=effect.patience)
+            case Aside():
+                async with self.engine.aside:
+                    return await adrive(effect.flow, self._transact)
+            case Transaction():
+                return await self._transact(effect)
+            case Rest() | TakeBack():
+                return None
+            case Invoke():
+                raise AssertionError("a flow that was interrupted does not rest")
+
+    @staticmethod
+    async def call(effect: Call) -> Any:  # noqa: ANN401  (what the application returns)
+        """Call the application."""
+        async with asyncio.timeout(effect.limit):
+            result = effect.fn(*effect.arguments)
+            return await result if inspect.isawaitable(result) else result
+
+    async def _begin(self, effect: Begin) -> tuple[Tx, Any]:
+        first = effect.first
+        if not effect.blocking:
+            if first is not None and self.engine.folds is not None:
+                return await self.engine.folds.begin_with(first)
+            tx: AsyncOpenTransaction = await self.engine.open()
+        else:
+            assert self._open_blocking is not None
+            tx = await self._open_blocking()
+        if first is None:
+            return tx, None
+        try:
+            return tx, await tx.step(first)
+        except BaseException:
+            await shielded(tx.rollback())  # no flow knows of it yet
+            raise
+
+    @staticmethod
+    async def _commit(effect: Commit) -> Keep | Drop:
+        tx, last, fold = effect.tx, effect.last, effect.fold
+        kind: type[object] = type(tx)
+        if fold is not None and _folds(kind):
+            rows = await cast("FoldingTransaction", tx).commit_with(fold.statement)
+            return Drop() if rows is None else Keep(fold.read(rows))
+        ended: Keep | Drop = Keep() if last is None else await tx.step(last)
+        await (tx.commit() if type(ended) is Keep else tx.rollback())
+        return ended
+
+
+async def flush(tx: object) -> None:
+    """Write what a session holds back while the application can still answer to an error."""
+    if _flushes(type(tx)):
+        await cast("AsyncFlushes", tx).flush()
+
+
+@cache
+def _flushes(kind: type[object]) -> bool:
+    # Asking an object whether it fits a protocol is dear, and the answer is its class's.
+    return issubclass(kind, AsyncFlushes)
+
+
+@cache
+def _folds(kind: type[object]) -> bool:
+    return hasattr(kind, "commit_with")
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end through any number of cancellations; the caller raises its own again.
+
+    A task alone survives `task.cancel()`, an anyio scope alone survives anyio's: it takes both. That is too dear
+    for every request, so this is only for what follows a cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    with _anyio_shield():
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(task)
+    return task.result()
+
+
+def _anyio_shield() -> contextlib.AbstractContextManager[object]:
+    # Where anyio was never imported, none of its scopes can exist.
+    anyio = sys.modules.get("anyio")
+    return anyio.CancelScope(shield=True) if anyio is not None else contextlib.nullcontext()
+
+
+class Heartbeat:
+    """Renews a lease. A timer of the event loop, not a task: most requests end before its first beat."""
+
+    __slots__ = ("_effect", "_loop", "_runtime", "_stops_at", "_task", "_timer", "lost")
+
+    def __init__(self, runtime: AsyncRuntime, effect: Beat) -> None:
+        self._runtime = runtime
+        self._effect = effect
+        self._loop = asyncio.get_running_loop()
+        self._stops_at = self._loop.time() + effect.until
+        self._task: asyncio.Task[None] | None = None
+        self.lost = False
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(effect.every, self._beat)
+
+    def stop(self) -> None:
+        """No more beats. One that is under way may end; it can only renew what is still ours."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _beat(self) -> None:
+        if self._loop.time() < self._stops_at:
+            self._task = self._loop.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        wait = self._effect.every
+        try:
+            until = await adrive(self._effect.renew(), self._runtime.engine.driver.run)
+        except StoreError as error:
+            wait /= 3  # the lease has two more beats of grace: use them
+            log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
+        else:
+            if until is None and self._timer is not None:  # after the end it is not lost, but settled
+                self.lost = True
+                log.warning("oncekey: a lease was lost while its handler was running")
+                return
+        if self._timer is not None:
+            self._timer = self._loop.call_later(wait, self._beat)
+
+
+class Drain:
+    """Counts operations under way, and runs errands: settlements that could not reach the store yet.
+
+    An operation counts from its claim to its end: a server that stops cancels its handlers and does not wait, so
+    their settlements may not even have begun when the stop is here.
+    """
+
+    def __init__(self) -> None:
+        self._busy = 0
+        self._idle: asyncio.Event | None = None  # made by whoever waits: an application may see several event loops
+        self._errands: set[asyncio.Task[None]] = set()
+
+    def began(self) -> None:
+        """One operation more."""
+        self._busy += 1
+
+    def ended(self) -> None:
+        """One operation less."""
+        self._busy -= 1
+        if self._busy == 0 and self._idle is not None:
+            self._idle.set()
+
+    def errand(self, work: Callable[[], Awaitable[object]], *, patience: float) -> None:
+        """Repeat `work` until the store has answered, for at most `patience` seconds."""
+        task = asyncio.get_running_loop().create_task(self._repeat(work, patience))
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for what is under way, at most `seconds`; whether everything came to its end."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._busy:
+                    self._idle = asyncio.Event()
+                    await self._idle.wait()
+                while self._errands:
+                    await asyncio.wait(self._errands)
+        except TimeoutError:
+            log.error("oncekey: stopped with %d settlements not written; their leases will run out", self.pending)
+            for errand in self._errands:
+                errand.cancel()
+            return False
+        return True
+
+    @property
+    def pending(self) -> int:
+        """How many operations and errands are under way."""
+        return self._busy + len(self._errands)
+
+    @staticmethod
+    async def _repeat(work: Callable[[], Awaitable[object]], patience: float) -> None:
+        pause, ends = FIRST_PAUSE, asyncio.get_running_loop().time() + patience
+        while asyncio.get_running_loop().time() < ends:
+            try:
+                await work()
+            except StoreError:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+            except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+                log.error("oncekey: a settlement failed and is not tried again: %s", type(error).__name__)
+                return
+            else:
+                return
+        log.error("oncekey: a settlement could not be written; its lease runs out")
