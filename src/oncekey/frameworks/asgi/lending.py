@@ -9,8 +9,6 @@ session, or a transaction to read through.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -126,15 +124,15 @@ class Lending:
         if self._session is not None:
             await self._session.rest()
 
-    @contextmanager
-    def phase(self, tx: AsyncOpenTransaction) -> Iterator[Loan]:
-        """While a phase runs, everything that was lent is its own transaction."""
+    def joined(self, tx: AsyncOpenTransaction) -> Loan:
+        """From now on everything that was lent is a phase's own transaction, until the loan parts from it."""
         loan = self._loaned()
         try:
             loan.join(tx, afresh=True)
-            yield loan
-        finally:
+        except BaseException:
             loan.part()
+            raise
+        return loan
 
     def check(self) -> None:
         """Refuse to lose what a phased handler has changed outside of its phases."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
+from oncekey.engine.steps import Stepping
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.delivery import refusal
 from oncekey.frameworks.asgi.enrolment import SAFE
@@ -20,10 +21,11 @@ from oncekey.frameworks.asgi.exchange import Exchange, Visit
 from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.nesting import request_for
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.stepping import Stepping
-from oncekey.frameworks.asgi.stepping_sync import SyncStepping
+from oncekey.frameworks.asgi.stepping import LendingRuntime
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
+from oncekey.runtimes.aio import Drain
+from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +133,9 @@ class _Call:
             exchange.joins(tx)
         stepping = None
         if exchange.course is not None and exchange.parcels is not None:
-            stepping = Stepping(exchange, exchange.engine, exchange.course, exchange.parcels)
+            # Steps leave no errands, so no stop has to wait for any.
+            runtime = LendingRuntime(exchange.engine, Drain(), exchange)
+            stepping = Stepping(runtime.drive, exchange.engine.store, exchange.course, exchange.parcels)
         op = self._operation(Operation, exchange, None if tx is None else tx.connection, stepping)
         exchange.entered = True
         try:
@@ -159,7 +163,7 @@ class _Call:
         def run() -> Any:
             stepping = None
             if engine is not None and exchange.course is not None and exchange.parcels is not None:
-                stepping = SyncStepping(engine, exchange.course, exchange.parcels)
+                stepping = Stepping(ThreadRuntime(engine).drive, engine.store, exchange.course, exchange.parcels)
             op = self._operation(SyncOperation, exchange, connection, stepping)
             exchange.entered = True
             try:
