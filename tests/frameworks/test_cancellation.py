@@ -17,9 +17,10 @@ from harness.asgi import cancelled_at, until
 from harness.ledger import Gate, down
 from oncekey.core.model import MINUTE, SECOND
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi import exchange, shield
+from oncekey.frameworks.asgi import exchange
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.threads import ThreadedTransaction
+from oncekey.runtimes import aio
 from oncekey.testing.clock import ManualClock
 
 MANY = 60
@@ -27,8 +28,8 @@ MANY = 60
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shield, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(shield, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(aio, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(aio, "LONGEST_PAUSE", 0.002)
     monkeypatch.setattr(exchange, "SEND_PATIENCE", 0.05)
 
 

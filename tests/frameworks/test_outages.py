@@ -12,15 +12,15 @@ from harness.ledger import Gate, down, reply_lost, request_lost
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi import shield
-from oncekey.frameworks.asgi.breaker import FAILURES, PAUSE, Breaker
+from oncekey.engine.breaker import FAILURES, PAUSE, Breaker
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.runtimes import aio
 
 
 @pytest.fixture(autouse=True)
 def hasty_errands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shield, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(shield, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(aio, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(aio, "LONGEST_PAUSE", 0.002)
 
 
 def ordering(effects: Any, **shopping: Any) -> Shop:
@@ -185,7 +185,7 @@ async def test_a_settlement_whose_reply_is_lost_is_said_again() -> None:
 
 
 async def test_an_errand_gives_up_when_its_patience_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    drain = shield.Drain()
+    drain = aio.Drain()
     tries = []
 
     async def never() -> None:
@@ -199,7 +199,7 @@ async def test_an_errand_gives_up_when_its_patience_is_over(caplog: pytest.LogCa
 
 
 async def test_an_errand_that_fails_otherwise_is_logged_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    drain = shield.Drain()
+    drain = aio.Drain()
 
     async def broken() -> None:
         raise KeyError("bug")

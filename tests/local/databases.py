@@ -11,8 +11,8 @@ import psycopg
 from oncekey import wire
 from oncekey.core.locks import Lock, lock_of
 from oncekey.core.model import Claim
+from oncekey.engine.run import SCHEMA
 from oncekey.engine.shell import AsyncEngine
-from oncekey.frameworks.asgi.one_commit import SCHEMA
 
 PACKAGES = ("psycopg", "asyncpg")
 

@@ -200,7 +200,8 @@ def _give_back(run: Run) -> Life[None]:
     if tx is not None:
         run.spent = run.spent or run.borrowed
         yield Rollback(tx)
-    yield TAKE_BACK
+    if run.lends:
+        yield TAKE_BACK
 
 
 def _outage(policy: Policy) -> Verdict:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Instant, Lease, Record, RecordId, Refuse
     from oncekey.core.policy import Policy
+    from oncekey.engine.breaker import Breaker
     from oncekey.engine.effects import Life, Pulse, Tx
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.local import Go
-    from oncekey.frameworks.asgi.breaker import Breaker
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.ports import Store
 
 SCHEMA: Final = "oncekey"
@@ -100,6 +100,7 @@ class Run:
         "expires_at",
         "go",
         "lease",
+        "lends",
         "limits",
         "now",
         "policy",
@@ -122,6 +123,7 @@ class Run:
         resumed: bool = False,
         limits: Life[Refuse | None] | None = None,
         tx: Tx = None,
+        lends: bool = False,
     ) -> None:
         self.site = site
         self.store: Store = site.store
@@ -137,6 +139,8 @@ class Run:
         """The business transaction, once there is one."""
         self.borrowed = tx is not None
         """A dependency was lent the transaction before the claim, so it cannot be opened anew."""
+        self.lends = lends
+        """A dependency was lent something, the transaction or only a session to read through."""
         self.spent = False
         """What a dependency was lent is rolled back: the handler cannot write through it any more."""
         self.claiming = False

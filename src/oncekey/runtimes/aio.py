@@ -75,7 +75,7 @@ class AsyncRuntime:
         self.engine = engine
         self.drain = drain
         self._transact = engine.driver.run
-        self._open_blocking = open_blocking
+        self.open_blocking = open_blocking
         """Opens the transaction of a `def` handler, which is written through in a thread."""
 
     async def run(self, flow: Life[T], value: Any = None) -> T | Rests:  # noqa: ANN401  (what the flow waits for)
@@ -181,8 +181,8 @@ class AsyncRuntime:
                 return await self.engine.folds.begin_with(first)
             tx: AsyncOpenTransaction = await self.engine.open()
         else:
-            assert self._open_blocking is not None
-            tx = await self._open_blocking()
+            assert self.open_blocking is not None
+            tx = await self.open_blocking()
         if first is None:
             return tx, None
         try:
@@ -194,7 +194,7 @@ class AsyncRuntime:
     @staticmethod
     async def _commit(effect: Commit) -> Keep | Drop:
         tx, last, fold = effect.tx, effect.last, effect.fold
-        kind: type[object] = type(tx)
+        kind: type[AsyncOpenTransaction] = type(tx)
         if fold is not None and _folds(kind):
             rows = await cast("FoldingTransaction", tx).commit_with(fold.statement)
             return Drop() if rows is None else Keep(fold.read(rows))
@@ -203,20 +203,20 @@ class AsyncRuntime:
         return ended
 
 
-async def flush(tx: object) -> None:
+async def flush(tx: AsyncOpenTransaction) -> None:
     """Write what a session holds back while the application can still answer to an error."""
     if _flushes(type(tx)):
         await cast("AsyncFlushes", tx).flush()
 
 
 @cache
-def _flushes(kind: type[object]) -> bool:
+def _flushes(kind: type) -> bool:
     # Asking an object whether it fits a protocol is dear, and the answer is its class's.
     return issubclass(kind, AsyncFlushes)
 
 
 @cache
-def _folds(kind: type[object]) -> bool:
+def _folds(kind: type) -> bool:
     return hasattr(kind, "commit_with")
 
 

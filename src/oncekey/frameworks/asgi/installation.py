@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
+from oncekey.boottime import boottime
 from oncekey.core.headers import field_name
-from oncekey.frameworks.asgi.breaker import Breaker
-from oncekey.frameworks.asgi.enrolment import Patterns
+from oncekey.engine.breaker import Breaker
+from oncekey.engine.enrolment import Patterns
+from oncekey.engine.run import Hints, Site
 from oncekey.frameworks.asgi.limits import Limits
-from oncekey.frameworks.asgi.shield import Drain
+from oncekey.frameworks.asgi.threads import opened_in_thread
+from oncekey.runtimes.aio import AsyncRuntime, Drain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.types import App, Resolver, Scope
+    from oncekey.ports import AsyncOpenTransaction
 
 HANDLER_THREADS = 40
 OPENING_THREADS = 16
@@ -85,6 +91,8 @@ class Installation:
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
         self.interruptible: set[Interruptible] = set()
+        self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
+        self._hints = Hints()
         self.max_request_bytes = policy.max_request_bytes
         self._tenant = tenant
         self._principal = principal
@@ -95,6 +103,31 @@ class Installation:
     def admit(self, enrolment: Enrolment) -> None:
         """Make room for an enrolment whose own settings are wider than the installation's."""
         self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
+
+    def life(self) -> tuple[AsyncRuntime, Site]:
+        """What performs the operations of the running event loop, and what they share."""
+        engine = self.engines.asynchronous()
+        life = self._lives.get(engine)
+        if life is None:
+            life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), self._site(engine))
+        return life
+
+    def _site(self, engine: AsyncEngine) -> Site:
+        engines = self.engines
+        return Site(
+            engine.store,
+            self.breaker,
+            clock=time.monotonic,
+            boot=boottime,
+            stopping=lambda: self.stopping,
+            crowded=lambda blocking: engines.blocking().crowded if blocking else engine.crowded,
+            wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
+            inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
+            hints=self._hints,
+        )
+
+    async def _open_blocking(self) -> AsyncOpenTransaction:
+        return await opened_in_thread(self)
 
     async def tenant_of(self, scope: Scope) -> str:
         """Whose key it is, as the authenticated request says."""

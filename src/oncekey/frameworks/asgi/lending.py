@@ -9,21 +9,22 @@ session, or a transaction to read through.
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.engine.effects import Call, Commit, Flush, Rest, Rollback, TakeBack
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.loans import NO_SESSIONS, Loan
 from oncekey.frameworks.asgi.nesting import enrolment_of
-from oncekey.frameworks.asgi.shield import shielded
 from oncekey.frameworks.asgi.threads import opened_in_thread
-from oncekey.ports import AsyncFlushes, AsyncSessions
+from oncekey.ports import AsyncSessions
+from oncekey.runtimes.aio import AsyncRuntime, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.effects import Effect
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
     from oncekey.ports import AsyncOpenTransaction, LentSession, SessionTransaction
@@ -61,12 +62,12 @@ class Lending:
         self._installation = request.installation
         self._engine = request.installation.engines.asynchronous()
         self._scope = request.scope
-        self._tx: AsyncOpenTransaction | None = None
+        self._tx = request.tx
         self._loan: Loan | None = None
         self._reading: AsyncOpenTransaction | None = None
         self._session: LentSession | None = None
         self._taken = False
-        self._handed_over = False
+        self._handed_over = self._tx is not None
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
         """The session of the business transaction or of the phase; an ordinary one where there is no such thing."""
@@ -101,15 +102,19 @@ class Lending:
         return self._tx
 
     async def hand_over(self, enrolment: Enrolment) -> AsyncOpenTransaction:
-        """The business transaction, for the handler's settlement to end."""
-        if self._session is not None or self._reading is not None:
-            raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
+        """The business transaction of a handler without a key, opened if it is not."""
         await self.rest()
         tx = await self.business(blocking=enrolment.blocking)
+        self.joins(tx, enrolment)
+        return tx
+
+    def joins(self, tx: AsyncOpenTransaction, enrolment: Enrolment) -> None:
+        """From now on this is the handler's transaction, and somebody else ends it."""
+        if self._session is not None or self._reading is not None:
+            raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
+        self._tx, self._handed_over = tx, True
         if self._loan is not None:
             self._loan.join(tx, afresh=False)
-        self._handed_over = True
-        return tx
 
     async def before_claim(self, enrolment: Enrolment) -> None:
         """Hold nothing that the claim could wait for; find out who was lent what would not commit with the key."""
@@ -124,7 +129,7 @@ class Lending:
         if self._session is not None:
             await self._session.rest()
 
-    def joined(self, tx: AsyncOpenTransaction) -> Loan:
+    def joins_phase(self, tx: AsyncOpenTransaction) -> Loan:
         """From now on everything that was lent is a phase's own transaction, until the loan parts from it."""
         loan = self._loaned()
         try:
@@ -140,14 +145,9 @@ class Lending:
             self._loan.check()
 
     @property
-    def lends_business(self) -> bool:
-        """Whether the business transaction is open already, because a dependency writes through it."""
-        return self._tx is not None
-
-    @property
-    def spent(self) -> bool:
-        """Whether a business transaction was lent and taken back: no handler can write through it any more."""
-        return self._taken and self._tx is not None
+    def business_tx(self) -> AsyncOpenTransaction | None:
+        """The business transaction, if it is open already, because a dependency writes through it."""
+        return self._tx
 
     async def take_back(self) -> None:
         """Undo what is not committed; no connection stays with the request."""
@@ -193,6 +193,10 @@ class Borrower(Protocol):
     lent: Lending | None
 
     @property
+    def tx(self) -> AsyncOpenTransaction | None:
+        """The business transaction of the handler that is running, if it has one."""
+
+    @property
     def enrolment(self) -> Enrolment | None:
         """What it was claimed for, if it was."""
 
@@ -213,18 +217,6 @@ async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransact
     return await lend(request).hand_over(enrolment)
 
 
-async def flush(tx: AsyncOpenTransaction) -> None:
-    """Write what a session holds back while the application can still answer to an error."""
-    if _flushes(type(tx)):
-        await cast("AsyncFlushes", tx).flush()
-
-
-@cache
-def _flushes(kind: type) -> bool:
-    # Asking an object whether it fits a protocol is dear, and the answer is its class's.
-    return issubclass(kind, AsyncFlushes)
-
-
 async def take_back(request: Borrower) -> None:
     """Take back what a request was lent, whoever is cancelled meanwhile."""
     if request.lent is None:
@@ -234,3 +226,56 @@ async def take_back(request: Borrower) -> None:
     except asyncio.CancelledError:
         await shielded(request.lent.take_back())
         raise
+
+
+class LendingRuntime(AsyncRuntime):
+    """Performs the flows of a request that may have been lent something: before its claim, or in its steps.
+
+    While a phase runs, everything that was lent is the phase's own transaction. It joins before the application's code
+    is called, it takes no more once it was flushed, and it parts only when the transaction is over.
+    """
+
+    def __init__(self, shared: AsyncRuntime, request: Borrower) -> None:
+        super().__init__(shared.engine, shared.drain, shared.open_blocking)
+        self._request = request
+        self._in_phase: Loan | None = None
+
+    async def perform(self, effect: Effect) -> Any:  # noqa: ANN401  (each effect has its own result)
+        """Perform one effect, and do with what was lent as it says."""
+        match effect:
+            case Rest():
+                if self._request.lent is not None:
+                    await self._request.lent.rest()
+            case TakeBack():
+                await self._taken_back()
+            case Call(within=tx) if tx is not None:
+                self._in_phase = lend(self._request).joins_phase(tx)
+                return await super().perform(effect)
+            case Flush():
+                await super().perform(effect)
+                if self._in_phase is not None:
+                    self._in_phase.done()
+            case Commit():
+                ended = await super().perform(effect)
+                self._part()
+                return ended
+            case Rollback():
+                try:
+                    await super().perform(effect)
+                finally:
+                    self._part()
+            case _:
+                return await super().perform(effect)
+        return None
+
+    async def _taken_back(self) -> None:
+        """A request that is not let in gives back what it was lent."""
+        lent = self._request.lent
+        await take_back(self._request)
+        if lent is not None and lent.business_tx is None:
+            self._request.lent = None  # the handler may be lent something else, if it is let in after all
+
+    def _part(self) -> None:
+        loan, self._in_phase = self._in_phase, None
+        if loan is not None:
+            loan.part()

@@ -21,15 +21,16 @@ from oncekey.core.headers import field_name
 from oncekey.core.model import Code, Refuse
 from oncekey.core.policy import micros
 from oncekey.core.rulings import Situation, situate
-from oncekey.flow import adrive
+from oncekey.engine.effects import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from oncekey.core.model import Claim, Instant
     from oncekey.core.policy import Policy
-    from oncekey.engine.shell import AsyncEngine
+    from oncekey.engine.effects import Life
     from oncekey.frameworks.asgi.types import Scope
+    from oncekey.ports import Store
 
 log = logging.getLogger("oncekey")
 
@@ -70,16 +71,19 @@ class Limits:
         self._limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, Any]] = WeakKeyDictionary()
         self._live: dict[str, tuple[float, int]] = {}
 
-    async def admits(self, engine: AsyncEngine, scope: Scope, claim: Claim, policy: Policy) -> Refuse | None:
-        """Why a request is not to be executed, if it would be; None: nothing stands in its way."""
+    def of(self, store: Store, scope: Scope, claim: Claim, policy: Policy) -> Life[Refuse | None] | None:
+        """What says why a request is not to be executed, if it would be; None: its route has no limits."""
         too_old = self._age(scope, policy)
         if too_old is None and policy.max_new_keys_per_second is None and policy.max_live_keys is None:
             return None
+        return self._admits(store, claim, policy, too_old)
+
+    def _admits(self, store: Store, claim: Claim, policy: Policy, too_old: Refuse | None) -> Life[Refuse | None]:
         try:
-            snapshot = await engine.find(claim.id)
+            snapshot = yield from store.find(claim.id)
             if situate(snapshot.record, snapshot.now) not in _FREE:
                 return None
-            return too_old or await self._new_key(engine, claim.id.scope, policy)
+            return too_old or (yield from self._new_key(store, claim.id.scope, policy))
         except StoreError:
             return too_old  # the claim meets the same outage, and says what it means
 
@@ -99,20 +103,21 @@ class Limits:
             return Refuse(Code.REQUEST_TOO_OLD, detail=str(error))
         return Refuse(Code.REQUEST_TOO_OLD) if old else None
 
-    async def _new_key(self, engine: AsyncEngine, scope: str, policy: Policy) -> Refuse | None:
-        if policy.max_live_keys is not None and await self._is_full(engine, scope, policy.max_live_keys):
+    def _new_key(self, store: Store, scope: str, policy: Policy) -> Life[Refuse | None]:
+        if policy.max_live_keys is not None and (yield from self._is_full(store, scope, policy.max_live_keys)):
             return Refuse(Code.RATE_LIMITED, retry_after=FULL_WAIT)
         if policy.max_new_keys_per_second is None:
             return None
-        return await self._hit("new keys", scope, policy.max_new_keys_per_second, policy)
+        turned_away: Refuse | None = yield Call(self._hit, ("new keys", scope, policy.max_new_keys_per_second, policy))
+        return turned_away
 
-    async def _is_full(self, engine: AsyncEngine, scope: str, most: int) -> bool:
-        upkeep = engine.store.upkeep
+    def _is_full(self, store: Store, scope: str, most: int) -> Life[bool]:
+        upkeep = store.upkeep
         if upkeep is None:
             return False
         at, live = self._live.get(scope, (-math.inf, 0))
         if self._boot() - at >= COUNT_KEPT:
-            at, live = self._boot(), await adrive(upkeep.live_keys(scope, most), engine.driver.run)
+            at, live = self._boot(), (yield from upkeep.live_keys(scope, most))
         if len(self._live) >= MOST_COUNTS:
             self._live.clear()
         # What is let in now is counted here until the store is asked again.

@@ -56,6 +56,10 @@ class Visit:
         self._complete = False
 
     @property
+    def tx(self) -> None:
+        """It settles nothing."""
+
+    @property
     def enrolment(self) -> None:
         """It claims nothing."""
 

@@ -11,27 +11,27 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Code, Effects, Refuse
+from oncekey.engine.answering import refusal
+from oncekey.engine.enrolment import SAFE
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks.asgi.annotations import operation_parameter
-from oncekey.frameworks.asgi.delivery import refusal
-from oncekey.frameworks.asgi.enrolment import SAFE
-from oncekey.frameworks.asgi.exchange import Exchange, Visit
-from oncekey.frameworks.asgi.lending import business, flush
+from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
+from oncekey.frameworks.asgi.lending import LendingRuntime
 from oncekey.frameworks.asgi.nesting import request_for
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.stepping import LendingRuntime
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
-from oncekey.runtimes.aio import Drain
+from oncekey.runtimes.aio import flush
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.run import Run
     from oncekey.frameworks.asgi.installation import Installation
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -93,17 +93,12 @@ class _Call:
 
     async def with_key(self, exchange: Exchange) -> Any:
         """Claim, then run what may run; a replay or a refusal is sent by the exchange whatever we return."""
-        match await exchange.claim(self.enrolment):
-            case Proceed():
-                result = await self._run(exchange)
-                if exchange.answer is None:
-                    return result
-            case Bypass():
-                assert exchange.asked is not None
-                return await self._unkeyed(exchange, exchange.asked.claim)
-            case Replay() | Refuse():
-                pass
-        assert exchange.answer is not None
+        await exchange.claim(self.enrolment)
+        if exchange.phase is Phase.RUNNING:
+            return await self._run(exchange)
+        if exchange.answer is None:
+            assert exchange.run is not None
+            return await self._unkeyed(exchange, exchange.run.claim)
         # Inner logs and metrics see the true status; the bytes are the exchange's.
         return _respond(exchange.installation, Answer(exchange.answer.status, (), b""))
 
@@ -115,33 +110,30 @@ class _Call:
         return await self._unkeyed(request, None)
 
     async def _run(self, exchange: Exchange) -> Any:
+        run = exchange.run
+        assert run is not None
         try:
-            if exchange.course is not None:
-                exchange.course.check()
-            return await (self._in_thread(exchange) if self.enrolment.blocking else self._in_loop(exchange))
+            if run.course is not None:
+                run.course.check()
+            if exchange.lent is not None and run.tx is not None:
+                exchange.lent.joins(run.tx, self.enrolment)
+            return await (self._in_thread if self.enrolment.blocking else self._in_loop)(exchange, run)
         except BaseException as error:
-            if isinstance(error, StoreError) and not exchange.entered:
-                await exchange.withdraw(STORE_DOWN)
-                return None
-            exchange.error = error
+            exchange.ended.error = error
             raise
 
-    async def _in_loop(self, exchange: Exchange) -> Any:
-        tx = None
-        if self.enrolment.transactional:
-            tx = await business(exchange, self.enrolment)
-            exchange.joins(tx)
+    async def _in_loop(self, exchange: Exchange, run: Run) -> Any:
+        tx, ended = run.tx, exchange.ended
         stepping = None
-        if exchange.course is not None and exchange.parcels is not None:
-            # Steps leave no errands, so no stop has to wait for any.
-            runtime = LendingRuntime(exchange.engine, Drain(), exchange)
-            stepping = Stepping(runtime.drive, exchange.engine.store, exchange.course, exchange.parcels)
-        op = self._operation(Operation, exchange, None if tx is None else tx.connection, stepping)
-        exchange.entered = True
+        if run.course is not None:
+            runtime = LendingRuntime(exchange.runtime, exchange)
+            stepping = Stepping(runtime.drive, run.store, run.course, run.parcels)
+        op = self._operation(Operation, run, stepping)
+        ended.entered = True
         try:
             result = await self.handler(*self.args, **self._with(op))
         finally:
-            exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
+            ended.kept, ended.rolled_back = op.kept, op.rolled_back
         if tx is not None and not op.rolled_back:
             await flush(tx)
         if stepping is not None and exchange.lent is not None:
@@ -149,29 +141,23 @@ class _Call:
             await exchange.lent.rest()
         return result
 
-    async def _in_thread(self, exchange: Exchange) -> Any:
+    async def _in_thread(self, exchange: Exchange, run: Run) -> Any:
         """Run the handler in a thread, with a connection in its hands: a handler never waits for one there."""
-        installation = exchange.installation
-        engine = None if self.enrolment.effects is Effects.INLINE else installation.engines.blocking()
+        installation, ended = exchange.installation, exchange.ended
+        stepping = None
+        if run.course is not None and self.enrolment.effects is not Effects.INLINE:
+            engine = installation.engines.blocking()
+            stepping = Stepping(ThreadRuntime(engine).drive, engine.store, run.course, run.parcels)
+        op = self._operation(SyncOperation, run, stepping)
 
-        connection = None
-        if self.enrolment.transactional:
-            tx = await business(exchange, self.enrolment)
-            exchange.joins(tx)
-            connection = tx.connection
-
-        def run() -> Any:
-            stepping = None
-            if engine is not None and exchange.course is not None and exchange.parcels is not None:
-                stepping = Stepping(ThreadRuntime(engine).drive, engine.store, exchange.course, exchange.parcels)
-            op = self._operation(SyncOperation, exchange, connection, stepping)
-            exchange.entered = True
+        def called() -> Any:
+            ended.entered = True
             try:
                 return not_awaitable(self.handler(*self.args, **self._with(op)), self.enrolment)
             finally:
-                exchange.kept, exchange.rolled_back = op.kept, op.rolled_back
+                ended.kept, ended.rolled_back = op.kept, op.rolled_back
 
-        return await in_thread(installation.handlers, run)
+        return await in_thread(installation.handlers, called)
 
     async def _unkeyed(self, request: Exchange | Visit, claim: Claim | None) -> Any:
         try:
@@ -181,19 +167,18 @@ class _Call:
         except NoConnectionError:
             return _respond(request.installation, refusal(STORE_DOWN, self.enrolment.policy))
 
-    def _operation(self, kind: type[Any], exchange: Exchange, connection: Any, stepping: Any) -> Any:
-        assert exchange.asked is not None
-        assert exchange.lease is not None
-        claim = exchange.asked.claim
+    def _operation(self, kind: type[Any], run: Run, stepping: Any) -> Any:
+        assert run.lease is not None
+        claim = run.claim
         return kind(
             key=claim.id.key,
             scope=claim.id.scope,
-            attempt=exchange.lease.attempt,
-            seed=claim.seed if exchange.record is None else exchange.record.seed,
-            connection=connection,
-            lost=exchange.lost,
-            parcels=None if self.enrolment.effects is Effects.INLINE else exchange.parcels,
-            course=exchange.course,
+            attempt=run.lease.attempt,
+            seed=run.seed,
+            connection=None if run.tx is None else run.tx.connection,
+            lost=run.lost,
+            parcels=None if self.enrolment.effects is Effects.INLINE else run.parcels,
+            course=run.course,
             deferring=self.enrolment.effects is Effects.OUTBOX,
             stepping=stepping,
         )

@@ -12,11 +12,11 @@ from oncekey.core.locks import lock_number
 from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.showing import describe, in_flight
+from oncekey.engine.answering import refusal
 from oncekey.engine.operate import look
+from oncekey.engine.run import SCHEMA
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.claiming import scope_for
-from oncekey.frameworks.asgi.delivery import refusal
-from oncekey.frameworks.asgi.one_commit import SCHEMA
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy

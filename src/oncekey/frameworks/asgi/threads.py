@@ -9,14 +9,14 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.frameworks.asgi.shield import shielded
+from oncekey.runtimes.aio import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.ports import OpenTransaction
 

@@ -15,17 +15,17 @@ from oncekey.core.model import Effects, Lease, RecordId
 from oncekey.core.settle import Business, Ending, decide
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.request import NO_OUTBOX
-from oncekey.frameworks.asgi.lending import business, flush
+from oncekey.frameworks.asgi.lending import business
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.shield import shielded
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
+from oncekey.runtimes.aio import flush, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Borrower
     from oncekey.ports import AsyncOpenTransaction, Store

@@ -13,12 +13,12 @@ from uuid import uuid5
 from oncekey.core import rulings
 from oncekey.core.model import Code, Effects, Refuse, State
 from oncekey.core.rulings import TakeOver
-from oncekey.engine import local, request
+from oncekey.engine import local, request, settle
+from oncekey.engine.answering import refused
 from oncekey.engine.phases import Course
 from oncekey.engine.relay import Ended
 from oncekey.flow import Mode, Transaction
-from oncekey.frameworks.asgi.one_commit import OneCommit
-from oncekey.frameworks.asgi.settlement import Settling
+from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
 from oncekey.stores.saying import said
 from oncekey.testing.checker import Rule
@@ -30,8 +30,11 @@ from oncekey.wire import Kind
 from oncekey.workers.relay import Relay
 
 if TYPE_CHECKING:
+    from oncekey.core.answers import Answer
     from oncekey.core.model import Announcement, Claim, HeldParcel, Lease, MemoEntry, Snapshot
     from oncekey.core.policy import Policy
+    from oncekey.engine.effects import Life
+    from oncekey.engine.run import Run
     from oncekey.flow import Flow
 
 BOTH: Final = (Kind.SQLITE, Kind.POSTGRES)
@@ -76,16 +79,18 @@ def _sql(*breakings: Breaking, own_clock: bool = False) -> Variant:
 def _answers_first(real: Callable[..., Any]) -> Callable[..., Any]:
     tasks: set[asyncio.Task[Any]] = set()
 
-    async def together(self: Any, *args: Any) -> None:  # noqa: ANN401  (as the real one)
+    async def finish(self: Any, *args: Any) -> tuple[None, None]:  # noqa: ANN401  (as the real one)
         task = asyncio.create_task(real(self, *args))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        return None, None
 
-    return together
+    return finish
 
 
-async def _takes_it_for_failure(self: Any) -> Any:  # noqa: ANN401  (as the real one)
-    return self._refused(Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
+def _takes_it_for_failure(run: Run) -> Life[Answer]:
+    yield from ()
+    return refused(run, Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
 
 
 def _announces_nothing(
@@ -157,10 +162,7 @@ _ALL: Final = (
         Rule.ONE_ANSWER,
         _LOCAL,
         Fault(Point.parse("before:commit"), Manner.DIE),
-        _code(
-            (Settling, "_together", _answers_first(Settling._together)),  # noqa: SLF001  (the mutant's own work)
-            (OneCommit, "_together", _answers_first(OneCommit._together)),  # noqa: SLF001
-        ),
+        _code((AsyncRuntime, "finish", _answers_first(AsyncRuntime.finish))),
     ),
     Mutant(
         "now_for_leases",
@@ -235,10 +237,7 @@ _ALL: Final = (
         Rule.NO_PHANTOM,
         _LOCAL,
         Fault(Point.parse("after:commit"), Manner.LOSE),
-        _code(
-            (Settling, "_lost_commit", _takes_it_for_failure),
-            (OneCommit, "_lost_commit", _takes_it_for_failure),
-        ),
+        _code((settle, "_lost_commit", _takes_it_for_failure)),
     ),
     Mutant(
         "relay_by_cursor",

@@ -1,0 +1,124 @@
+"""From a handler's end, as its adapter saw it, to the decision, and to our own answer where its own cannot go out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from oncekey.core.choices import On5xx
+from oncekey.core.errors import NotExecuted
+from oncekey.core.model import Code, Deferred, Doubtful, Effects, HandedBack, Refuse, Retryable
+from oncekey.core.policy import micros
+from oncekey.core.settle import DIVERGED, NOT_DEFERRED, STOPPED, Decision, Ending, Progress, Reading, decide, read
+from oncekey.engine.answering import refused
+from oncekey.engine.phases import proves_nothing_sent
+
+if TYPE_CHECKING:
+    from oncekey.core.answers import Answer
+    from oncekey.core.model import Headers
+    from oncekey.engine.run import Run
+
+log = logging.getLogger("oncekey")
+
+RAISED_SUCCESS: Final = (
+    "oncekey: %s ended with a success (%s) whose rows were rolled back, because it was raised: return it, or call "
+    "op.keep() before"
+)
+DEFER_ONCE: Final = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
+
+
+class Captured(Protocol):
+    """The application's answer, as far as there is one."""
+
+    status: int | None
+    headers: Headers
+    refused: str | None
+    """Why it cannot be captured, if it cannot."""
+
+    @property
+    def kept(self) -> bytes | None:
+        """The body as it will be stored; None over the cap."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """How the handler ended."""
+
+    entered: bool = False
+    kept: bool = False
+    rolled_back: bool = False
+    error: BaseException | None = None
+    """What the handler raised, also if the application has made an answer of it."""
+    cancelled: bool = False
+    """That was a cancellation."""
+
+
+def decided(run: Run, ended: Ended, captured: Captured, error: BaseException | None) -> tuple[Decision, Answer | None]:
+    """The decision, and our own answer where the handler's cannot be sent.
+
+    `error` is what came out of the application: then there is no whole answer.
+    """
+    policy, effects = run.policy, run.enrolment.effects
+    raised = ended.error or error
+    ending = _ending(run, ended, captured, raised)
+    if error is None and captured.refused is None:
+        decision = decide(effects, policy, ending)
+        return decision, _instead(run, decision, ending)
+    failed = refused(run, Refuse(Code.EXECUTION_FAILED))
+    if captured.refused is not None:
+        log.error("oncekey: the answer cannot be captured: %s", captured.refused)
+        return decide(effects, policy, replace(ending, status=None, error=captured.refused)), failed
+    # The application's own error page is made outside of us and may show a traceback: never store that one.
+    final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is nobody's last word
+    if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
+        ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
+        return decide(effects, policy, ours), failed
+    unfinished = replace(ending, status=None)  # whatever had been begun of an answer
+    decision = decide(effects, policy, unfinished)
+    told = _instead(run, decision, unfinished)
+    return decision, failed if told is None and isinstance(raised, NotExecuted) else told
+
+
+def _ending(run: Run, ended: Ended, captured: Captured, raised: BaseException | None) -> Ending:
+    policy, course = run.policy, run.course
+    if course is not None and ended.cancelled and run.site.stopping():
+        course.halted = True  # by a server that stops
+    return Ending(
+        status=captured.status,
+        headers=captured.headers,
+        body=captured.kept,
+        entered=ended.entered,
+        raised=raised is not None,
+        not_executed=raised is not None and proves_nothing_sent(raised, policy),
+        kept=ended.kept,
+        rolled_back=ended.rolled_back,
+        progress=Progress() if course is None else course.progress(),
+        deferred=() if run.emits is None else run.emits.deferred,
+        resume_after=micros(policy.complete_interval),
+    )
+
+
+def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
+    """Our own answer where the handler's would say what is not so: its call is open, or not made yet."""
+    progress, operation = ending.progress, run.enrolment.operation
+    match decision.settlement:
+        case Deferred():
+            return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=run.record))
+        case Doubtful(last_error) if progress.parked is not None or last_error == DIVERGED:
+            log.error("oncekey: %s is parked: %s", operation, last_error)
+            return refused(run, Refuse(Code.EXECUTION_FAILED))
+        case Doubtful() if progress.call_open:
+            return refused(run, Refuse(Code.OUTCOME_UNKNOWN))
+        case HandedBack(last_error) if last_error == STOPPED:
+            return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1))
+        case HandedBack() if progress.call_open:
+            return refused(run, Refuse(Code.EXECUTION_FAILED))
+        case Retryable(last_error) if last_error == NOT_DEFERRED:
+            log.error("oncekey: %s: %s", operation, DEFER_ONCE)
+            return refused(run, Refuse(Code.EXECUTION_FAILED))
+        case _ if read(run.enrolment.effects, ending, run.policy) is Reading.UNDONE:
+            log.error(RAISED_SUCCESS, operation, ending.status)
+            return refused(run, Refuse(Code.EXECUTION_FAILED))
+        case _:
+            return None
