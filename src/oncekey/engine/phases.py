@@ -214,8 +214,9 @@ class Course:
 
     def withdrawn(self, snapshot: Snapshot | None) -> None:
         """The announcement was taken back; not taken back, it stays open."""
-        if snapshot is not None:
-            self.intent = None
+        if snapshot is not None and snapshot.record is not None:
+            # Values were written with it, also if its reply was lost; they stay.
+            self.stored, self.intent = snapshot.record.memo, None
             self._look(snapshot)
             # The step was not taken, so a handler that catches the error may ask for it again.
             self.failed, self.unsent_call = self.script.asked.pop(), True

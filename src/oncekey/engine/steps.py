@@ -154,8 +154,7 @@ def _committed(store: Store, course: Course, parcels: Parcels, tx: Tx, entry: Me
     try:
         ended: Keep | Drop = yield Commit(tx, _last(store, course, parcels, memo))
     except (CommitAmbiguousError, Interrupted) as lost:
-        yield from _rolled_back(tx)  # whatever became of it, its connection is not ours any more
-        done = yield from _to_its_end(lambda: _found_out(store, course, memo))
+        done = yield from _to_its_end(lambda: _found_out(store, course, tx, memo))
         if isinstance(lost, Interrupted):
             raise
         if done is None:
@@ -173,8 +172,9 @@ def _last(store: Store, course: Course, parcels: Parcels, memo: tuple[MemoEntry,
     return Drop() if snapshot is None else Keep(snapshot)
 
 
-def _found_out(store: Store, course: Course, memo: tuple[MemoEntry, ...]) -> Life[bool | None]:
+def _found_out(store: Store, course: Course, tx: Tx, memo: tuple[MemoEntry, ...]) -> Life[bool | None]:
     """A phase whose COMMIT got no reply: the record knows, once its row is free (P7). None: not ours any more."""
+    yield Rollback(tx)  # whatever became of it, its connection is not held while another one is asked for
     done = yield from store.phases.after_lost_commit(course.lease, memo, micros(course.policy.lease))
     if done:
         course.written(memo, None)
