@@ -11,6 +11,7 @@ from frameworks.realshop import PostgresDatabase
 from harness.dsn import through
 from harness.proxy import Proxy
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
+from oncekey.engine import steps
 from phased.bank import Bank, Call, Phase, paying
 
 KINDS = [("asyncpg", False), ("psycopg", False), ("psycopg", True)]
@@ -130,9 +131,8 @@ async def test_a_result_is_written_when_the_store_is_back(small_bank: Bank, time
 async def test_a_store_that_does_not_come_back_leaves_it_uncertain(
     small_bank: Bank, repeatable: bool, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("stepping", "stepping_sync"):
-        monkeypatch.setattr(f"oncekey.frameworks.asgi.{module}.FIRST_PAUSE", 0.0)
-        monkeypatch.setattr(f"oncekey.frameworks.asgi.{module}.LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(steps, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(steps, "LONGEST_PAUSE", 0.0)
     async with small_bank.process(paying(repeatable=repeatable)) as process:
         break_(process, "result", 8)
         reply = await process.send()

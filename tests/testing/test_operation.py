@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.errors import ConfigurationError, NotExecuted, Rejected, ReplayDivergedError
+from oncekey.core.errors import CallUncertainError, ConfigurationError, NotExecuted, Rejected, ReplayDivergedError
 from oncekey.core.seed import downstream_key
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
@@ -144,6 +144,24 @@ async def test_the_providers_no_and_a_call_that_was_not_made() -> None:
     with pytest.raises(NotExecuted):
         await pay(7, refused, op=op)
     assert (await pay(7, charges, op=op.resumed()))["number"] == 7
+
+
+async def test_a_call_of_which_nobody_knows_is_made_again_only_if_it_may_be() -> None:
+    # H3: as on a server, with the same key or not at all
+    def breaks(key: str) -> None:
+        raise TimeoutError
+
+    op = operation(connection=[])
+    with pytest.raises(TimeoutError):
+        await pay(7, breaks, op=op)
+    resumed = op.resumed()
+    assert (await pay(7, charges, op=resumed))["ordered"] == [7, 1]
+    assert resumed.calls == op.calls
+    op_blocking = sync_operation(connection=[])
+    with pytest.raises(TimeoutError):
+        await pay_blocking(breaks, op=op_blocking)
+    with pytest.raises(CallUncertainError, match="nobody goes on"):
+        op_blocking.resumed()
 
 
 async def test_mistakes_are_those_of_a_server() -> None:

@@ -1,6 +1,6 @@
 """The course of a phased handler: what is stored, what was asked for, and what may come next (H1-H6).
 
-No I/O: `Operation` and `SyncOperation` ask the course what to write, write it, and tell it what came of it.
+No I/O: the flows of `engine.steps` ask the course what to write, write it, and tell it what came of it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from oncekey.core.policy import micros
 from oncekey.core.results import fitted, plain_of
 from oncekey.core.seed import downstream_key
 from oncekey.core.settle import DIVERGED, Progress
+from oncekey.engine.effects import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,7 +132,7 @@ class Course:
         self.step, self.in_phase = name, stored is None and kind is EntryKind.PHASE
         try:
             yield stored
-        except BaseException:
+        except (Exception, Interrupted):  # a flow that is dropped, because its process dies, says nothing of its step
             self._failed(name, kind)
             raise
         finally:
@@ -201,7 +202,7 @@ class Course:
         self.stored, self.intent = snapshot.record.memo, snapshot.record.intent
         self._look(snapshot)
 
-    def unsent(self, error: BaseException) -> bool:
+    def unsent(self, error: Exception) -> bool:
         """Whether an error proves that the open call was never made: of the first send only (F24)."""
         first = self.intent is not None and self.intent.sends == 1 and self.parked is None
         return first and proves_nothing_sent(error, self.policy)
@@ -213,18 +214,18 @@ class Course:
 
     def withdrawn(self, snapshot: Snapshot | None) -> None:
         """The announcement was taken back; not taken back, it stays open."""
-        if snapshot is not None:
-            self.intent = None
+        if snapshot is not None and snapshot.record is not None:
+            # Values were written with it, also if its reply was lost; they stay.
+            self.stored, self.intent = snapshot.record.memo, None
             self._look(snapshot)
             # The step was not taken, so a handler that catches the error may ask for it again.
             self.failed, self.unsent_call = self.script.asked.pop(), True
 
     @staticmethod
-    def not_made(name: str, error: BaseException) -> NotExecuted | None:
+    def not_made(name: str, error: Exception) -> NotExecuted | None:
         """What the handler gets for a call that was not made: the same that a resumed one gets. None: the error."""
-        # One who is cancelled, or says so himself, is not contradicted.
-        keeps = isinstance(error, NotExecuted) or not isinstance(error, Exception)
-        return None if keeps else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
+        said = isinstance(error, NotExecuted)
+        return None if said else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
 
     def result(self, name: str, value: object, *, final_no: bool, declared: object = None) -> MemoEntry:
         """The entry of a call that was answered; one that cannot be stored parks the record (F26)."""

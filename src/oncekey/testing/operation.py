@@ -1,31 +1,43 @@
 """Operations without a server, for unit tests: `await create_order(order, op=operation(connection=tx))`.
 
-Steps run as they would with a store: one at a time, each name once, results in their stored form. What was called,
-emitted and deferred is there to be looked at.
+Steps are those of a server, over a store of the operation's own, in memory: one at a time, each name once, results in
+their stored form. What was called, emitted and deferred is there to be looked at.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import UUID
 
 from oncekey.boottime import boottime
-from oncekey.core.errors import ConfigurationError, NotExecuted, Rejected
-from oncekey.core.memo import Script, decode, digest_of
-from oncekey.core.model import Effects, EntryKind, Intent, Lease, MemoEntry, Parcel, RecordId
+from oncekey.core.errors import CallUncertainError, ConfigurationError
+from oncekey.core.memo import decode
+from oncekey.core.model import Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
 from oncekey.core.policy import Policy
-from oncekey.core.seed import downstream_key
+from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
+from oncekey.engine.shell import AsyncEngine, Engine
+from oncekey.engine.steps import Stepping
+from oncekey.flow import Mode, Transaction
 from oncekey.frameworks.asgi.operation import NO_OUTBOX, Conn, Operation, SyncOperation
+from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.runtimes.threads import ThreadRuntime
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing.claims import a_claim, again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from datetime import timedelta
+
+    from oncekey.core.model import Claim
+    from oncekey.engine.effects import Life
+    from oncekey.flow import Steps
+    from oncekey.ports import Outbox
+
+T = TypeVar("T")
 
 KEY: Final = "test-key-0000000001"
 SCOPE: Final = "test"
@@ -33,6 +45,9 @@ SEED: Final = bytes(32)
 """With the same seed `op.downstream_key` gives the same keys in every test; give another one for others."""
 
 _INCARNATION: Final = UUID(int=1)
+_POLICY: Final = Policy(max_attempts=1_000_000)
+_RESUMED: Final = "resumed_by_a_test"
+_OPEN: Final = "nobody goes on with this operation: what became of its call is not known, and it is not repeated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,118 +69,124 @@ class Sent:
     order_by: str | None = None
 
 
-@dataclass(slots=True)
-class Notes:
-    """What an operation did."""
+class _Driver(MemoryDriver):
+    """The memory of one test, and transactions for its phases."""
 
-    steps: dict[str, Any] = field(default_factory=dict)
-    """The results of all steps by their names, in order."""
-    calls: list[Called] = field(default_factory=list)
-
-
-class _Steps:
-    """What both kinds of steps share: a course over nothing but what the test says was done before."""
-
-    def __init__(self, connection: Any, seed: bytes, parcels: Parcels, course: Course) -> None:  # noqa: ANN401
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401  (the test's own)
+        super().__init__()
         self.connection = connection
-        self.seed = seed
-        self.parcels = parcels
-        self.course = course
-        self.notes = Notes()
 
-    @contextmanager
-    def emitting(self) -> Iterator[None]:
-        """What a phase that failed has emitted is gone with it."""
-        before = self.parcels.emitted
-        try:
-            yield
-        except BaseException:
-            self.parcels.emitted = before
-            raise
-
-    def announce(self, name: str, repeatable: bool | timedelta, given: object) -> str:  # noqa: FBT001
-        """What a store would be told before the call is made: with it the call is open."""
-        key = downstream_key(self.seed, name)
-        self.notes.calls.append(Called(name, key, repeatable, given))
-        digest = digest_of(given, self.course.policy.max_result_bytes)
-        self.course.intent = Intent(name, key, digest, 1, 0, 0, None)
-        return key
-
-    def failed(self, name: str, error: BaseException) -> NotExecuted | None:
-        """A call that was not made leaves nothing open; any other stays so. What is raised instead of the error."""
-        if not self.course.unsent(error):
-            return None
-        self.course.intent = None
-        self.course.failed, self.course.unsent_call = self.course.script.asked.pop(), True
-        return self.course.not_made(name, error)
-
-    def done(self, entry: MemoEntry, declared: Any = None) -> Any:  # noqa: ANN401  (whatever was returned)
-        """Note a finished step, and give its stored form back, or raise it."""
-        self.course.written(self.course.with_entry(entry), None)
-        return self.again(entry, declared)
-
-    def again(self, entry: MemoEntry, declared: Any = None) -> Any:  # noqa: ANN401  (whatever was stored)
-        self.notes.steps[entry.name] = decode(entry.result)
-        return self.course.recalled(entry, declared)
+    def begin(self) -> _Opened:
+        """A transaction that writes through what the test gave."""
+        return _Opened(self)
 
 
-class _AsyncSteps(_Steps):
-    async def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401  (what the phase returns)
-        with self.course.taking(name, EntryKind.PHASE) as stored, self.emitting():
-            value = None if stored else await _awaited(fn(self.connection))
-            entry = stored or self.course.entry(name, EntryKind.PHASE, value)
-        return self.again(entry) if stored else self.done(entry)
+class _Opened:
+    """The transaction of a phase. Whether its rows are kept is the test's business; its last statement is ours."""
 
-    async def call(
-        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
-    ) -> Any:  # noqa: ANN401  (what the call returns)
-        with self.course.taking(name, EntryKind.CALL) as stored:
-            if stored is not None:
-                return self.again(stored, result)
-            key = self.announce(name, repeatable, given)
-            try:
-                entry = self.course.result(name, await _awaited(fn(key)), final_no=False, declared=result)
-            except Rejected as no:
-                entry = self.course.result(name, no.value, final_no=True)
-            except BaseException as error:
-                if (told := self.failed(name, error)) is not None:
-                    raise told from error
-                raise
-        return self.done(entry, result)
+    def __init__(self, driver: _Driver) -> None:
+        self._driver = driver
+        self.connection = driver.connection
 
-    async def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
-        with self.course.taking(name, EntryKind.VALUE) as stored:
-            entry = stored or self.course.entry(name, EntryKind.VALUE, await _awaited(fn()))
-        return self.again(entry) if stored else self.done(entry)
+    def step(self, steps: Steps[T]) -> T:
+        """Write the recovery point."""
+        return self._driver.run(Transaction("phase", Mode.ATOMIC, lambda: steps))
+
+    def commit(self) -> None:
+        """Nothing is left to do."""
+
+    def rollback(self) -> None:
+        """Nothing is there to undo: the recovery point comes last."""
 
 
-class _SyncSteps(_Steps):
-    def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401  (what the phase returns)
-        with self.course.taking(name, EntryKind.PHASE) as stored, self.emitting():
-            entry = stored or self.course.entry(name, EntryKind.PHASE, fn(self.connection))
-        return self.again(entry) if stored else self.done(entry)
+class _AsyncDriver(AsyncMemoryDriver):
+    def __init__(self, driver: _Driver) -> None:
+        super().__init__(driver)
+        self._opens = driver
+
+    async def begin(self) -> _AsyncOpened:
+        return _AsyncOpened(self._opens.begin())
+
+
+class _AsyncOpened:
+    def __init__(self, inner: _Opened) -> None:
+        self._inner = inner
+        self.connection = inner.connection
+
+    async def step(self, steps: Steps[T]) -> T:
+        return self._inner.step(steps)
+
+    async def commit(self) -> None:
+        self._inner.commit()
+
+    async def rollback(self) -> None:
+        self._inner.rollback()
+
+
+class _Outbox:
+    """Keeps the parcels of finished phases."""
+
+    def __init__(self) -> None:
+        self.parcels: tuple[Parcel, ...] = ()
+
+    def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
+        """Write parcels as part of an open transaction."""
+        self.parcels += parcels
+        yield from ()
+
+
+class _World:
+    """What one unit test's operation is made of; those that go on with it share its store."""
+
+    def __init__(self, claim: Claim, connection: Any) -> None:  # noqa: ANN401  (the test's own)
+        self.claim = claim
+        self.driver = _Driver(connection)
+        self.store = MemoryStore()
+        self.engine = Engine(self.store, self.driver)
+
+    def begin(self) -> Course:
+        """The course of a run of the handler."""
+        self.outbox = _Outbox()
+        self.store.outbox = cast("Outbox", self.outbox)  # a unit test relays nothing
+        self.claim = again(self.claim, incarnation=_INCARNATION)
+        verdict = self.engine.begin(self.claim, _POLICY)
+        if not isinstance(verdict, Proceed):
+            raise CallUncertainError(_OPEN)
+        return Course.of(verdict.record, verdict.lease, _POLICY, verdict.now, boottime)
+
+    def leave(self, course: Course) -> None:
+        """That run ends without an answer."""
+        begun = course.progress().begun
+        self.engine.settle(course.lease, HandedBack(_RESUMED) if begun else Retryable(_RESUMED))
+
+    def drive(self, flow: Life[T]) -> T:
+        """Perform a step of a `def` handler."""
+        return ThreadRuntime(self.engine).drive(flow)
+
+    async def adrive(self, flow: Life[T]) -> T:
+        """Perform a step of an `async def` handler."""
+        return await AsyncRuntime(AsyncEngine(self.store, _AsyncDriver(self.driver)), Drain()).drive(flow)
+
+
+class _Steps(Stepping):
+    """Steps that remember which calls were made."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self, drive: Callable[[Life[Any]], Any], store: MemoryStore, course: Course, parcels: Parcels) -> None:
+        super().__init__(drive, store, course, parcels)
+        self.calls: list[Called] = []
 
     def call(
         self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
     ) -> Any:  # noqa: ANN401  (what the call returns)
-        with self.course.taking(name, EntryKind.CALL) as stored:
-            if stored is not None:
-                return self.again(stored, result)
-            key = self.announce(name, repeatable, given)
-            try:
-                entry = self.course.result(name, fn(key), final_no=False, declared=result)
-            except Rejected as no:
-                entry = self.course.result(name, no.value, final_no=True)
-            except BaseException as error:
-                if (told := self.failed(name, error)) is not None:
-                    raise told from error
-                raise
-        return self.done(entry, result)
+        """One outside call."""
 
-    def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
-        with self.course.taking(name, EntryKind.VALUE) as stored:
-            entry = stored or self.course.entry(name, EntryKind.VALUE, fn())
-        return self.again(entry) if stored else self.done(entry)
+        def noted(key: str) -> Any:  # noqa: ANN401
+            self.calls.append(Called(name, key, repeatable, given))
+            return fn(key)
+
+        return super().call(name, noted, repeatable=repeatable, given=given, result=result)
 
 
 class _Looked:
@@ -175,22 +196,29 @@ class _Looked:
     _parcels: Any
     _course: Any
 
+    def __init__(self, *, world: _World, **held: Any) -> None:  # noqa: ANN401  (what an operation is handed)
+        super().__init__(**held)
+        self._world = world
+        self._outbox = world.outbox
+
     @property
     def steps(self) -> dict[str, Any]:
         """The results of all steps by their names, in order and in their stored form."""
-        steps: dict[str, Any] = self._stepping.notes.steps
-        return steps
+        script = self._course.script
+        return {entry.name: decode(entry.result) for entry in script.memo if entry.name in script.asked}
 
     @property
     def calls(self) -> list[Called]:
         """The outside calls that were made, or tried."""
-        calls: list[Called] = self._stepping.notes.calls
+        calls: list[Called] = self._stepping.calls
         return calls
 
     @property
     def emitted(self) -> list[Sent]:
         """The messages to others."""
-        return [_sent(parcel) for parcel in self._parcels.emitted]
+        undone = self._course.failed is not None  # what a phase that failed has emitted is gone with it
+        loose = () if undone else self._parcels.emitted
+        return [_sent(parcel) for parcel in (*self._outbox.parcels, *loose)]
 
     @property
     def deferred(self) -> Sent | None:
@@ -213,7 +241,7 @@ class UnitOperation(_Looked, Operation[Conn]):
 
     def resumed(self) -> UnitOperation[Conn]:
         """The operation as the next run of the handler gets it: what was stored is not done again."""
-        return UnitOperation(**_held(self, _AsyncSteps))
+        return UnitOperation(**_resumed(self))
 
 
 class UnitSyncOperation(_Looked, SyncOperation[Conn]):
@@ -226,7 +254,7 @@ class UnitSyncOperation(_Looked, SyncOperation[Conn]):
 
     def resumed(self) -> UnitSyncOperation[Conn]:
         """The operation as the next run of the handler gets it: what was stored is not done again."""
-        return UnitSyncOperation(**_held(self, _SyncSteps))
+        return UnitSyncOperation(**_resumed(self))
 
 
 def operation(
@@ -242,7 +270,7 @@ def operation(
     `connection` is whatever the handler writes through; whether its rows are kept is the test's business. Phases are
     handed it, too.
     """
-    return UnitOperation(**_made(_AsyncSteps, key, scope, attempt, connection, seed))
+    return UnitOperation(**_made(key, scope, attempt, connection, seed, blocking=False))
 
 
 def sync_operation(
@@ -254,42 +282,40 @@ def sync_operation(
     seed: bytes = SEED,
 ) -> UnitSyncOperation[Conn]:
     """The same for a `def` handler."""
-    return UnitSyncOperation(**_made(_SyncSteps, key, scope, attempt, connection, seed))
+    return UnitSyncOperation(**_made(key, scope, attempt, connection, seed, blocking=True))
 
 
-def _held(op: Any, kind: type[_Steps]) -> dict[str, Any]:  # noqa: ANN401  (either kind of operation)
-    memo = op._course.stored  # noqa: SLF001
-    return _made(kind, op.key, op.scope, op.attempt + 1, op._connection, op._seed, memo)  # noqa: SLF001
-
-
-def _made(  # noqa: PLR0917  (in the order of the functions above)
-    kind: type[_Steps],
-    key: str | None,
-    scope: str,
-    attempt: int,
-    connection: object,
-    seed: bytes,
-    memo: tuple[MemoEntry, ...] = (),
+def _made(
+    key: str | None, scope: str, attempt: int, connection: object, seed: bytes, *, blocking: bool
 ) -> dict[str, Any]:
-    lease = Lease(RecordId(scope, key or ""), _INCARNATION, attempt, attempt, Effects.PHASED, 0, 0, 0)
-    parcels = Parcels(lease, seed)
-    course = Course(lease, Policy(), seed, memo, None, exhausted=False, now=0, clock=boottime, script=Script(memo))
+    record_id = RecordId(scope, key or "")
+    claim = replace(a_claim(), id=record_id, effects=Effects.PHASED, recovery=Recovery.RESUME, seed=seed)
+    held = {"key": key, "scope": scope, "attempt": attempt, "seed": seed, "connection": connection}
+    return _running(_World(claim, connection), held, blocking=blocking)
+
+
+def _resumed(op: Any) -> dict[str, Any]:  # noqa: ANN401  (either kind of operation)
+    world: _World = op._world  # noqa: SLF001
+    world.leave(op._course)  # noqa: SLF001
+    held = {"key": op.key, "scope": op.scope, "attempt": op.attempt + 1, "seed": op._seed}  # noqa: SLF001
+    held["connection"] = world.driver.connection
+    return _running(world, held, blocking=isinstance(op, SyncOperation))
+
+
+def _running(world: _World, held: dict[str, Any], *, blocking: bool) -> dict[str, Any]:
+    course = world.begin()
+    parcels = Parcels(course.lease, held["seed"])
+    drive: Callable[[Life[Any]], Any] = world.drive if blocking else world.adrive
+    stepping = _Steps(drive, world.store, course, parcels)
     return {
-        "key": key,
-        "scope": scope,
-        "attempt": attempt,
-        "connection": connection,
-        "seed": seed,
+        **held,
+        "world": world,
         "parcels": parcels,
         "course": course,
         "deferring": True,
-        "stepping": kind(connection, seed, parcels, course),
+        "stepping": stepping,
     }
 
 
 def _sent(parcel: Parcel) -> Sent:
     return Sent(parcel.topic, json.loads(parcel.payload), parcel.order_by)
-
-
-async def _awaited(result: Any) -> Any:  # noqa: ANN401  (a `def` or an `async def` may be given)
-    return await result if inspect.isawaitable(result) else result

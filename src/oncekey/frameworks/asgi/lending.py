@@ -9,13 +9,11 @@ session, or a transaction to read through.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.engine.effects import TakeBack
+from oncekey.engine.effects import Call, Commit, Flush, Rest, Rollback, TakeBack
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.loans import NO_SESSIONS, Loan
 from oncekey.frameworks.asgi.nesting import enrolment_of
@@ -131,15 +129,15 @@ class Lending:
         if self._session is not None:
             await self._session.rest()
 
-    @contextmanager
-    def phase(self, tx: AsyncOpenTransaction) -> Iterator[Loan]:
-        """While a phase runs, everything that was lent is its own transaction."""
+    def joins_phase(self, tx: AsyncOpenTransaction) -> Loan:
+        """From now on everything that was lent is a phase's own transaction, until the loan parts from it."""
         loan = self._loaned()
         try:
             loan.join(tx, afresh=True)
-            yield loan
-        finally:
+        except BaseException:
             loan.part()
+            raise
+        return loan
 
     def check(self) -> None:
         """Refuse to lose what a phased handler has changed outside of its phases."""
@@ -231,18 +229,53 @@ async def take_back(request: Borrower) -> None:
 
 
 class LendingRuntime(AsyncRuntime):
-    """Performs the flows of a request that was lent something before its claim."""
+    """Performs the flows of a request that may have been lent something: before its claim, or in its steps.
+
+    While a phase runs, everything that was lent is the phase's own transaction. It joins before the application's code
+    is called, it takes no more once it was flushed, and it parts only when the transaction is over.
+    """
 
     def __init__(self, shared: AsyncRuntime, request: Borrower) -> None:
         super().__init__(shared.engine, shared.drain, shared.open_blocking)
         self._request = request
+        self._in_phase: Loan | None = None
 
     async def perform(self, effect: Effect) -> Any:  # noqa: ANN401  (each effect has its own result)
-        """Perform one effect; a request that is not let in gives back what it was lent."""
-        if type(effect) is TakeBack:
-            lent = self._request.lent
-            await take_back(self._request)
-            if lent is not None and lent.business_tx is None:
-                self._request.lent = None  # the handler may be lent something else, if it is let in after all
-            return None
-        return await super().perform(effect)
+        """Perform one effect, and do with what was lent as it says."""
+        match effect:
+            case Rest():
+                if self._request.lent is not None:
+                    await self._request.lent.rest()
+            case TakeBack():
+                await self._taken_back()
+            case Call(within=tx) if tx is not None:
+                self._in_phase = lend(self._request).joins_phase(tx)
+                return await super().perform(effect)
+            case Flush():
+                await super().perform(effect)
+                if self._in_phase is not None:
+                    self._in_phase.done()
+            case Commit():
+                ended = await super().perform(effect)
+                self._part()
+                return ended
+            case Rollback():
+                try:
+                    await super().perform(effect)
+                finally:
+                    self._part()
+            case _:
+                return await super().perform(effect)
+        return None
+
+    async def _taken_back(self) -> None:
+        """A request that is not let in gives back what it was lent."""
+        lent = self._request.lent
+        await take_back(self._request)
+        if lent is not None and lent.business_tx is None:
+            self._request.lent = None  # the handler may be lent something else, if it is let in after all
+
+    def _part(self) -> None:
+        loan, self._in_phase = self._in_phase, None
+        if loan is not None:
+            loan.part()

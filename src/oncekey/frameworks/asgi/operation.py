@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import Course
-    from oncekey.frameworks.asgi.stepping import Stepping
-    from oncekey.frameworks.asgi.stepping_sync import SyncStepping
+    from oncekey.engine.steps import Stepping
 
     Conn = TypeVar("Conn", default=Any)
 else:
@@ -233,7 +232,7 @@ class Operation(_Held[Conn]):
 class SyncOperation(_Held[Conn]):
     """One protected request, for a `def` handler, which runs in a thread."""
 
-    def __init__(self, *, stepping: SyncStepping | None = None, **held: Any) -> None:  # noqa: ANN401  (what is held)
+    def __init__(self, *, stepping: Stepping | None = None, **held: Any) -> None:  # noqa: ANN401  (what is held)
         super().__init__(**held)
         self._stepping = stepping
 
@@ -282,7 +281,7 @@ class SyncOperation(_Held[Conn]):
         """Draw once what may differ from run to run: the time, a random number, an id."""
         return cast("R", self._steps("value").value(name, fn))
 
-    def _steps(self, what: str) -> SyncStepping:
+    def _steps(self, what: str) -> Stepping:
         self._owned()
         if self._stepping is None:
             raise ConfigurationError(NOT_PHASED.format(what=what))

@@ -15,15 +15,16 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.enrolment import SAFE
+from oncekey.engine.steps import Stepping
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
+from oncekey.frameworks.asgi.lending import LendingRuntime
 from oncekey.frameworks.asgi.nesting import request_for
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.stepping import Stepping
-from oncekey.frameworks.asgi.stepping_sync import SyncStepping
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 from oncekey.runtimes.aio import flush
+from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +126,8 @@ class _Call:
         tx, ended = run.tx, exchange.ended
         stepping = None
         if run.course is not None:
-            stepping = Stepping(exchange, exchange.runtime.engine, run.course, run.parcels)
+            runtime = LendingRuntime(exchange.runtime, exchange)
+            stepping = Stepping(runtime.drive, run.store, run.course, run.parcels)
         op = self._operation(Operation, run, stepping)
         ended.entered = True
         try:
@@ -144,7 +146,8 @@ class _Call:
         installation, ended = exchange.installation, exchange.ended
         stepping = None
         if run.course is not None and self.enrolment.effects is not Effects.INLINE:
-            stepping = SyncStepping(installation.engines.blocking(), run.course, run.parcels)
+            engine = installation.engines.blocking()
+            stepping = Stepping(ThreadRuntime(engine).drive, engine.store, run.course, run.parcels)
         op = self._operation(SyncOperation, run, stepping)
 
         def called() -> Any:

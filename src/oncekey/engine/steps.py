@@ -1,0 +1,237 @@
+"""`op.phase`, `op.call` and `op.value` as flows: once for asyncio, threads, unit tests and proofs.
+
+The course says what may come next and what is to be written; these flows say when it is written, and what is done when
+the store does not answer or the run is interrupted half-way.
+
+Interrupted, a step leaves nothing open and hides nothing. A transaction is rolled back. A COMMIT that was under way is
+asked after, like one whose reply was lost, so that the course knows what the record holds. An announcement is taken
+back as long as nothing was sent; afterwards the call stays open, because nobody knows what became of it. And a result
+that is there is written down to the end: it was paid for, and cannot be had a second time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from oncekey.core.errors import CommitAmbiguousError, Rejected, StoreError, StoreUnavailableError
+from oncekey.core.memo import decode
+from oncekey.core.model import EntryKind
+from oncekey.core.policy import micros
+from oncekey.engine import testimony
+from oncekey.engine.effects import (
+    REST,
+    Begin,
+    Call,
+    Commit,
+    Drop,
+    Flush,
+    Interrupted,
+    Keep,
+    Life,
+    Rollback,
+    Sleep,
+    Tx,
+)
+from oncekey.engine.parcels import checkpointing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from oncekey.core.model import Announcement, MemoEntry
+    from oncekey.engine.parcels import Parcels
+    from oncekey.engine.phases import Course
+    from oncekey.flow import Flow, Steps
+    from oncekey.ports import Store
+
+T = TypeVar("T")
+
+WRITES: Final = 8
+"""How often the result of a call is written before the outage is given up to: it cannot be had a second time."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 2.0
+
+ROLLED_BACK: Final = "the phase was rolled back: its commit was not heard of"
+
+
+class Stepping:
+    """The steps of one run of a phased handler. `drive` performs a flow; under asyncio, what it returns is awaited."""
+
+    __slots__ = ("_course", "_drive", "_parcels", "_store")
+
+    def __init__(self, drive: Callable[[Life[Any]], Any], store: Store, course: Course, parcels: Parcels) -> None:
+        self._drive = drive
+        self._store = store
+        self._course = course
+        self._parcels = parcels
+
+    def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401  (what the phase returns)
+        """One local transaction."""
+        return self._drive(phase(self._store, self._course, self._parcels, name, fn))
+
+    def call(
+        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
+    ) -> Any:  # noqa: ANN401  (what the call returns)
+        """One outside call."""
+        flow = call(self._store, self._course, name, fn, repeatable=repeatable, given=given, result=result)
+        return self._drive(flow)
+
+    def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
+        """What may differ from run to run."""
+        return self._drive(value(self._course, name, fn))
+
+
+def phase(store: Store, course: Course, parcels: Parcels, name: str, fn: Callable[[Any], Any]) -> Life[Any]:
+    """One local transaction: the rows, the parcels and the recovery point commit together."""
+    with course.taking(name, EntryKind.PHASE) as stored:
+        if stored is not None:
+            return decode(stored.result)
+        parcels.take()  # what a phase that failed has left behind
+        yield REST  # nobody holds a connection to read through while it waits for another one
+        tx, _ = yield Begin()
+        try:
+            returned: object = yield Call(fn, (tx.connection,), within=tx)
+            yield Flush(tx)
+            entry = course.entry(name, EntryKind.PHASE, returned)
+            yield from _committed(store, course, parcels, tx, entry)
+        except (Exception, Interrupted):  # a flow that is dropped has nobody to perform an effect for it
+            yield from _rolled_back(tx)
+            raise
+    return decode(entry.result)
+
+
+def call(
+    store: Store,
+    course: Course,
+    name: str,
+    fn: Callable[[str], Any],
+    *,
+    repeatable: bool | timedelta,
+    given: object,
+    result: object = None,
+) -> Life[Any]:
+    """One outside call: announced, made, and its result written down; never inside a transaction (R131)."""
+    with course.taking(name, EntryKind.CALL) as stored:
+        if stored is not None:
+            return course.recalled(stored, result)
+        announcement = course.announcement(name, repeatable=repeatable, given=given)
+        yield REST
+        since = course.clock()
+        yield from _announced(store, course, announcement)
+        try:
+            course.in_time(since)
+            limit = course.policy.call_timeout.total_seconds()
+            returned: object = yield Call(fn, (announcement.downstream_key,), limit=limit)
+            entry = course.result(name, returned, final_no=False, declared=result)
+        except Rejected as no:
+            entry = course.result(name, no.value, final_no=True)
+        except Exception as error:  # not of an interruption: that proves nothing about the call
+            if course.unsent(error):
+                yield from _to_its_end(lambda: _withdrawn(store, course))
+                if (told := course.not_made(name, error)) is not None:
+                    raise told from error
+            raise
+        yield from _to_its_end(lambda: _kept(store, course, entry))
+    return course.recalled(entry, result)
+
+
+def value(course: Course, name: str, fn: Callable[[], Any]) -> Life[Any]:
+    """What may differ from run to run, drawn once: the time, a random number, an id."""
+    with course.taking(name, EntryKind.VALUE) as stored:
+        if stored is not None:
+            return decode(stored.result)
+        drawn: object = yield Call(fn)
+        entry = course.entry(name, EntryKind.VALUE, drawn)
+        course.remember(entry)
+    return decode(entry.result)
+
+
+# The end of a phase
+
+
+def _committed(store: Store, course: Course, parcels: Parcels, tx: Tx, entry: MemoEntry) -> Life[None]:
+    memo = course.with_entry(entry)
+    try:
+        ended: Keep | Drop = yield Commit(tx, _last(store, course, parcels, memo))
+    except (CommitAmbiguousError, Interrupted) as lost:
+        done = yield from _to_its_end(lambda: _found_out(store, course, tx, memo))
+        if isinstance(lost, Interrupted):
+            raise
+        if done is None:
+            raise course.lose() from None
+        if not done:
+            raise StoreUnavailableError(ROLLED_BACK) from lost
+    else:
+        if isinstance(ended, Drop):
+            raise course.lose()
+        course.written(memo, ended.value)
+
+
+def _last(store: Store, course: Course, parcels: Parcels, memo: tuple[MemoEntry, ...]) -> Steps[Keep | Drop]:
+    snapshot = yield from checkpointing(store, course, parcels, memo)
+    return Drop() if snapshot is None else Keep(snapshot)
+
+
+def _found_out(store: Store, course: Course, tx: Tx, memo: tuple[MemoEntry, ...]) -> Life[bool | None]:
+    """A phase whose COMMIT got no reply: the record knows, once its row is free (P7). None: not ours any more."""
+    yield Rollback(tx)  # whatever became of it, its connection is not held while another one is asked for
+    done = yield from store.phases.after_lost_commit(course.lease, memo, micros(course.policy.lease))
+    if done:
+        course.written(memo, None)
+    return done
+
+
+def _rolled_back(tx: Tx) -> Life[None]:
+    try:
+        yield Rollback(tx)
+    except Interrupted:
+        yield Rollback(tx)  # one that is over stays as it is
+        raise
+
+
+# What is written before and after a call
+
+
+def _announced(store: Store, course: Course, announcement: Announcement) -> Life[None]:
+    """Say it before it is done. Not knowing whether it was said, take it back: nothing was sent yet."""
+    try:
+        said = yield from store.phases.announce(course.lease, course.stored, course.script.memo, announcement)
+    except (CommitAmbiguousError, Interrupted):
+        if announcement.sends == 1:
+            yield from _to_its_end(lambda: _withdrawn(store, course))
+        raise
+    course.announced(said)
+
+
+def _withdrawn(store: Store, course: Course) -> Life[None]:
+    course.withdrawn((yield from _insisting(lambda: store.phases.withdraw(course.lease))))
+
+
+def _kept(store: Store, course: Course, entry: MemoEntry) -> Life[None]:
+    memo, span = course.with_entry(entry), micros(course.policy.lease)
+    snapshot = yield from _insisting(lambda: store.phases.result(course.lease, course.stored, memo, span))
+    if snapshot is None:
+        yield from testimony.of_call(store, course.lease, course.seed, entry, course.policy)
+        raise course.lose()
+    course.written(memo, snapshot)
+
+
+def _insisting(flow: Callable[[], Flow[T]]) -> Life[T]:
+    """Ask a store that does not answer again, for some seconds: what is to be written cannot be had again."""
+    pause = FIRST_PAUSE
+    for _ in range(WRITES - 1):
+        try:
+            return (yield from flow())
+        except StoreError:
+            yield Sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+    return (yield from flow())
+
+
+def _to_its_end(flow: Callable[[], Life[T]]) -> Life[T]:
+    """What has to be known or written also if we are interrupted meanwhile; all of it may be said twice."""
+    try:
+        return (yield from flow())
+    except Interrupted:
+        yield from flow()
+        raise
