@@ -1,0 +1,189 @@
+"""Values that no version may change: a record that an older one wrote must be found, compared and locked alike.
+
+Each digest is over thousands of results, refusals and their sentences included. The digests were computed before these
+functions were made fast. Whoever changes one on purpose changes the name of the algorithm with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import islice
+
+import pytest
+
+from core.golden import MEDIA, SECRETS, WORDS, Dice, bodies, header_lines, json_text, keys, tried
+from core.records import a_record
+from oncekey.core.answers import marks, replay
+from oncekey.core.choices import Flavor, On5xx
+from oncekey.core.fingerprint import Request, Selection, fingerprint, fingerprint_of
+from oncekey.core.jcs import BigInts, canonical_json
+from oncekey.core.keys import HeaderSyntax, KeyFormat, key_digest, looks_personal, parse_key
+from oncekey.core.locks import lock_number, lock_of
+from oncekey.core.media import media_type_of
+from oncekey.core.model import Effects, RecordId, Replay, StoredResponse
+from oncekey.core.policy import Policy
+from oncekey.core.scope import BindTo, bound_scope, scope_of
+from oncekey.core.seed import downstream_key, seed_of
+from oncekey.core.settle import Ending, Progress, decide, kept_headers
+
+SELECTIONS = (Selection(), Selection(), Selection(include=("amount", "/a")), Selection(exclude=("a", "/b/0")))
+POLICIES = (
+    Policy(),
+    Policy(replay_headers=("X-Own", "etag"), replayed_header="X-Replayed", expires_header="X-Expires"),
+    Policy(flavor=Flavor.STRIPE, max_response_bytes=3, not_executed_statuses=frozenset({409, 503})),
+)
+
+
+def canonical() -> Iterator[str]:
+    for number, body in enumerate(islice(bodies(1), 6000)):
+        big_ints = BigInts.REJECT if number % 7 == 0 else BigInts.EXACT
+        yield tried(
+            lambda body=body, big=big_ints, n=number: canonical_json(
+                body, big_ints=big, max_depth=(100, 100, 100, n % 9 + 1)[n % 4]
+            )
+        )
+
+
+def fingerprints() -> Iterator[str]:
+    dice = Dice(2)
+    for body in islice(bodies(3), 4000):
+        request = Request(
+            dice.one(("POST", "PATCH", "PUT")),
+            dice.one(("/orders", "/orders/7", "/ä/\udcff", "/")),
+            dice.one((b"", b"", b"draft=false", b"a=%7e&b=%2f", b"a=%zz+%41")),
+            dice.one(MEDIA),
+            dice.one((body, body, body, b"", b"a=1&b=+&%61=2&amount=3", b"--xx\r\nA: b\r\n\r\nc\r\n--xx--\r\n")),
+        )
+        selection, secret, depth = dice.one(SELECTIONS), dice.one(SECRETS), dice.one((100, 3))
+        yield tried(
+            lambda request=request, selection=selection, secret=secret, depth=depth: fingerprint(
+                request, selection=selection, secret=secret, max_depth=depth
+            )
+        )
+
+
+def chosen_fingerprints() -> Iterator[str]:
+    dice = Dice(4)
+    values = (1, 1.5, True, None, "x", [1, "é"], {"b": 1, "a": [2**70]}, 10**20, -0.0, "\ud800", float("nan"), object)
+    for _ in range(1000):
+        parts = dice.one((b"bytes", {dice.one(WORDS): dice.one(values), "z": dice.one(values)}))
+        secret = dice.one(SECRETS)
+        yield tried(lambda parts=parts, secret=secret: fingerprint_of(parts, method="POST", path="/p", secret=secret))
+
+
+def parsed_keys() -> Iterator[str]:
+    dice = Dice(5)
+    for line in islice(keys(6), 6000):
+        syntax, kind = dice.one(list(HeaderSyntax)), dice.one((KeyFormat.OPAQUE, KeyFormat.OPAQUE, KeyFormat.UUID))
+        lines = [] if dice.below(50) == 0 else [line] if dice.below(30) else [line, line]
+        yield tried(
+            lambda lines=lines, syntax=syntax, kind=kind: parse_key(
+                lines, syntax=syntax, key_format=kind, min_length=16, max_length=255
+            )
+        )
+
+
+def personal() -> Iterator[str]:
+    for line in islice(keys(7), 8000):
+        key = line.decode()
+        yield f"{looks_personal(key)} {key_digest(key)}"
+
+
+def scopes() -> Iterator[str]:
+    dice = Dice(8)
+    for _ in range(3000):
+        bind_to, tenant = dice.one(list(BindTo)), dice.some((*WORDS, "acme", "acme", "t" * 90), 3)
+        who, token = dice.one(("alice", "", None, "b" * 200)), dice.one(("Bearer x", "", None))
+        yield tried(
+            lambda b=bind_to, t=tenant, w=who, k=token: bound_scope(b, dice.one(("-", "shop")), t, principal=w, token=k)
+        )
+    yield tried(scope_of)
+
+
+def seeds_and_locks() -> Iterator[str]:
+    dice = Dice(9)
+    for line in islice(keys(10), 3000):
+        record_id = RecordId(dice.one(("1:-4:acme", "sha256:ff", "ключ", "", "\ud800")), line.decode())
+        mark, secret = f"jcs1:sha256:{dice.below(10**9):064x}", dice.one((*SECRETS, b""))
+        schema = dice.one(("oncekey", "other"))
+        yield tried(lambda i=record_id, m=mark, s=secret: seed_of(i, m, s).hex())
+        yield f"{lock_of(schema, record_id, mark, secret)} {lock_number(schema, record_id, secret)}"
+        yield downstream_key(mark.encode(), record_id.key)
+
+
+def media_types() -> Iterator[str]:
+    dice = Dice(11)
+    pieces = ("a/b", "application/json", "; ", ";", "charset=UTF-8", "x=y", 'b="q\\"; z"', " ", "/", "=", "V=1", "\t")
+    for _ in range(3000):
+        text = dice.some(pieces, 6).encode() if dice.below(3) else dice.one(MEDIA)
+        yield repr(media_type_of(text))
+
+
+def answers() -> Iterator[str]:
+    dice = Dice(12)
+    for number in range(3000):
+        policy, headers = dice.one(POLICIES), header_lines(dice)
+        echo, until = (
+            dice.one((None, b"key-1", b"\xff", b"a\r\nb", b"")),
+            dice.one((None, 1_789_000_000_000_000 + number)),
+        )
+        yield repr((kept_headers(headers, policy), marks(policy, echo=echo, expires_at=until)))
+        body = dice.one((None, b"", b"{}", b"long enough"))
+        stored = dice.one((None, StoredResponse(dice.one((200, 204, 304, 409, 422, 500)), headers, body)))
+        record = a_record(response=stored)
+        yield repr(
+            replay(Replay(record, 5), policy, echo=echo, status_url=dice.one((None, "/keys/ä")), fault_id="0" * 32)
+        )
+
+
+def decisions() -> Iterator[str]:
+    dice = Dice(13)
+    flags = (False, True)
+    for _ in range(6000):
+        ending = Ending(
+            status=dice.one((None, 100, 200, 201, 204, 301, 404, 409, 401, 500, 503, 600)),
+            headers=header_lines(dice),
+            body=dice.one((None, b"", b"{}", b"long")),
+            entered=bool(dice.below(6)),
+            raised=dice.one((*flags, False)),
+            not_executed=dice.one((*flags, False)),
+            kept=dice.one(flags),
+            rolled_back=dice.one((*flags, False)),
+            error=dice.one((None, "card_declined", "Not A Code")),
+            progress=Progress(*(dice.below(4) == 0 for _ in range(4)), *([None, "diverged"][dice.below(5) == 0],)),
+            resume_after=dice.below(3),
+        )
+        effects, policy = dice.one(list(Effects)), dice.one(POLICIES)
+        policy = dice.one((policy, policy.override(on_5xx=dice.one(list(On5xx)))))
+        yield repr(decide(effects, policy, ending))
+
+
+FAMILIES = {
+    canonical: "81a4cee25303f163757afd92760289ebaf516c7bfc5c344b5586dce2e6a0ad26",
+    fingerprints: "14b1bbf03464cbc38a6b34992622589114f48e3680b508212afc91f23584cf55",
+    chosen_fingerprints: "83eedae080ad49aa0705b2014f12f1c312e0b2788a14e39e5996f2847bb5492c",
+    parsed_keys: "b3b6d1c5fd9a9e32b3ddc764a66725876d205b19dd45a040f47431b6b4f53654",
+    personal: "3bd5545f4958acd083741b6273cdb326dc4a99901afbcb5138112be399d99ca2",
+    scopes: "44440b00ea10e36b1b905d72a6d34f48303bdc2af5fe5cb105b0442a3c558452",
+    seeds_and_locks: "7e75b82e8bdeb2fc7d6d303a6ef21e0f39a4b9d43b57281a6f4ffd584660dc21",
+    media_types: "db341741538759d2091c1d4bec32da81df5811c4d95c178c5833bf60f1c191eb",
+    answers: "6aace5943cd40fe80cad6bbe110b16264d08b6b6cc5b3a1ec629e5bbf41168dc",
+    decisions: "c9b099a1ec60d07f9cced73fad6102ad3c856dd8932ec04fecc329b79a6a4af1",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_nothing_has_changed(family):  # R33, L1, D1
+    results = list(family())
+    assert len(set(results)) > 30
+    assert sha256("\n".join(results).encode("utf-8", "backslashreplace")).hexdigest() == FAMILIES[family]
+
+
+def test_the_bodies_are_of_every_kind():
+    """The corpus would prove little if most of it were refused, or nothing."""
+    results = list(canonical())
+    refused = [result for result in results if result.startswith("BodyInvalidError")]
+    assert 0.1 < len(refused) / len(results) < 0.7
+    assert sum("same name twice" in result for result in refused) > 50
+    assert len(json_text(Dice(1))) > 0
