@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy, lifetime
     from oncekey.drivers.sqlite_files import repaired_module
     from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.operation import Operation, SyncOperation
     from oncekey.frameworks.asgi.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
@@ -47,7 +47,7 @@ _PLACES = {
     "oncekey.core.policy": ("Policy", "lifetime"),
     "oncekey.drivers.sqlite_files": ("repaired_module",),
     "oncekey.effects": ("INLINE", "LOCAL", "OUTBOX", "PHASED"),
-    "oncekey.frameworks.asgi.enrolment": ("Enrolment",),
+    "oncekey.engine.enrolment": ("Enrolment",),
     "oncekey.frameworks.asgi.operation": ("Operation", "SyncOperation"),
     "oncekey.frameworks.asgi.resuming": ("resumed_as",),
     "oncekey.once": ("SINGLE_TENANT", "Once"),

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.core.policy import Policy
+from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
 from oncekey.frameworks.asgi import dependencies, limits
-from oncekey.frameworks.asgi.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect

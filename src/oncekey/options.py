@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oncekey.core.fingerprint import Request, Selection
     from oncekey.core.keys import HeaderSyntax, KeyFormat
     from oncekey.core.model import Recovery
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
 
 NO_THREADS = (
     "effects=LOCAL on a plain `def` handler needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: "

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
+from oncekey.engine.kept_request import check_sealing
 from oncekey.engine.shell import UNSHARED
-from oncekey.frameworks.asgi.kept_request import check_sealing
 from oncekey.options import NO_LIFESPAN
 from oncekey.ports import AsyncShares
 from oncekey.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
 
 log = logging.getLogger("oncekey")

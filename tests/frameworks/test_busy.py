@@ -15,7 +15,7 @@ from oncekey.core.errors import StoreBusyError
 from oncekey.drivers.slots import AsyncSlots, Slots
 from oncekey.drivers.sqlite_lane import Lane
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.breaker import FAILURES
+from oncekey.engine.breaker import FAILURES
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 
 

@@ -12,8 +12,8 @@ from harness.ledger import Gate, down, reply_lost, request_lost
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
+from oncekey.engine.breaker import FAILURES, PAUSE, Breaker
 from oncekey.frameworks.asgi import shield
-from oncekey.frameworks.asgi.breaker import FAILURES, PAUSE, Breaker
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 
 

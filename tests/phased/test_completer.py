@@ -14,7 +14,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import PHASED
-from oncekey.frameworks.asgi import kept_request
+from oncekey.engine import kept_request
 from oncekey.frameworks.asgi.operation import Operation
 from oncekey.frameworks.asgi.resuming import resumed_as
 from oncekey.workers.completer import Completer

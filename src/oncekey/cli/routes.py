@@ -17,7 +17,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 
 if TYPE_CHECKING:
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.routes import Routed
     from oncekey.once import Once
 
@@ -109,7 +109,7 @@ def routes(
 
 def survey(once: Once, declared: frozenset[str] = frozenset()) -> list[Line]:
     """Every method of every route that may change something, in the order of their paths."""
-    from oncekey.frameworks.asgi.enrolment import SAFE
+    from oncekey.engine.enrolment import SAFE
     from oncekey.frameworks.routes import routed
 
     found = {

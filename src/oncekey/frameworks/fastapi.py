@@ -13,7 +13,7 @@ from oncekey.core.choices import ErrorFormat, InProgress
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
 from oncekey.core.problems import PROBLEMS
-from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.routes import routed
 from oncekey.frameworks.starlette import status_endpoint
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from oncekey.core.policy import Policy
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
 
 log = logging.getLogger("oncekey")

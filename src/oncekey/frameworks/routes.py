@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from starlette.routing import BaseRoute, Host, Match, Mount
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
 
-    from oncekey.frameworks.asgi.enrolment import Enrolment, Pattern
+    from oncekey.engine.enrolment import Enrolment, Pattern
     from oncekey.frameworks.asgi.installation import Installation
 
 log = logging.getLogger("oncekey")

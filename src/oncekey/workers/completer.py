@@ -14,8 +14,8 @@ from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
 from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.engine.kept_request import UnreadableError
 from oncekey.flow import adrive
-from oncekey.frameworks.asgi.kept_request import UnreadableError
 from oncekey.frameworks.asgi.resuming import resume
 from oncekey.workers.service import Pace
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.model import Record, Snapshot
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.types import App
     from oncekey.workers.calling import Sleep
 

@@ -20,12 +20,12 @@ from oncekey.core.model import Claim, Code, RecordId, Refuse
 from oncekey.core.policy import micros
 from oncekey.core.scope import BindTo, bound_scope
 from oncekey.core.seed import seed_of
+from oncekey.engine.kept_request import KeptRequest, kept_of, seal
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
-from oncekey.frameworks.asgi.kept_request import KeptRequest, seal
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.intake import Intake
     from oncekey.frameworks.asgi.types import Scope
@@ -131,7 +131,9 @@ async def _kept(installation: Installation, scope: Scope, body: bytes, root_path
     `root_path` is that of the application's own: a mount inside of it has changed the scope's by now.
     """
     principal = await installation.principal_of(scope) or await installation.tenant_of(scope)
-    return KeptRequest.of(scope, root_path, body, principal, installation.kept_headers)
+    headers = kept_of(scope["headers"], installation.kept_headers)
+    query = scope.get("query_string", b"")
+    return KeptRequest(scope["method"], scope["path"], query, root_path, headers, body, principal)
 
 
 async def scope_for(installation: Installation, policy: Policy, scope: Scope) -> str:

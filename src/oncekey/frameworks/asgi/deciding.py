@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.core.model import Record
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import Course
     from oncekey.frameworks.asgi.capture import Capture
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
 
 log = logging.getLogger("oncekey")

@@ -10,7 +10,7 @@ from oncekey.core.choices import InProgress
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code
 from oncekey.core.problems import PROBLEMS
-from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy

@@ -12,8 +12,8 @@ from oncekey.frameworks.asgi.lending import Borrower, lend, take_back
 
 if TYPE_CHECKING:
     from oncekey.core.model import Bypass, Proceed, Verdict
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.one_commit import OneCommit
     from oncekey.ports import AsyncOpenTransaction
 

@@ -52,8 +52,8 @@ from oncekey.frameworks.asgi.shield import shielded
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Instant, Record, Verdict
     from oncekey.core.policy import Policy
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Lending
     from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from oncekey.core.headers import field_name
-from oncekey.frameworks.asgi.breaker import Breaker
-from oncekey.frameworks.asgi.enrolment import Patterns
+from oncekey.engine.breaker import Breaker
+from oncekey.engine.enrolment import Patterns
 from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.shield import Drain
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.types import App, Resolver, Scope
 
 HANDLER_THREADS = 40

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.frameworks.asgi.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.loans import NO_SESSIONS, Loan
 from oncekey.frameworks.asgi.nesting import enrolment_of
 from oncekey.frameworks.asgi.shield import shielded
@@ -25,7 +25,7 @@ from oncekey.ports import AsyncFlushes, AsyncSessions
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
     from oncekey.ports import AsyncOpenTransaction, LentSession, SessionTransaction

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
 from oncekey.core.model import Code, Refuse
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.delivery import refusal, send_answer
-from oncekey.frameworks.asgi.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit
 from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
 from oncekey.frameworks.asgi.lending import take_back
@@ -17,7 +17,7 @@ from oncekey.frameworks.asgi.lifespans import around, checked
 from oncekey.frameworks.asgi.nesting import current, enclosing, passage_of
 
 if TYPE_CHECKING:
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import App, Receive, Scope, Send
 

@@ -17,7 +17,7 @@ from oncekey.frameworks.asgi.places import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.places import Visit
     from oncekey.frameworks.asgi.types import Receive, Scope

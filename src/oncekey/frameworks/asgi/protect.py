@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Bypass, Code, Effects, Proceed, Refuse, Replay
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.delivery import refusal
-from oncekey.frameworks.asgi.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange, Visit
 from oncekey.frameworks.asgi.lending import business, flush
 from oncekey.frameworks.asgi.nesting import request_for
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
-    from oncekey.frameworks.asgi.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
 
 F = TypeVar("F", bound="Callable[..., Any]")

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from oncekey.core.model import Claim
 from oncekey.core.policy import micros
+from oncekey.engine.kept_request import unseal
 from oncekey.frameworks.asgi.claiming import PROCESS, Asked, about_of
-from oncekey.frameworks.asgi.kept_request import unseal
 
 if TYPE_CHECKING:
     from oncekey.core.model import Record

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.ports import OpenTransaction
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps
-    from oncekey.frameworks.asgi.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Borrower
     from oncekey.ports import AsyncOpenTransaction, Store

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.errors import ConfigurationError, OncekeyError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from oncekey.core.model import Headers
-    from oncekey.frameworks.asgi.types import Scope
 
 KEPT_HEADERS: Final = frozenset(
     {b"accept", b"accept-language", b"content-encoding", b"content-language", b"content-type", b"host"}
@@ -47,12 +48,11 @@ class KeptRequest:
     body: bytes
     principal: str
 
-    @classmethod
-    def of(cls, scope: Scope, root_path: str, body: bytes, principal: str, extra: frozenset[bytes]) -> KeptRequest:
-        """What is kept of a request; `extra` are headers that the route wants besides."""
-        wanted = KEPT_HEADERS | extra
-        headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"] if name in wanted)
-        return cls(scope["method"], scope["path"], scope.get("query_string", b""), root_path, headers, body, principal)
+
+def kept_of(headers: Iterable[tuple[bytes, bytes]], extra: frozenset[bytes]) -> Headers:
+    """What is kept of a request's header lines; `extra` are names that the route wants besides."""
+    wanted = KEPT_HEADERS | extra
+    return tuple((bytes(name), bytes(value)) for name, value in headers if name in wanted)
 
 
 def seal(kept: KeptRequest, secret: bytes | None, about: str) -> bytes:
