@@ -90,7 +90,7 @@ def counted(package: str = PACKAGE) -> Iterator[Calls]:
         yield calls
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def _name_of(code: CodeType, package: str) -> str:

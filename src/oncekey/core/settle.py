@@ -198,13 +198,25 @@ EXHAUSTED: Final = "attempts_exhausted"
 NOT_DEFERRED: Final = "not_deferred_once"
 
 
+def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
+    """The settlement of an ended handler, and what becomes of its business rows."""
+    progress = ending.progress
+    odd = ending.raised or ending.rolled_back or progress.call_open or progress.halted or progress.unused
+    if ending.entered and not odd and progress.parked is None:
+        decision = returned(effects, policy, ending.status, ending.headers, ending.body)
+        if decision is not None:
+            return decision
+    return by_table(effects, policy, ending)
+
+
 def returned(
     effects: Effects, policy: Policy, status: int | None, headers: Headers, body: bytes | None
 ) -> Decision | None:
-    """`decide` on a short path, for a handler that was entered, returned, and did nothing else that an `Ending` tells.
+    """What the table says of a handler that was entered and returned, on a short path; None: it takes the table.
 
-    That is nearly every request: no error, no steps, nothing deferred, no rows rolled back. If it answered with a
-    success the table says DONE, so the answer is stored and the rows are committed. None: look into the table.
+    That is nearly every request: no exception, no call open, nothing that was stored left unused, no rows rolled back.
+    If such a handler answered with a success, the answer is stored and the rows are committed, whatever its effects
+    are; only an outbox handler's depends on what it deferred.
     """
     if status is None or not _DONE_FROM <= status < _DONE_UNTIL or effects is Effects.OUTBOX:
         return None
@@ -214,8 +226,8 @@ def returned(
     return Decision(Completed(stored, Outcome.SUCCESS), Business.COMMIT)
 
 
-def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
-    """The settlement of an ended handler, and what becomes of its business rows."""
+def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
+    """`decide` without its short path: the name of the ending, then `ACTS`."""
     reading = read(effects, ending, policy)
     act = _tempered(ACTS[effects, policy.on_5xx][reading], ending.progress)
     if ending.progress.halted and reading not in _STRONGER_THAN_A_STOP:
