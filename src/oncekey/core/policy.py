@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, ClassVar, Final, Self, cast
 
 from oncekey.core import checks
@@ -46,6 +47,7 @@ _MIB: Final = 1024 * 1024
 _DAY: Final = timedelta(hours=24)
 
 
+@lru_cache(maxsize=256)
 def micros(span: timedelta) -> Duration:
     """A span as the model counts it."""
     return span // timedelta(microseconds=1)

@@ -21,7 +21,7 @@ from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.runtimes.aio import AsyncRuntime, Drain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
@@ -134,11 +134,12 @@ class Installation:
 
     async def tenant_of(self, scope: Scope) -> str:
         """Whose key it is, as the authenticated request says."""
-        return await _resolved(self._tenant, scope)
+        tenant = self._tenant(scope)
+        return tenant if type(tenant) is str else await _resolved(tenant)
 
     async def principal_of(self, scope: Scope) -> str | None:
         """Who in the tenant, where keys are bound to principals."""
-        return None if self._principal is None else await _resolved(self._principal, scope)
+        return None if self._principal is None else await _resolved(self._principal(scope))
 
     def status_url(self, root_path: str, key: str) -> str | None:
         """Where the key's state can be read."""
@@ -190,6 +191,5 @@ def _nobody() -> None:
     """Neither workers nor a check."""
 
 
-async def _resolved(resolver: Resolver, scope: Scope) -> str:
-    value = resolver(scope)
+async def _resolved(value: str | Awaitable[str]) -> str:
     return await value if inspect.isawaitable(value) else value
