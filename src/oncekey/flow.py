@@ -48,6 +48,8 @@ class Statement:
     params: dict[str, Value] = field(default_factory=dict)
     folds: bool = False
     """Whether it may travel in the message of a BEGIN or a COMMIT: it then has to answer with at most one row."""
+    reads: bool = False
+    """Whether it may be answered before its transaction begins, where beginning is to wait for a turn to write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Duration, Instant
-    from oncekey.flow import Flow, Steps, Value
+    from oncekey.flow import Flow, Row, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = (
-    "lock",
-    "held",
-    "holder",
+ASKED: tuple[str, ...] = ("lock", "held", "holder")
+"""What is asked of a database that knows who has which lock."""
+
+WRITTEN: tuple[str, ...] = (
     "commit_new",
     "commit_retryable",
     "commit_anew",
@@ -41,8 +41,11 @@ NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL"
 class LockStore:
     """Locks and records written once, in whatever understands the named statements."""
 
+    one_writer = False
+    asked = ASKED
+
     def __init__(self, statements: Statements, outbox: Callable[[], Outbox | None] = lambda: None) -> None:
-        statements.require(STATEMENTS)
+        statements.require((*self.asked, *WRITTEN))
         self._statements = statements
         self._outbox = outbox
 
@@ -83,7 +86,11 @@ class LockStore:
             if outbox is None:
                 raise ConfigurationError(NO_OUTBOX)
             yield from outbox.putting((settlement.parcel,))
-        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=int(rows[0]["begun"]) == begun)
+        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=self._begun(rows[0]) == begun)
+
+    def _begun(self, row: Row) -> Instant:  # noqa: PLR6301  (another store has another way to know)
+        """Which transaction a statement was said in."""
+        return int(row["begun"])
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""

@@ -47,7 +47,8 @@ async def admit(
 
 async def _claimed(engine: AsyncEngine, claim: Claim, policy: Policy) -> Verdict:
     """Claim; where the store has one writer, who is at work, what is stored already is looked for first."""
-    one_writer = engine.store.locks is None
+    locks = engine.store.locks
+    one_writer = locks is None or locks.one_writer
     if one_writer and engine.crowded:
         said = await _looked_up(engine, claim, policy)
         if said is not None:

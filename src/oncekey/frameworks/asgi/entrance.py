@@ -60,20 +60,28 @@ class Entrance:
                 return news
             if self._lent:
                 return await self._look_only(enrolment)
-            self._comer.lent = None
+            self._comer.lent.reopen()
         if self._would_wait(enrolment):
             news = await self._glance_aside()
             if news is not None:
                 return news
         try:
             tx = await lend(self._comer).business(blocking=enrolment.blocking)
-        except StoreError:
-            # All connections are in handlers' hands: there is no way in, but an answer that is stored can be had.
-            news = await self._one.glance()
-            if news is None:
+        except StoreError as error:
+            return await self._news_instead(error)
+        try:
+            return await self._enter(tx, enrolment)
+        except StoreBusyError as error:
+            if self._claimed_first:
                 raise
-            return news
-        return await self._enter(tx, enrolment)
+            return await self._news_instead(error)
+
+    async def _news_instead(self, error: StoreError) -> Replay | Refuse:
+        """All places are in handlers' hands: there is no way in, but an answer that is stored can be had."""
+        news = await self._one.glance()
+        if news is None:
+            raise error
+        return news
 
     async def _glance_aside(self) -> Replay | Refuse | None:
         """Look without a place of one's own; where that is crowded, too, waiting for the place is all there is."""
@@ -113,5 +121,5 @@ class Entrance:
 
     async def _close(self) -> None:
         await take_back(self._comer)
-        if not self._lent:
-            self._comer.lent = None
+        if self._comer.lent is not None and not self._lent:
+            self._comer.lent.reopen()

@@ -151,6 +151,10 @@ class Lending:
         """Whether a business transaction was lent and taken back: no handler can write through it any more."""
         return self._taken and self._tx is not None
 
+    def reopen(self) -> None:
+        """Let another business transaction take the place of one that was taken back; a loan goes on with that."""
+        self._tx, self._taken = None, False
+
     async def take_back(self) -> None:
         """Undo what is not committed; no connection stays with the request."""
         self._taken = True
@@ -164,15 +168,17 @@ class Lending:
             await self._session.close()
 
     def _follows(self, enrolment: Enrolment) -> bool:
-        """Whether what is lent changes its transaction: from phase to phase, or because a claim comes first.
+        """Whether what is lent changes its transaction: from phase to phase, or when it becomes the one writer.
 
-        Such a claim would wait for whoever writes already, and that would be its own request.
+        A claim would wait for whoever writes already, and that would be its own request; a replay must not wait at all.
         """
         if enrolment.effects is Effects.PHASED:
             return True
         if enrolment.blocking:
             raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))
-        return self._engine.store.locks is None and self._engine.reads_apart and not self._handed_over
+        locks = self._engine.store.locks
+        alone = locks is None or locks.one_writer
+        return alone and self._engine.reads_apart and not self._handed_over
 
     def _loaned(self) -> Loan:
         if self._loan is None:
