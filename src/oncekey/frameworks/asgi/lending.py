@@ -53,7 +53,6 @@ class Lending:
         "_request",
         "_scope",
         "_session",
-        "_taken",
         "_tx",
     )
 
@@ -66,7 +65,6 @@ class Lending:
         self._loan: Loan | None = None
         self._reading: AsyncOpenTransaction | None = None
         self._session: LentSession | None = None
-        self._taken = False
         self._handed_over = self._tx is not None
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
@@ -151,7 +149,6 @@ class Lending:
 
     async def take_back(self) -> None:
         """Undo what is not committed; no connection stays with the request."""
-        self._taken = True
         if self._tx is not None and not self._handed_over:
             await self._tx.rollback()
         if self._reading is not None:
@@ -162,15 +159,17 @@ class Lending:
             await self._session.close()
 
     def _follows(self, enrolment: Enrolment) -> bool:
-        """Whether what is lent changes its transaction: from phase to phase, or because a claim comes first.
+        """Whether what is lent changes its transaction: from phase to phase, or when it becomes the one writer.
 
-        Such a claim would wait for whoever writes already, and that would be its own request.
+        A claim would wait for whoever writes already, and that would be its own request; a replay must not wait at all.
         """
         if enrolment.effects is Effects.PHASED:
             return True
         if enrolment.blocking:
             raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))
-        return self._engine.store.locks is None and self._engine.reads_apart and not self._handed_over
+        locks = self._engine.store.locks
+        alone = locks is None or locks.one_writer
+        return alone and self._engine.reads_apart and not self._handed_over
 
     def _loaned(self) -> Loan:
         if self._loan is None:
@@ -247,7 +246,7 @@ class LendingRuntime(AsyncRuntime):
                 if self._request.lent is not None:
                     await self._request.lent.rest()
             case TakeBack():
-                await self._taken_back()
+                await take_back(self._request)
             case Call(within=tx) if tx is not None:
                 self._in_phase = lend(self._request).joins_phase(tx)
                 return await super().perform(effect)
@@ -267,13 +266,6 @@ class LendingRuntime(AsyncRuntime):
             case _:
                 return await super().perform(effect)
         return None
-
-    async def _taken_back(self) -> None:
-        """A request that is not let in gives back what it was lent."""
-        lent = self._request.lent
-        await take_back(self._request)
-        if lent is not None and lent.business_tx is None:
-            self._request.lent = None  # the handler may be lent something else, if it is let in after all
 
     def _part(self) -> None:
         loan, self._in_phase = self._in_phase, None
