@@ -99,13 +99,6 @@ class Lending:
             self._tx = await (opened_in_thread(self._installation) if blocking else self._engine.open())
         return self._tx
 
-    async def hand_over(self, enrolment: Enrolment) -> AsyncOpenTransaction:
-        """The business transaction of a handler without a key, opened if it is not."""
-        await self.rest()
-        tx = await self.business(blocking=enrolment.blocking)
-        self.joins(tx, enrolment)
-        return tx
-
     def joins(self, tx: AsyncOpenTransaction, enrolment: Enrolment) -> None:
         """From now on this is the handler's transaction, and somebody else ends it."""
         if self._session is not None or self._reading is not None:
@@ -208,12 +201,6 @@ def lend(request: Borrower) -> Lending:
     if request.lent is None:
         request.lent = Lending(request)
     return request.lent
-
-
-async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransaction:
-    """The business transaction of a LOCAL handler: the one that a dependency opened, or a new one."""
-    await request.read_ahead(enrolment.policy)
-    return await lend(request).hand_over(enrolment)
 
 
 async def take_back(request: Borrower) -> None:

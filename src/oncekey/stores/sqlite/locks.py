@@ -1,7 +1,7 @@
 """LOCAL in one commit on SQLite: the file's one writer is the lock of whatever key it writes for.
 
-Nothing has to be tried: who has begun to write is alone. So the lock is always got, and what is left is to know whose it
-is, for those who would have to wait for it. Within the process the driver's `Writer` knows that.
+Nothing has to be tried: who has begun to write is alone. So the lock is always got, and what is left is to know whose
+it is, for those who would have to wait for it. Within the process the driver's `Writer` knows that.
 """
 
 from __future__ import annotations
