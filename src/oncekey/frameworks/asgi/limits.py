@@ -25,6 +25,7 @@ from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from datetime import timedelta
 
     from oncekey.core.model import Claim, Instant
     from oncekey.core.policy import Policy
@@ -72,7 +73,7 @@ class Limits:
 
     async def admits(self, engine: AsyncEngine, scope: Scope, claim: Claim, policy: Policy) -> Refuse | None:
         """Why a request is not to be executed, if it would be; None: nothing stands in its way."""
-        too_old = self._age(scope, policy)
+        too_old = None if policy.max_request_age is None else self._age(scope, policy.max_request_age)
         if too_old is None and policy.max_new_keys_per_second is None and policy.max_live_keys is None:
             return None
         try:
@@ -89,12 +90,10 @@ class Limits:
             return None
         return await self._hit("lookups", caller, policy.max_lookups_per_second, policy)
 
-    def _age(self, scope: Scope, policy: Policy) -> Refuse | None:
-        if policy.max_request_age is None:
-            return None
+    def _age(self, scope: Scope, most: timedelta) -> Refuse | None:
         lines = [bytes(value) for name, value in scope["headers"] if name == _FIRST_SENT]
         try:
-            old = is_too_old(lines, micros(policy.max_request_age), self._now())
+            old = is_too_old(lines, micros(most), self._now())
         except MalformedError as error:
             return Refuse(Code.REQUEST_TOO_OLD, detail=str(error))
         return Refuse(Code.REQUEST_TOO_OLD) if old else None
