@@ -9,12 +9,12 @@ The C parser and the C writer of the standard library do the work. They agree wi
 some numbers and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16 code units); a text
 with such a thing takes the slower writer.
 
-Nearly every body takes a short way. The parser then makes its objects itself, without a call of ours for
-each, and so keeps the last of two members with one name in silence. The colons tell. Outside of strings a JSON text has
-one for each member, and the canonical text has the same strings as the body, so with no `\u` in the body (which could
-spell a colon) a lost member is the only thing that can make their number smaller. Where the numbers differ, where the
-short way raises anything, and where something in the text might be too long or too deep, the exact way starts from the
-beginning: it alone refuses, and says why.
+Nearly every body takes a short way. The parser then makes its objects itself, without a call of ours for each, and so
+keeps the last of two members with one name in silence. The colons tell. Outside of strings a JSON text has one for each
+member, and the canonical text has the same strings as the body, so with no `\u` in the body (which could spell a colon)
+a lost member is the only thing that can make their number smaller. Where the numbers differ, where the short way raises
+anything, and where something in the text might be too long or too deep, the exact way starts from the beginning: it
+alone refuses, and says why.
 """
 
 from __future__ import annotations
