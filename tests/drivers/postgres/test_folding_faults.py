@@ -1,17 +1,18 @@
-"""A message that carries BEGIN or COMMIT, interrupted at every edge of the protocol: rows and record, or neither (P7)."""
+"""A message with BEGIN or COMMIT, interrupted at every edge of the protocol: rows and record, or neither (P7)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
+from contextlib import suppress
 
 import psycopg
 import pytest
 
+from drivers.postgres import test_faults
 from drivers.postgres.conftest import ORDERS
 from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, ask, opened
-from drivers.postgres.test_faults import TestStandbys
 from drivers.postgres.test_folding import entered, insert, order, performed, sealed, there
 from harness.cutting import CuttingProxy, Side, edges
 from harness.dsn import through
@@ -24,6 +25,9 @@ from oncekey.testing.claims import a_claim
 
 BEGINS, COMMITS = 0, 2
 """Which of the three messages of a request is interrupted."""
+
+MOST = {Side.CLIENT: 4, Side.SERVER: 20}
+"""So many frames, and more, a COMMIT's message and its answer have."""
 
 BUSY = """
     SELECT count(*) FROM pg_stat_activity
@@ -49,12 +53,14 @@ class Request:
         locks = PostgresStore().locks
         try:
             tx, look = await self.driver.begin_with(locks.locking(lock_for(self.claim), self.claim))
-            if not look.got:
+            try:
                 # A lost BEGIN is said again on another connection, and the server may still have the first one.
+                if not look.got:
+                    return NOT_COMMITTED
+                await ask(tx, insert(self.item))
+                return COMMITTED if await sealed(tx, look, self.claim) else NOT_COMMITTED
+            finally:
                 await tx.rollback()
-                return NOT_COMMITTED
-            await ask(tx, insert(self.item))
-            return COMMITTED if await sealed(tx, look, self.claim) else NOT_COMMITTED
         except CommitAmbiguousError:
             return UNKNOWN
         except StoreError:
@@ -87,9 +93,14 @@ async def sizes(driver, proxy, message: int, side: Side) -> list[int]:
     return list(edges(sent if side is Side.CLIENT else answer))
 
 
-@pytest.mark.parametrize("side", list(Side))
-@pytest.mark.parametrize("message", [BEGINS, COMMITS])
-async def test_a_connection_that_ends(kind, dsn, raw, proxy, message, side):
+@pytest.fixture(params=[(message, side) for message in (BEGINS, COMMITS) for side in Side], ids=str)
+def where(request):
+    """Which message is interrupted, and whose part of it."""
+    return request.param
+
+
+async def test_a_connection_that_ends(kind, dsn, raw, proxy, where):
+    message, side = where
     outcomes: Counter[tuple[str, int]] = Counter()
     async with opened(kind, through(dsn, proxy.port), pool_size=2) as driver:
         for after in await sizes(driver, proxy, message, side):
@@ -97,36 +108,38 @@ async def test_a_connection_that_ends(kind, dsn, raw, proxy, message, side):
             request = Request(driver, proxy)
             stop = proxy.stop(index(kind, message), side, after, ends=True)
             outcome = await request.run()
-            assert stop.happened.is_set()
-            outcomes[outcome, await request.judge(raw, outcome)] += 1
+            found = await request.judge(raw, outcome)
+            if stop.happened.is_set():
+                outcomes[outcome, found] += 1
+            else:
+                assert outcome == COMMITTED  # a number of this request is shorter than one of the measured one
             assert await performed(driver, a_claim(), order())
     if message == COMMITS:
         assert {outcome for outcome, _ in outcomes} == {UNKNOWN}
-        assert side is Side.CLIENT or not outcomes[UNKNOWN, 0], "what was answered had happened"
-        if kind == ASYNCPG and side is Side.CLIENT:
-            assert not outcomes[UNKNOWN, 1], "a part of a message is nothing"
+        assert outcomes.total() > MOST[side], outcomes
+        if kind == ASYNCPG:
+            # One text: a part of it is nothing, and what is answered has arrived as a whole.
+            assert not outcomes[UNKNOWN, 1 if side is Side.CLIENT else 0], outcomes
     else:
         assert UNKNOWN not in {outcome for outcome, _ in outcomes}, "nothing can be committed by a BEGIN"
 
 
-@pytest.mark.parametrize("side", list(Side))
-@pytest.mark.parametrize("message", [BEGINS, COMMITS])
 @pytest.mark.parametrize("kind", [ASYNCPG, ASYNC_PSYCOPG])
-async def test_a_task_that_is_cancelled(kind, dsn, raw, proxy, message, side):
+async def test_a_task_that_is_cancelled(kind, dsn, raw, proxy, where):
+    message, side = where
     async with opened(kind, through(dsn, proxy.port), pool_size=2) as driver:
         for after in await sizes(driver, proxy, message, side):
             await ready(driver, proxy)
             request = Request(driver, proxy)
             stop = proxy.stop(index(kind, message), side, after, ends=False)
             task = asyncio.create_task(request.run())
-            assert await asyncio.to_thread(stop.happened.wait, 10)
+            task.add_done_callback(lambda _, at=stop: at.happened.set())
+            await asyncio.to_thread(stop.happened.wait, 60)
             task.cancel()
             stop.let_go.set()
             outcome = CANCELLED
-            try:
+            with suppress(asyncio.CancelledError):
                 outcome = await task
-            except asyncio.CancelledError:
-                pass
             await request.judge(raw, outcome)
             assert await performed(driver, a_claim(), order())
 
@@ -137,7 +150,7 @@ def index(kind: str, message: int) -> int:
 
 
 async def test_a_commit_that_stopped_waiting_for_its_standby_is_ambiguous(kind):
-    with PostgresServer(settings=TestStandbys.SETTINGS) as server:
+    with PostgresServer(settings=test_faults.TestStandbys.SETTINGS) as server:
         dsn = make_tables(server.create_database("waiting"))
         with psycopg.connect(dsn, autocommit=True) as raw:
             raw.execute(ORDERS)
@@ -146,5 +159,5 @@ async def test_a_commit_that_stopped_waiting_for_its_standby_is_ambiguous(kind):
                 tx, look = await entered(driver, claim)
                 await ask(tx, insert(item))
                 with pytest.raises(CommitAmbiguousError, match="standby"):
-                    await TestStandbys().given_up(raw, sealed(tx, look, claim))
+                    await test_faults.TestStandbys().given_up(raw, sealed(tx, look, claim))
                 assert there(raw, claim, item) == (1, 1)
