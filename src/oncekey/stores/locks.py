@@ -88,7 +88,7 @@ class LockStore:
             yield from outbox.putting((settlement.parcel,))
         return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=self._begun(rows[0]) == begun)
 
-    def _begun(self, row: Row) -> Instant:  # noqa: PLR6301  (another store has another way to know)
+    def _begun(self, row: Row) -> Instant:
         """Which transaction a statement was said in."""
         return int(row["begun"])
 

@@ -120,6 +120,7 @@ _PHASED: Final = Case(Effects.PHASED)
 _BLIND: Final = Case(Effects.PHASED, deduplicates=False, repeatable=False)
 _LOCAL: Final = Case(Effects.LOCAL)
 _OUTBOX: Final = Case(Effects.OUTBOX)
+_INLINE: Final = Case(Effects.INLINE, deduplicates=False)
 
 _ALL: Final = (
     Mutant(
@@ -136,10 +137,9 @@ _ALL: Final = (
         "a settlement proves nothing at all",
         "a zombie ends somebody else's request",
         Rule.FENCED,
-        _LOCAL,
+        _INLINE,
         Fault(Point.parse("after:claim"), Manner.OVERTAKE),
         _sql(Breaking(OWNED, PROOF, "")),
-        (Kind.SQLITE,),
     ),
     Mutant(
         "unconditional_unlock_of_calls",
