@@ -151,7 +151,7 @@ async def test_who_waits_for_sqlites_writer_goes_on_with_what_it_was_lent(tmp_pa
         return connection
 
     @shop.app.post("/orders", status_code=201)
-    @shop.once.protect(effects=LOCAL, operation="create", on_in_progress="wait")
+    @shop.once.protect(effects=LOCAL, operation="create", in_progress="wait")
     async def create(connection: Annotated[Any, Depends(counted)]) -> None:
         shop.runs.append(1)
         await connection.execute("INSERT INTO orders VALUES (?)", (f"tea {len(shop.runs)}",))

@@ -115,9 +115,17 @@ class Entrance:
                 return entry
             case ClaimFirst():
                 self._claimed_first = True
+                await self._stop_writing(tx)
                 return await self._comer.engine.begin(self._one.claim, enrolment.policy)
             case _:
                 assert_never(entry)
+
+    async def _stop_writing(self, tx: AsyncOpenTransaction) -> None:
+        """A claim is a write of its own: where there is one writer, it would wait for its own request's transaction."""
+        locks, lent = self._comer.engine.store.locks, self._comer.lent
+        if locks is not None and locks.one_writer and lent is not None:
+            await tx.rollback()
+            lent.reopen()
 
     async def _close(self) -> None:
         await take_back(self._comer)

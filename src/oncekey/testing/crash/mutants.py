@@ -120,7 +120,6 @@ _PHASED: Final = Case(Effects.PHASED)
 _BLIND: Final = Case(Effects.PHASED, deduplicates=False, repeatable=False)
 _LOCAL: Final = Case(Effects.LOCAL)
 _OUTBOX: Final = Case(Effects.OUTBOX)
-_INLINE: Final = Case(Effects.INLINE, deduplicates=False)
 
 _ALL: Final = (
     Mutant(
@@ -131,15 +130,6 @@ _ALL: Final = (
         _PHASED,
         Fault(Point.parse("after:claim"), Manner.OVERTAKE),
         _sql(Breaking((*OWNED, *STEPS), FENCE, "")),
-    ),
-    Mutant(
-        "unconditional_unlock",
-        "a settlement proves nothing at all",
-        "a zombie ends somebody else's request",
-        Rule.FENCED,
-        _INLINE,
-        Fault(Point.parse("after:claim"), Manner.OVERTAKE),
-        _sql(Breaking(OWNED, PROOF, "")),
     ),
     Mutant(
         "unconditional_unlock_of_calls",
