@@ -137,16 +137,6 @@ _ALL: Final = (
         _sql(Breaking((*OWNED, *STEPS), FENCE, "")),
     ),
     Mutant(
-        "unconditional_unlock",
-        "a settlement proves nothing at all",
-        "a zombie ends somebody else's request",
-        Rule.FENCED,
-        _LOCAL,
-        Fault(Point.parse("after:claim"), Manner.OVERTAKE),
-        _sql(Breaking(OWNED, PROOF, "")),
-        (Kind.SQLITE,),
-    ),
-    Mutant(
         "unconditional_unlock_of_calls",
         "a settlement proves nothing at all, after an outside call",
         "a zombie ends somebody else's request",
