@@ -56,6 +56,7 @@ class Shared(TypedDict, total=False):
     key: Literal["required", "optional"]
     in_progress: InProgress | Literal["conflict", "accepted", "wait"]
     wait_max: timedelta | float
+    replay_cache: timedelta | float | None
     lease: timedelta | float
     deadline: timedelta | float
     ttl: timedelta | float

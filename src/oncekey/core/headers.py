@@ -57,6 +57,7 @@ def is_field_name(name: str) -> bool:
     return _TOKEN.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=256)
 def field_name(name: str) -> bytes:
     """A checked field name as it is sent."""
     return name.lower().encode("ascii")

@@ -47,7 +47,11 @@ UNUSED: Final = Decision(Discarded(), Business.ROLLBACK)
 
 def admit(run: Run) -> Life[Verdict]:
     """The verdict on a claim. On `Proceed` the run knows its lease, and LOCAL in one commit its transaction."""
-    verdict = yield from _guarded(run)
+    answers = None if run.policy.replay_cache is None or run.resumed else run.site.answers
+    known = None if answers is None else answers.find(run.claim, run.policy)
+    verdict = known or (yield from _guarded(run))
+    if answers is not None and known is None and type(verdict) is Replay:
+        answers.add(verdict, run.policy)
     if type(verdict) is Proceed:
         run.lease, run.record, run.now = verdict.lease, verdict.record, verdict.now
         run.expires_at = verdict.lease.expires_at
