@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.shell import Engine
     from oncekey.flow import Steps
-    from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Borrower
     from oncekey.ports import AsyncOpenTransaction, Store
 
@@ -45,7 +45,8 @@ async def run_unkeyed(
         installation = request.installation
         if enrolment.effects is Effects.LOCAL:
             await request.read_ahead(enrolment.policy)
-        return await in_thread(installation.handlers, lambda: _blocking(invoke, enrolment, installation, claim))
+        blocking, wake = installation.engines.blocking, installation.wake
+        return await in_thread(installation.handlers, lambda: run_blocking(invoke, enrolment, blocking, wake, claim))
     if enrolment.effects is not Effects.LOCAL:
         return await invoke(_operation(Operation, claim, None))
     try:
@@ -78,12 +79,17 @@ async def _end(tx: AsyncOpenTransaction, rows: Business, putting: Callable[[], S
         await tx.rollback()
 
 
-def _blocking(
-    invoke: Callable[[object], Any], enrolment: Enrolment, installation: Installation, claim: Claim | None
+def run_blocking(
+    invoke: Callable[[object], Any],
+    enrolment: Enrolment,
+    blocking: Callable[[], Engine],
+    wake: Callable[[], None],
+    claim: Claim | None,
 ) -> object:
+    """The same for a `def` handler, in its thread."""
     if enrolment.effects is not Effects.LOCAL:
         return not_awaitable(invoke(_operation(SyncOperation, claim, None)), enrolment)
-    engine = installation.engines.blocking()
+    engine = blocking()
     try:
         tx = engine.open()
     except StoreError as error:
@@ -104,7 +110,7 @@ def _blocking(
     finally:
         tx.rollback()
     if parcels.used:
-        installation.wake()
+        wake()
     return result
 
 
@@ -133,6 +139,8 @@ def _operation(kind: type[Op], claim: Claim | None, connection: object, parcels:
 def _rows(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
     """What becomes of the rows, as far as it can be seen here: responses and HTTP exceptions name their status."""
     status = getattr(ended, "status_code", None if raised else 200)
+    if isinstance(ended, tuple) and len(ended) > 1:  # Flask's body and status
+        status = ended[1]
     ending = Ending(
         status=status if isinstance(status, int) else None,
         headers=(),
