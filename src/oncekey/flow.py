@@ -57,6 +57,8 @@ class Statement:
     It tells its row as JSON, in a notice with the SQLSTATE `OK001`. With a BEGIN it may also tell nothing: then
     `command` is to be executed. Its parameters are those of `command`, and all texts among them are bytes.
     """
+    reads: bool = False
+    """Whether it may be answered before its transaction begins, where beginning is to wait for a turn to write."""
 
 
 @dataclass(frozen=True, slots=True)

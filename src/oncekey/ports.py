@@ -183,6 +183,10 @@ class Outbox(Protocol):
 class Locks(Protocol):
     """LOCAL in one commit, in stores with a lock that ends with its transaction (L1)."""
 
+    @property
+    def one_writer(self) -> bool:
+        """Whether the lock keeps everybody from writing: then what only reads must not take it, nor wait for it."""
+
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4). It folds."""
 

@@ -128,7 +128,7 @@ def _ask(run: Run) -> Life[Verdict]:
 def _claimed(run: Run) -> Life[Verdict]:
     """Claim. Where the store has one writer, who is at work, a stored answer is looked for first."""
     store, claim, policy = run.store, run.claim, run.policy
-    one_writer = store.locks is None
+    one_writer = store.locks is None or store.locks.one_writer
     if one_writer and run.site.crowded(False):  # noqa: FBT003
         said = yield from local.after(store, claim, policy)
         if said is not None:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
-from oncekey.core.model import Code, Refuse
+from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.claiming import Caller, claim_of
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.run import Run
-from oncekey.engine.serve import NOT_ENTERED, serve
+from oncekey.engine.serve import NOT_ENTERED, Unkeyed, serve
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.operation import SyncOperation, operation_of
 from oncekey.frameworks.asgi.threads import not_awaitable
-from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_blocking
+from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_blocking, unkeyed_operation
 from oncekey.frameworks.wsgi_messages import lines_of, parts_of, read_ahead, told
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Exchange:
 
         def invoke(op: object) -> Any:  # noqa: ANN401
             given = kwargs if name is None else {**kwargs, name: op}
-            return not_awaitable(handler(*args, **given), enrolment)
+            return handler(*args, **given)
 
         safe = self.environ["REQUEST_METHOD"] in SAFE
         if safe or self.echo is None:
@@ -121,7 +121,7 @@ class Exchange:
             op = operation_of(SyncOperation, run, stepping)
             ended.entered = True
             try:
-                return invoke(op)
+                return not_awaitable(invoke(op), run.enrolment)
             finally:
                 ended.kept, ended.rolled_back = op.kept, op.rolled_back
         except BaseException as error:
@@ -131,10 +131,12 @@ class Exchange:
     def _unkeyed(
         self, invoke: Callable[[object], Any], enrolment: Enrolment, claim: Claim | None, args: tuple[Any, ...]
     ) -> Any:  # noqa: ANN401
-        installation = self.installation
+        if enrolment.effects is not Effects.LOCAL:
+            return not_awaitable(invoke(unkeyed_operation(SyncOperation, claim, None)), enrolment)
         try:
             if self._ready():
-                return run_blocking(invoke, enrolment, installation.engines.blocking, installation.wake, claim)
+                run = Unkeyed(self.installation.site, claim)
+                return run_blocking(invoke, enrolment, run, self.installation.runtime)
         except NoConnectionError:
             pass
         return told(refusal(STORE_DOWN, enrolment.policy), args)

@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Duration, Instant
-    from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.flow import Flow, Row, Rows, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = (
-    "lock",
-    "enter",
-    "seal",
-    "held",
-    "holder",
+ASKED: tuple[str, ...] = ("lock", "enter", "seal", "held", "holder")
+"""What is asked of a database that knows who has which lock."""
+
+WRITTEN: tuple[str, ...] = (
     "commit_new",
     "commit_retryable",
     "commit_anew",
@@ -46,8 +44,11 @@ NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL"
 class LockStore:
     """Locks and records written once, in whatever understands the named statements."""
 
+    one_writer = False
+    asked = ASKED
+
     def __init__(self, statements: Statements, outbox: Callable[[], Outbox | None] = lambda: None) -> None:
-        statements.require(STATEMENTS)
+        statements.require((*self.asked, *WRITTEN))
         self._statements = statements
         self._outbox = outbox
 
@@ -88,7 +89,11 @@ class LockStore:
             if outbox is None:
                 raise ConfigurationError(NO_OUTBOX)
             yield from outbox.putting((settlement.parcel,))
-        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=int(rows[0]["begun"]) == begun)
+        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=self._begun(rows[0]) == begun)
+
+    def _begun(self, row: Row) -> Instant:
+        """Which transaction a statement was said in."""
+        return int(row["begun"])
 
     def sealing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant

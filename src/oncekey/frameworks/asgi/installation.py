@@ -19,6 +19,7 @@ from oncekey.engine.run import Site
 from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -93,6 +94,7 @@ class Installation:
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
+        self._threads: ThreadRuntime | None = None
         self._hints = Hints()
         self._answers = Answers(boottime)
         self.max_request_bytes = policy.max_request_bytes
@@ -113,6 +115,13 @@ class Installation:
         if life is None:
             life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), self._site(engine))
         return life
+
+    def threads(self) -> ThreadRuntime:
+        """What performs the steps of `def` handlers."""
+        engine = self.engines.blocking()
+        if self._threads is None or self._threads.engine is not engine:
+            self._threads = ThreadRuntime(engine)
+        return self._threads
 
     def _site(self, engine: AsyncEngine) -> Site:
         engines = self.engines

@@ -27,7 +27,6 @@ from oncekey.frameworks.asgi.operation import Operation, SyncOperation, operatio
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 from oncekey.runtimes.aio import flush
-from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,8 +164,8 @@ class _Call:
         installation, ended = exchange.installation, exchange.ended
         stepping = None
         if run.course is not None and self.enrolment.effects is not Effects.INLINE:
-            engine = installation.engines.blocking()
-            stepping = Stepping(ThreadRuntime(engine).drive, engine.store, run.course, run.parcels)
+            runtime = installation.threads()
+            stepping = Stepping(runtime.drive, runtime.engine.store, run.course, run.parcels)
         op = operation_of(SyncOperation, run, stepping)
 
         def called() -> Any:
