@@ -39,14 +39,14 @@ async def run_unkeyed(
     installation = request.installation
     if enrolment.effects is not Effects.LOCAL:
         if enrolment.blocking:
-            op = _operation(SyncOperation, claim, None)
+            op = unkeyed_operation(SyncOperation, claim, None)
             return await in_thread(installation.handlers, lambda: not_awaitable(invoke(op), enrolment))
-        return await invoke(_operation(Operation, claim, None))
+        return await invoke(unkeyed_operation(Operation, claim, None))
     await request.read_ahead(enrolment.policy)
     runtime, site = installation.life()
     if enrolment.blocking:
         run, threads = Unkeyed(site, claim), installation.threads()
-        return await in_thread(installation.handlers, lambda: _blocking(invoke, enrolment, run, threads))
+        return await in_thread(installation.handlers, lambda: run_blocking(invoke, enrolment, run, threads))
     lent = request.lent
     if lent is not None:
         await lent.rest()
@@ -58,7 +58,7 @@ async def run_unkeyed(
         raise changed.cancelled from None
     except StoreError as error:
         raise NoConnectionError from error
-    operation = _operation(Operation, claim, run)
+    operation = unkeyed_operation(Operation, claim, run)
     try:
         lend(request).joins(run.tx, enrolment)
         result = await invoke(operation)
@@ -73,13 +73,14 @@ async def run_unkeyed(
     return cast("object", result)
 
 
-def _blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unkeyed, runtime: ThreadRuntime) -> object:
+def run_blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unkeyed, runtime: ThreadRuntime) -> object:
+    """Call a LOCAL `def` handler, in its thread."""
     flow = serve_unkeyed(run)
     try:
         runtime.run(flow)
     except StoreError as error:
         raise NoConnectionError from error
-    op = _operation(SyncOperation, run.claim, run)
+    op = unkeyed_operation(SyncOperation, run.claim, run)
     try:
         result = not_awaitable(invoke(op), enrolment)
         rows = _rows(enrolment, op, result, raised=False)
@@ -90,7 +91,8 @@ def _blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unkeye
     return result
 
 
-def _operation(kind: type[Op], claim: Claim | None, run: Unkeyed | None) -> Op:
+def unkeyed_operation(kind: type[Op], claim: Claim | None, run: Unkeyed | None) -> Op:
+    """What a handler is handed whose request has no record."""
     held: dict[str, Any] = {}
     if run is not None:
         held = {"connection": run.tx.connection, "parcels": run.parcels}
@@ -106,6 +108,8 @@ def _rows(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: 
     if raised and not isinstance(ended, Exception):
         return Business.ROLLBACK
     status = getattr(ended, "status_code", None if raised else 200)
+    if isinstance(ended, tuple) and len(ended) > 1:  # Flask's body and status
+        status = ended[1]
     ending = Ending(
         status=status if isinstance(status, int) else None,
         headers=(),
