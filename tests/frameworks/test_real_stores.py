@@ -324,7 +324,7 @@ async def test_a_request_may_be_cancelled_at_every_await(database: Any) -> None:
             assert ran or not stored
         else:
             pytest.fail("the request never came to its end")
-        assert number > 4
+        assert number > 3  # BEGIN, the order and COMMIT are awaited, whatever travels with them
         assert "in_progress" not in shop.states
 
 
