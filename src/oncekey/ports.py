@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from oncekey.core.onecommit import Ground, Holder, Locked, Sealed
     from oncekey.core.transitions import Trigger
-    from oncekey.flow import Flow, Rows, Statement, Steps, Transaction
+    from oncekey.flow import Flow, Fold, Rows, Statement, Steps, Transaction
 
 __all__ = [
     "AsyncDriver",
@@ -47,6 +47,7 @@ __all__ = [
     "Crowds",
     "Driver",
     "FoldingTransaction",
+    "Folds",
     "Inspect",
     "LentSession",
     "Locks",
@@ -61,6 +62,7 @@ __all__ = [
     "Shares",
     "SteppingSession",
     "Store",
+    "SyncFoldingTransaction",
     "Upkeep",
 ]
 
@@ -182,12 +184,20 @@ class Locks(Protocol):
     """LOCAL in one commit, in stores with a lock that ends with its transaction (L1)."""
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4)."""
+        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4). It folds."""
 
     def completing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
     ) -> Steps[Sealed | None]:
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
+
+    def sealing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Fold[Sealed] | None:
+        """`completing` as one statement that fails where the key is taken, so that it may travel with the COMMIT.
+
+        None: this one has to be written by `completing`.
+        """
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
@@ -321,6 +331,21 @@ class AsyncShares(Protocol):
 
     async def begin(self) -> AsyncOpenTransaction:
         """Open a business transaction (its first statement begins it where a store locks writers)."""
+
+
+@runtime_checkable
+class Folds(Protocol):
+    """A blocking driver that sends the first statement of a business transaction in the message of its BEGIN."""
+
+    def begin_with(self, first: Steps[T]) -> tuple[SyncFoldingTransaction, T]:
+        """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
+
+
+class SyncFoldingTransaction(OpenTransaction, Protocol):
+    """A business transaction of blocking code whose last statement can travel in the message of its COMMIT."""
+
+    def commit_with(self, last: Statement) -> Rows | None:
+        """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
 
 
 @runtime_checkable

@@ -6,12 +6,12 @@ written once is never a dead tuple.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Completed, Deferred
-from oncekey.core.onecommit import Ground, Holder, Locked, Sealed
-from oncekey.flow import Mode, Transaction
+from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
+from oncekey.flow import Fold, Mode, Transaction
 from oncekey.stores.rows import claim_params, response_params, snapshot_of, version_proof
 from oncekey.stores.saying import said
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Duration, Instant
-    from oncekey.flow import Flow, Steps, Value
+    from oncekey.flow import Flow, Rows, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
 STATEMENTS: tuple[str, ...] = (
     "lock",
+    "enter",
+    "seal",
     "held",
     "holder",
     "commit_new",
@@ -34,6 +36,9 @@ STATEMENTS: tuple[str, ...] = (
     "defer_new",
     "defer_anew",
 )
+
+LONGEST_FOLDED: Final = 32 * 1024
+"""Bytes of an answer that may travel as text in the message of a COMMIT; a longer one is cheaper in one of its own."""
 
 NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL"
 
@@ -50,12 +55,12 @@ class LockStore:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
         params: dict[str, Value] = {
             **_numbers(lock),
-            "scope": claim.id.scope,
-            "key": claim.id.key,
+            "scope": _utf8(claim.id.scope),
+            "key": _utf8(claim.id.key),
             "lease_ms": _millis(claim.lease),
             "deadline_ms": _millis(claim.deadline),
         }
-        row = (yield self._statements.say("lock", params))[0]
+        row = (yield self._statements.fold("lock", params, told="enter"))[0]
         return Locked(
             got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
         )
@@ -85,6 +90,29 @@ class LockStore:
             yield from outbox.putting((settlement.parcel,))
         return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=int(rows[0]["begun"]) == begun)
 
+    def sealing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Fold[Sealed] | None:
+        """`completing` as one statement that fails where the key is taken, for the message of the COMMIT.
+
+        Only for what nearly every request is: a key without a record, and an answer that is not long.
+        """
+        if ground.kind is not Kind.NEW or ground.seen is not None or not isinstance(settlement, Completed):
+            return None
+        response = settlement.response
+        if response.body is not None and len(response.body) > LONGEST_FOLDED:
+            return None
+        plain = {**claim_params(claim), "outcome": settlement.outcome.value, **response_params(response)}
+        params: dict[str, Value] = {
+            name: _utf8(value) if isinstance(value, str) else value for name, value in plain.items()
+        }
+        params["incarnation"] = claim.incarnation.bytes
+
+        def read(rows: Rows) -> Sealed:
+            return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=int(rows[0]["begun"]) == begun)
+
+        return Fold(self._statements.fold("seal", params, told="seal"), read)
+
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
 
@@ -106,6 +134,14 @@ class LockStore:
 
 def _numbers(lock: Lock) -> dict[str, Value]:
     return {"lock": lock.number, "family": lock.family, "mark": lock.mark}
+
+
+def _utf8(text: str) -> bytes:
+    """A text as bytes: in a message that is all text, nothing but their hexadecimal digits is written."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise StoreError("half of a surrogate pair cannot be stored") from None
 
 
 def _millis(span: Duration) -> int:

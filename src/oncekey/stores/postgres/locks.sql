@@ -1,15 +1,24 @@
 -- LOCAL in one commit: the lock and the look come first, and the finished record is written once, last.
 -- `begun` is now(), which is the transaction's own: another one at the end tells that the handler committed by itself.
--- The first statement removes nothing: a server that only reads refuses that (25006), so no handler runs where its answer
--- has no place.
+-- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migration 0007).
 
 -- name: lock
-WITH writable AS (DELETE FROM oncekey.record WHERE false)
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-       look.locked, look.other, look.begun, (look.seen).*
-FROM oncekey.lock_whole(
-    :lock::bigint, :family::integer, :mark::integer, :scope, :key, :now::bigint, :lease_ms::integer,
-    :deadline_ms::integer) AS look;
+SELECT look.now, look.locked, look.other, look.begun, (look.seen).*
+FROM oncekey.lock_request_2(
+    :lock::bigint, :family::integer, :mark::integer, convert_from(:scope::bytea, 'UTF8'),
+    convert_from(:key::bytea, 'UTF8'), :now::bigint, :lease_ms::integer, :deadline_ms::integer) AS look;
+
+-- name: enter
+CALL oncekey.enter(
+    :lock::bigint, :family::integer, :mark::integer, :scope::bytea, :key::bytea, :now::bigint, :lease_ms::integer,
+    :deadline_ms::integer);
+
+-- name: seal
+CALL oncekey.seal(
+    :scope::bytea, :key::bytea, :incarnation::bytea, :operation::bytea, :effects::bytea, :recovery::bytea,
+    :method::bytea, :path::bytea, :fingerprint::bytea, :seed::bytea, :outcome::bytea, :entered::boolean,
+    :deadline::bigint, :call_timeout::bigint, :ttl::bigint, :response_status::integer, :response_headers::bytea,
+    :response_body::bytea, :response_schema::integer, :now::bigint, NULL, NULL);
 
 -- name: held
 SELECT EXISTS (
