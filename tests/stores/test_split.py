@@ -10,6 +10,7 @@ import pytest
 
 from contract.older import OlderStore
 from harness.tables import await_waiters, make_tables
+from oncekey import wire
 from oncekey.core.migrations import Phase
 from oncekey.core.model import Doubtful, EntryKind, MemoEntry, RecordId, State
 from oncekey.core.upkeep import Page
@@ -186,6 +187,14 @@ def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver,
     with psycopg.connect(postgres_dsn) as connection:
         orphans = "SELECT count(*) FROM oncekey.work w LEFT JOIN oncekey.record r USING (incarnation) WHERE r.key IS NULL"
         assert connection.execute(orphans).fetchone() == (0,)
+
+
+def test_a_process_that_migrates_at_its_start_leaves_older_ones_alone(old, driver, postgres_dsn):  # R237
+    with closing(wire.connect(postgres_dsn)) as engine:
+        engine.migrate()
+        engine.check()
+        drive(migrate.check(OLD_SCHEMA), engine.driver.run)
+        assert everything(OlderStore(), driver) == old
 
 
 @pytest.fixture
