@@ -40,7 +40,7 @@ WANTED = {
 def full(upkeep_dsn):
     """100,000 records of yesterday and today, and as many lines of the audit."""
     with psycopg.connect(upkeep_dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
+        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
         fill_postgres(connection, 1, 50_000)
         fill_postgres(connection, 50_001, 100_000, age=DAY)
         connection.execute(

@@ -157,9 +157,8 @@ WITH clock AS MATERIALIZED (
            set_config('synchronous_commit', 'on', true) AS durable
 )
 SELECT clock.now, record.*
-FROM oncekey.record AS record CROSS JOIN clock
-WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
-FOR UPDATE OF record;
+FROM clock CROSS JOIN oncekey.hold(:scope, :key) AS record
+WHERE clock.durable = 'on';
 
 -- name: hold_parcel
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
@@ -184,59 +183,73 @@ RETURNING clock.now, parcel.*;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-), announced AS (
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'in_progress', fence = fence + 1, version = version + 1, owner = :owner::text, lease_until = NULL,
+SET state = 'in_progress', fence = record.fence + 1, version = record.version + 1, owner = :owner::text, lease_until = NULL,
     last_error = NULL,
-    intent = CASE WHEN record.memo IS NULL THEN json_build_object(
-        'phase', :phase::text, 'downstream_key', :downstream_key::text, 'digest', :digest::text,
-        'sends', :sends::integer,
-        'first_sent_at', COALESCE((record.intent::json ->> 'first_sent_at')::bigint, clock.now),
-        'send_by', clock.now + :send_window::bigint,
-        'repeatable_until', CASE WHEN record.intent IS NULL THEN clock.now + :repeatable::bigint
-                                 ELSE (record.intent::json ->> 'repeatable_until')::bigint END)::text END
-FROM clock
+    memo_version = record.version + 1
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.effects = 'outbox' AND record.state IN ('pending', 'in_progress')
-RETURNING clock.now, record.*
-), called AS (
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.request, seen.reconcile_after, seen.reconcile_tries,
+    CASE WHEN seen.memo IS NULL THEN json_build_object(
+        'phase', :phase::text, 'downstream_key', :downstream_key::text, 'digest', :digest::text,
+        'sends', :sends::integer,
+        'first_sent_at', COALESCE((seen.intent::json ->> 'first_sent_at')::bigint, clock.now),
+        'send_by', clock.now + :send_window::bigint,
+        'repeatable_until', CASE WHEN seen.intent IS NULL THEN clock.now + :repeatable::bigint
+                                 ELSE (seen.intent::json ->> 'repeatable_until')::bigint END)::text END AS intent
+), {beside}, called AS (
     INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
-    SELECT announced.incarnation, :phase::text, :downstream_key::text, announced.scope, announced.key,
-           announced.operation, announced.now
-    FROM announced
-    WHERE announced.intent IS NOT NULL
+    SELECT written.incarnation, :phase::text, :downstream_key::text, written.scope, written.key, written.operation,
+           written.now
+    FROM written
+    WHERE written.intent IS NOT NULL
     ON CONFLICT DO NOTHING
 )
-SELECT announced.* FROM announced;
+SELECT written.* FROM written;
 
 -- name: deferred_result
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'in_progress', version = version + 1, memo = :memo::text, recovery_point = :recovery_point::text,
-    intent = NULL, owner = :owner::text, lease_until = NULL, last_error = NULL, reconcile_after = NULL
-FROM clock
+SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point::text, owner = :owner::text,
+    lease_until = NULL, last_error = NULL,
+    memo_version = CASE WHEN :memo::text IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.effects = 'outbox' AND record.state IN ('in_progress', 'unknown', 'pending') AND record.memo IS NULL
-RETURNING clock.now, record.*;
+  AND {fits}
+  AND record.effects = 'outbox' AND record.state IN ('in_progress', 'unknown', 'pending') AND work.memo IS NULL
+RETURNING clock.now, {hot}, record.memo_version,
+    :memo::text AS memo, NULL::text AS intent, work.request, NULL::bigint AS reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {beside}
+SELECT written.* FROM written;
 
 -- name: pend
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
-    intent = CASE WHEN :unsent::boolean THEN NULL ELSE record.intent END
-FROM clock
+SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
+    memo_version = CASE WHEN work.memo IS NULL AND (:unsent::boolean OR work.intent IS NULL) THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND {fits}
   AND record.effects = 'outbox' AND record.state = 'in_progress'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    work.memo, CASE WHEN :unsent::boolean THEN NULL ELSE work.intent END AS intent, work.request, work.reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {beside}
+SELECT written.* FROM written;
 
 -- name: retake_parcel
 WITH clock AS MATERIALIZED (

@@ -8,7 +8,7 @@ WITH clock AS MATERIALIZED (
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT record.*
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state = 'in_progress'
       AND (record.created_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
       AND record.lease_until <= (SELECT clock.now FROM clock)
@@ -27,14 +27,19 @@ LIMIT :limit::bigint;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
-FROM clock
+SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'in_progress'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, seen.request, seen.reconcile_after, seen.reconcile_tries
+), {beside}
+SELECT written.* FROM written;
 
 -- name: expiring
 WITH clock AS MATERIALIZED (
@@ -51,7 +56,7 @@ FROM clock LEFT JOIN (
         NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL AS request
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state IN ('completed', 'failed_retryable', 'pending')
       AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
       AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
@@ -74,7 +79,7 @@ FROM clock LEFT JOIN (
         NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL AS request
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state = 'expired'
       AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
       AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
@@ -92,14 +97,17 @@ WITH clock AS MATERIALIZED (
     JOIN oncekey.record AS record ON record.scope = seen.scope AND record.key = seen.key
     WHERE record.incarnation = seen.incarnation AND record.version = seen.version
     FOR UPDATE OF record SKIP LOCKED
-)
+), purged AS (
 DELETE FROM oncekey.record AS record
 USING clock, held
 WHERE record.scope = held.scope AND record.key = held.key
   AND record.expires_at <= clock.now - :grace::bigint
-  AND (record.state IN ('completed', 'expired')
-       OR (record.state = 'failed_retryable' AND record.memo IS NULL AND record.intent IS NULL))
-RETURNING record.scope, record.key;
+  AND (record.state IN ('completed', 'expired') OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
+RETURNING record.scope, record.key, record.incarnation
+), forgotten AS (
+    DELETE FROM oncekey.work AS work USING purged WHERE work.incarnation = purged.incarnation
+)
+SELECT purged.scope, purged.key FROM purged;
 
 -- name: mark_expired
 WITH clock AS MATERIALIZED (
@@ -128,18 +136,22 @@ RETURNING parcel.id;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
+SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
     response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, reconcile_after = NULL, finished_at = clock.now, recovery_point = 'finished', request = NULL,
-    expires_at = clock.now + :kept::bigint
-FROM clock
+    last_error = NULL, finished_at = clock.now, recovery_point = 'finished', expires_at = clock.now + :kept::bigint,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'pending' AND record.expires_at <= clock.now
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, seen.reconcile_tries
+), {beside}
+SELECT written.* FROM written;
 
 -- name: live_keys
 SELECT count(*) AS live
