@@ -52,9 +52,21 @@ class OutboxStore(DeferredCalls):
         if parcels:
             yield self._say("put_parcels", {"parcels": parcels_text(parcels)})
 
-    def due(self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration) -> Flow[tuple[HeldParcel, ...]]:
-        """Claim what is due, longest waiting first; `owner` names this very call, so a lost reply can be looked up."""
-        params: dict[str, Value] = {"owner": owner, "topics": _names(topics), "limit": limit, "lease": lease}
+    def due(
+        self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
+    ) -> Flow[tuple[HeldParcel, ...]]:
+        """Claim what is due, longest waiting first; `owner` names this very call, so a lost reply can be looked up.
+
+        Of requests' own calls, and of parcels that were tried before, it claims at most `careful`; without it, as many
+        as of others.
+        """
+        params: dict[str, Value] = {
+            "owner": owner,
+            "topics": _names(topics),
+            "limit": limit,
+            "careful": limit if careful is None else careful,
+            "lease": lease,
+        }
         try:
             rows = yield from said(self._one("due", params))
         except CommitAmbiguousError:
