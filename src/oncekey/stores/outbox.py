@@ -77,12 +77,13 @@ class OutboxStore(DeferredCalls):
         """Acknowledge delivered messages, many at once; what another worker has taken since stays, and is left out."""
         params: dict[str, Value] = {"held": held_text(held)}
         try:
-            return ids_of((yield from said(self._one("sent", params))))
+            rows = yield from said(self._one("sent", params))
         except CommitAmbiguousError:
             yield from repeated(self._one("sent", params))
             # What is gone was acknowledged, by the statement whose reply was lost or by whoever delivered it too.
             left = yield from repeated(self._one("remaining", params, Mode.READ))
             return frozenset(one.parcel.id for one in held) - ids_of(left)
+        return frozenset(one.parcel.id for one in held) if len(rows) == len(held) else ids_of(rows)
 
     def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
         """Give a message back to be tried later. False: not ours any more."""

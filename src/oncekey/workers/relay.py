@@ -95,17 +95,14 @@ class Batch:
     left: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InHand:
     """A parcel that this relay has claimed."""
 
     held: HeldParcel
     batch: Batch
-
-    @property
-    def careful(self) -> bool:
-        """A request's own call, or a parcel that was tried before."""
-        return self.held.parcel.kind is ParcelKind.DEFER or self.held.attempts > 1
+    careful: bool
+    """A request's own call, or a parcel that was tried before."""
 
 
 class Relay:
@@ -145,6 +142,7 @@ class Relay:
         self._me = uuid.uuid4().hex
         self._claims = 0
         self._lease = lease_of(policy)
+        self._limit = micros(policy.call_timeout)
         target = self._lease / _MICROS / SHARE
         self._bounds = Bounds(concurrency, max(concurrency, batch), target, HEAVIEST)
         self._size = concurrency
@@ -244,15 +242,18 @@ class Relay:
         timer.cancel()
 
     def _take(self, held: tuple[HeldParcel, ...], asked: int, claimed_at: float) -> None:
-        span = (self._lease - micros(self._policy.call_timeout) - MARGIN) / _MICROS
+        span = (self._lease - self._limit - MARGIN) / _MICROS
         weight = sum(len(one.parcel.payload) for one in held)
         batch = Batch(asked, len(held), claimed_at, claimed_at + span, weight, left=len(held))
         for one in held:
-            parcel = InHand(one, batch)
+            parcel = InHand(one, batch, one.parcel.kind is ParcelKind.DEFER or one.attempts > 1)
             self._count(parcel, 1)
             (self._first if parcel.careful else self._waiting).append(parcel)
-        wanted = min(self._concurrency, len(self._first) + len(self._waiting))
-        for _ in range(wanted - len(self._hands)):
+        self._lend_a_hand()
+
+    def _lend_a_hand(self) -> None:
+        """One more hand for what waits, if there may be one more; whoever begins a call that takes its time asks."""
+        if len(self._hands) < self._concurrency and (self._first or self._waiting):
             hand = asyncio.create_task(self._hand(), name="oncekey-parcels")
             self._hands.add(hand)
             hand.add_done_callback(self._let_go)
@@ -287,6 +288,7 @@ class Relay:
         ended: Ended | None = None
         try:
             if held.parcel.kind is ParcelKind.DEFER:
+                self._lend_a_hand()  # also for the time that the store takes
                 ended = await self._deferred(held)
             else:
                 ended = await self._message(held)
@@ -367,12 +369,14 @@ class Relay:
     async def _message(self, held: HeldParcel) -> Ended | None:
         """Deliver a message. None: it is delivered, and has to be acknowledged."""
         if held.attempts > self._policy.outbox_max_attempts:
+            self._lend_a_hand()
             spent = Failed(held.last_error or relay.SPENT)
             return await self._drive(relay.fail_message(self._outbox, held, spent, self._policy))
         try:
-            await self._call(held, limit=micros(self._policy.call_timeout), send_by=None)
+            await self._call(held, limit=self._limit, send_by=None)
         except Exception as error:  # noqa: BLE001  (whatever a topic's function raises)
             failed = self._failure(held, error)
+            self._lend_a_hand()
             return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
         return None
 
@@ -434,6 +438,7 @@ class Relay:
         if send_by is None and self._is_prompt(topic):
             returned = call_at_once(topic, message)
         else:
+            self._lend_a_hand()
             returned = await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
         if isinstance(returned, Reply) and not returned.is_final:
             raise ReplyNotFinalError(returned)
