@@ -42,11 +42,11 @@ class Bounds:
         size before. A batch that ended in time never makes it smaller, and one that was not full never larger: it
         says nothing about more.
         """
-        fits = 2 * size if worked.took <= 0 else int(worked.got * self.target / worked.took)
+        fits = 2 * size if worked.took <= 0 else int(min(2 * size, worked.got * self.target / worked.took))
         if worked.took > self.target:
             wanted = max(size // 2, min(size, fits))
         elif worked.full:
-            wanted = min(2 * size, max(size, fits))
+            wanted = max(size, fits)
         else:
             wanted = size
         return self._within(wanted, worked)

@@ -80,7 +80,7 @@ def call_at_once(topic: Topic, message: Message) -> object:
     try:
         contextvars.copy_context().run(coroutine.send, None)
     except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]  # a coroutine's return value is untyped here
+        return stop.value
     except asyncio.CancelledError as error:
         raise CallBrokenError("CancelledError") from error
     coroutine.close()
