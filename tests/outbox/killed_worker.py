@@ -1,4 +1,4 @@
-"""A worker in a process of its own, which writes down each delivery before it acknowledges any: somebody will kill it."""
+"""A worker in a process of its own, which writes down each delivery at once: somebody will kill it."""
 
 from __future__ import annotations
 

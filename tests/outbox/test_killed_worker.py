@@ -77,8 +77,7 @@ def test_a_killed_worker_loses_nothing_and_keeps_every_line_in_order(outbox_dsn,
 def leases_are_over(dsn, post):
     """How many parcels somebody held; nobody waits a minute for it."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        held = connection.execute(
+        return connection.execute(
             "UPDATE oncekey.outbox SET due_at = 0, lease_until = 0 WHERE aggregatetype = %s AND state = 'held'",
             [post.topic],
         ).rowcount
-    return held

@@ -367,13 +367,13 @@ class TestCalls:
 
     def test_which_functions_await_nothing(self):
         async def plain(_):
-            return [n for n in range(3)]
+            return [n * n for n in range(3)]
 
         async def waits(_):
             await asyncio.sleep(0)
 
-        async def enters(_):
-            async with asyncio.timeout(1):
+        async def enters(lock):
+            async with lock:
                 pass
 
         async def loops(messages):

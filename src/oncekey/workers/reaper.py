@@ -49,7 +49,7 @@ SMALLEST: Final = 10
 """A batch of so few that times out is an outage, and no batch too large."""
 FIRST: Final = 1000
 """How many records the first batch has, at most."""
-MOMENT: Final = SECOND // 20
+MOMENT: Final = SECOND // 50
 """How long a batch should take."""
 LONGEST_REST: Final = 8
 """At most so many times as long as its last batch took does a reaper rest."""
