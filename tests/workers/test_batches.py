@@ -117,6 +117,34 @@ class TestSizes:
         # Two of those that were tried in each claim, whatever else there was.
         assert len([got for got in claims.got if got]) >= 6
 
+    async def test_as_soon_as_one_that_was_tried_before_is_over_the_next_is_claimed(self, shop):
+        """And not after a look in vain, and the pause that follows it."""
+        many(shop, 5)
+        assert len(shop.claim(5)) == 5
+        shop.lease_passes()
+        claims, gates, told = Claims(), [asyncio.Event() for _ in range(5)], []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload["n"])
+            await gates[message.payload["n"]].wait()
+
+        async with shop.relay(concurrency=2, run=claims) as relay:
+            relay._size = 100
+            assert await relay.run_once() == 2
+            looking = asyncio.create_task(relay.run_once())
+            await until(lambda: told == [0, 1])
+            assert (looking.done(), claims.asked) == (False, [100])
+            gates[0].set()
+            shop.sleeps.end(0.05)
+            assert await looking == 1
+            for gate in gates:
+                gate.set()
+            while await relay.run_once():
+                pass
+        assert claims.careful[:2] == [2, 1]
+        assert sorted(told) == [0, 1, 2, 3, 4]
+
     async def test_the_next_batch_is_claimed_while_the_present_one_is_worked_on(self, shop):
         many(shop, 30)
         claims, running, gate = Claims(), [], asyncio.Event()

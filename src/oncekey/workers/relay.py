@@ -224,7 +224,7 @@ class Relay:
             # While calls are slow, whatever is free is filled at once; batches of quick ones are half done first.
             enough = 1 if self._size == self._concurrency else self._size // 2
             self._changed.clear()
-            if room < enough:
+            if room < enough or self._careful >= self._concurrency:
                 await self._changed.wait()
             elif self._exhausted and self._in_line:
                 # All else that is due may stand behind what we have in hand: look again when a line has moved.
