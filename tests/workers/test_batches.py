@@ -169,6 +169,39 @@ class TestSizes:
         assert sorted(running) == list(range(30))
 
 
+    async def test_what_comes_just_as_the_last_hand_lets_go_is_worked_on(self, shop):
+        slow, last = f"{shop.topic}-slow", f"{shop.topic}-last"
+        shop.put(shop.parcel(topic=slow), shop.parcel(topic=last, position=1))
+        claimed, go_on, told = asyncio.Event(), asyncio.Event(), []
+
+        @shop.topics.topic(slow)
+        async def waits(_):
+            await claimed.wait()
+
+        @shop.topics.topic(last)
+        async def lets_the_claim_return(_):
+            go_on.set()  # and ends in the same step of the event loop, with nothing left to do
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload)
+
+        async def held_up(driver, transaction):
+            result = await driver.run(transaction)
+            if transaction.name == "due" and relay._in_hand:
+                claimed.set()
+                await go_on.wait()
+            return result
+
+        async with shop.relay(concurrency=1, run=held_up) as relay:
+            relay._size = 4
+            assert await relay.run_once() == 2
+            shop.put(shop.parcel(payload="3"))
+            assert await relay.run_once() == 1
+            await until(lambda: told)
+        assert relay.ended == {Ended.DELIVERED: 3}
+
+
 class TestOneOfMany:
     async def test_a_failure_concerns_its_parcel_only(self, shop):
         parcels = many(shop, 20)

@@ -280,6 +280,8 @@ class Relay:
 
     def _let_go(self, hand: asyncio.Task[None]) -> None:
         self._hands.discard(hand)
+        if not self._stopping:
+            self._lend_a_hand()  # for what was claimed just as this one had nothing left to do
         if not self._hands:
             self._acks.flush()  # nothing else will be delivered for a while
 
