@@ -22,58 +22,87 @@ RETURNING id;
 
 -- name: due
 -- Who heads a line is looked up among the first thousand that are due. Only if nearly all of those wait for others is the
--- rest looked at: a long line must neither hide what stands behind it, nor be searched to its end each time.
-WITH clock AS MATERIALIZED (
+-- rest looked at, one step per line: a long line must neither hide what stands behind it, nor be searched to its end.
+-- Of parcels that are to be handled with care (a request's own call, and what somebody has tried before) at most `careful`
+-- are taken. What was found is locked where it was found (`spot`), and skipped if it has moved since.
+WITH RECURSIVE clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), known AS MATERIALIZED (
     SELECT ARRAY(SELECT json_array_elements_text(:topics::json)) AS topics
 ), front AS MATERIALIZED (
-    SELECT parcel.id, parcel.due_at, parcel.place, parcel.order_by
+    SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by,
+           parcel.kind = 'defer' OR parcel.attempts > 0 AS careful
     FROM oncekey.outbox AS parcel
     WHERE parcel.due_at <= (SELECT clock.now FROM clock)
       AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
     ORDER BY parcel.due_at, parcel.place
-    LIMIT 1000
+    LIMIT GREATEST(1000, :limit::bigint)
 ), near AS MATERIALIZED (
-    SELECT front.id, front.due_at, front.place
+    SELECT front.spot, front.due_at, front.place, front.careful
     FROM front
-    WHERE front.order_by IS NULL OR NOT EXISTS (
+    WHERE front.order_by IS NULL
+    UNION ALL
+    SELECT leader.spot, leader.due_at, leader.place, leader.careful
+    FROM (SELECT DISTINCT ON (front.order_by) front.*
+          FROM front
+          WHERE front.order_by IS NOT NULL
+          ORDER BY front.order_by, front.place) AS leader
+    WHERE NOT EXISTS (
         SELECT 1 FROM oncekey.outbox AS older
-        WHERE older.order_by = front.order_by AND older.place < front.place)
+        WHERE older.order_by = leader.order_by AND older.place < leader.place)
 ), crowd AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM front) = 1000 AND (SELECT count(*) FROM near) < :limit::bigint AS waits
+    SELECT (SELECT count(*) FROM front) >= 1000 AND (SELECT count(*) FROM near) < LEAST(100, :limit::bigint) AS waits
+), head AS (
+    (SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by, parcel.aggregatetype, parcel.kind,
+            parcel.attempts
+     FROM oncekey.outbox AS parcel
+     WHERE parcel.order_by IS NOT NULL AND (SELECT crowd.waits FROM crowd)
+     ORDER BY parcel.order_by, parcel.place
+     LIMIT 1)
+    UNION ALL
+    SELECT another.*
+    FROM head CROSS JOIN LATERAL (
+        SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by, parcel.aggregatetype, parcel.kind,
+               parcel.attempts
+        FROM oncekey.outbox AS parcel
+        WHERE parcel.order_by > head.order_by
+        ORDER BY parcel.order_by, parcel.place
+        LIMIT 1) AS another
 ), first AS MATERIALIZED (
-    SELECT near.id, near.due_at, near.place FROM near
+    SELECT near.spot, near.due_at, near.place, near.careful FROM near
     UNION
-    SELECT head.id, head.due_at, head.place
-    FROM (SELECT DISTINCT ON (parcel.order_by) parcel.id, parcel.due_at, parcel.place, parcel.aggregatetype
-          FROM oncekey.outbox AS parcel
-          WHERE parcel.order_by IS NOT NULL AND (SELECT crowd.waits FROM crowd)
-          ORDER BY parcel.order_by, parcel.place) AS head
+    SELECT head.spot, head.due_at, head.place, head.kind = 'defer' OR head.attempts > 0
+    FROM head
     WHERE head.due_at <= (SELECT clock.now FROM clock)
       AND head.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
     UNION
-    (SELECT parcel.id, parcel.due_at, parcel.place
+    (SELECT parcel.ctid, parcel.due_at, parcel.place, parcel.kind = 'defer' OR parcel.attempts > 0
      FROM oncekey.outbox AS parcel
      WHERE parcel.order_by IS NULL AND (SELECT crowd.waits FROM crowd)
        AND parcel.due_at <= (SELECT clock.now FROM clock)
        AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
      ORDER BY parcel.due_at, parcel.place
      LIMIT 1000)
+), wanted AS MATERIALIZED (
+    SELECT ranked.spot
+    FROM (SELECT first.*, row_number() OVER (PARTITION BY first.careful ORDER BY first.due_at, first.place) AS turn
+          FROM first) AS ranked
+    WHERE NOT ranked.careful OR ranked.turn <= :careful::bigint
+    ORDER BY ranked.due_at, ranked.place
 ), found AS MATERIALIZED (
-    SELECT locked.id
-    FROM (SELECT first.id FROM first ORDER BY first.due_at, first.place) AS wanted
+    SELECT locked.spot
+    FROM wanted
     CROSS JOIN LATERAL (
-        SELECT parcel.id FROM oncekey.outbox AS parcel
-        WHERE parcel.id = wanted.id AND parcel.due_at <= (SELECT clock.now FROM clock)
+        SELECT parcel.ctid AS spot FROM oncekey.outbox AS parcel
+        WHERE parcel.ctid = wanted.spot AND parcel.due_at <= (SELECT clock.now FROM clock)
         FOR UPDATE SKIP LOCKED) AS locked
     LIMIT :limit::bigint
 )
 UPDATE oncekey.outbox AS parcel
 SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner::text,
     lease_until = clock.now + :lease::bigint, due_at = clock.now + :lease::bigint
-FROM clock, found
-WHERE parcel.id = found.id AND parcel.due_at <= clock.now
+FROM clock
+WHERE parcel.ctid = ANY (ARRAY(SELECT found.spot FROM found)) AND parcel.due_at <= clock.now
 RETURNING clock.now, parcel.*;
 
 -- name: held_by
@@ -86,30 +115,44 @@ SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000):
 FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
 
 -- name: sent
+-- Each parcel is looked up by its id: as a join, the planner would expect to find one that is held, and search for it.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
+), ours AS MATERIALIZED (
+    SELECT locked.spot
+    FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
+    CROSS JOIN LATERAL (
+        SELECT parcel.ctid AS spot FROM oncekey.outbox AS parcel
+        WHERE parcel.id = held.id AND parcel.fence = held.fence AND parcel.state = 'held' AND parcel.kind = 'emit'
+        FOR UPDATE) AS locked
 )
 DELETE FROM oncekey.outbox AS parcel
-USING clock, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
-WHERE clock.durable = 'on' AND parcel.id = held.id AND parcel.fence = held.fence
-  AND parcel.state = 'held' AND parcel.kind = 'emit'
+USING clock
+WHERE clock.durable = 'on' AND parcel.ctid = ANY (ARRAY(SELECT ours.spot FROM ours))
 RETURNING parcel.id;
 
 -- name: remaining
 SELECT parcel.id
-FROM oncekey.outbox AS parcel, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
-WHERE parcel.id = held.id;
+FROM oncekey.outbox AS parcel
+WHERE parcel.id = ANY (ARRAY(SELECT held.id FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)));
 
 -- name: hand_back
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
+), ours AS MATERIALIZED (
+    SELECT locked.spot
+    FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
+    CROSS JOIN LATERAL (
+        SELECT parcel.ctid AS spot FROM oncekey.outbox AS parcel
+        WHERE parcel.id = held.id AND parcel.fence = held.fence AND parcel.state = 'held'
+        FOR UPDATE) AS locked
 )
 UPDATE oncekey.outbox AS parcel
 SET state = 'ready', owner = NULL, lease_until = NULL, due_at = clock.now, attempts = attempts - 1
-FROM clock, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
-WHERE clock.durable = 'on' AND parcel.id = held.id AND parcel.fence = held.fence AND parcel.state = 'held'
+FROM clock
+WHERE clock.durable = 'on' AND parcel.ctid = ANY (ARRAY(SELECT ours.spot FROM ours))
 RETURNING parcel.id;
 
 -- name: again

@@ -116,7 +116,7 @@ def _runs_pending(snapshot: Snapshot, claim: Claim, policy: Policy) -> rulings.N
 
 
 async def _acknowledges_first(self: Relay, held: HeldParcel) -> Ended:
-    await self._acks.add(held)
+    await self._drive(self._outbox.sent(held))
     await self._call(held, limit=1_000_000, send_by=None)
     return Ended.DELIVERED
 
