@@ -113,9 +113,8 @@ def _measure(said: argparse.Namespace) -> None:
     (said.out / JSON).write_text(json.dumps(document, indent=2) + "\n")
     (said.out / PAGE).write_text(page.page(document))
     print(results.tables(document))
-    print(
-        f"\n{plan.rounds} rounds, {plan.connections} connections; median (lowest-highest). {results.noise_line(document)}"
-    )
+    print(f"\n{plan.rounds} rounds, {plan.connections} connections; median (lowest-highest).")
+    print(results.noise_line(document))
     say(f"{JSON} and {PAGE} are in {said.out}")
 
 

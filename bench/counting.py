@@ -42,7 +42,7 @@ class Relay:
         """Listen in front of a port."""
         relay = cls(target)
         loop = asyncio.get_running_loop()
-        relay._listener = await loop.create_server(lambda: _Client(relay), HOST, 0)  # noqa: SLF001
+        relay._listener = await loop.create_server(lambda: _Client(relay), HOST, 0)
         return relay
 
     @property
@@ -50,14 +50,16 @@ class Relay:
         assert self._listener is not None
         return int(self._listener.sockets[0].getsockname()[1])
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._listener is not None
         self._listener.close()
-        for link in tuple(self.links):
-            link.abort()
+        while self.links:
+            for link in self.links:
+                link.abort()
+            await asyncio.sleep(0)
 
 
 class _Link(asyncio.Protocol):

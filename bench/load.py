@@ -22,6 +22,7 @@ class Volley:
     """What came of one slice of load."""
 
     seconds: float = 0.0
+    sent: int = 0
     latencies: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -69,9 +70,10 @@ class Lanes:
         volley.seconds = time.perf_counter() - began
         return volley
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for lane in self._lanes:
             lane.close()
+        await asyncio.gather(*(lane.closed for lane in self._lanes))
 
 
 class _Lane(asyncio.Protocol):
@@ -85,6 +87,7 @@ class _Lane(asyncio.Protocol):
         self._volley = Volley()
         self._done: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def run(self, load: Load, volley: Volley, ends: float) -> asyncio.Future[None]:
         """Begin a slice; the future is done when the last answer has come."""
@@ -117,17 +120,19 @@ class _Lane(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.closed.set_result(None)
         if self._done is not None and not self._done.done():
             self._volley.wrong.append(f"the server closed a connection ({exc or 'in order'})")
             self._done.set_result(None)
 
     def _next(self) -> None:
-        assert self._load is not None and self._done is not None
+        assert self._load is not None
+        assert self._done is not None
         now = time.perf_counter()
         volley = self._volley
         # Every lane sends at least once, however late it is: a slice without an answer would be no figure.
         late = self._sent and now >= self._ends
-        if late or volley.count >= self._load.at_most or len(volley.wrong) >= _COMPLAINTS:
+        if late or volley.sent >= self._load.at_most or len(volley.wrong) >= _COMPLAINTS:
             request = None
         else:
             request = self._load.request()
@@ -137,6 +142,7 @@ class _Lane(asyncio.Protocol):
             self._done.set_result(None)
             return
         self._sent += 1
+        volley.sent += 1
         self._sent_at = now
         self._transport.write(request)
 
@@ -147,7 +153,7 @@ async def fire(port: int, load: Load, connections: int = 1) -> Volley:
     try:
         return await lanes.fire(load)
     finally:
-        lanes.close()
+        await lanes.close()
 
 
 def _complaint(head: bytes, load: Load) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from bench.results import Document, noise_line, shown
@@ -133,8 +134,8 @@ def _ratios(document: Document) -> str:
         blocks.append(f"<h3>By {title}</h3>" + _plot(rows, scale, ticks, _times))
     return _section(
         "Ratios",
-        "Both of the same round: 1 is as cheap, or as fast, as what stands after the stroke; a half costs twice as much. "
-        "A bar is the median, a dot is a round, the line spans all of them.",
+        "Both of the same round: 1 is as cheap, or as fast, as what stands after the stroke; a half costs twice as "
+        "much. A bar is the median, a dot is a round, the line spans all of them.",
         "".join(blocks),
     )
 
@@ -193,8 +194,8 @@ def _latencies(document: Document) -> str:
         drawing += f'<circle class="server {_kind(name)}" cx="{scale.at(half)}%" cy="{MIDDLE}" r="5"/>'
         rows.append((one["title"], drawing, f"{half:.1f} / {most:.1f} ms, {one['rate']['median']:.0f}/s"))
     about = (
-        f"With {document['settings']['connections']} requests at once on all connections: from the median (the dot) to the "
-        "99th percentile, medians of all rounds. Fewer requests at once wait less."
+        f"With {document['settings']['connections']} requests on their way: from the median (the dot) to the 99th "
+        "percentile, medians of all rounds. Fewer requests at once wait less."
     )
     return _section("Waits", about, _plot(rows, scale, ticks, lambda tick: f"{tick:g} ms"))
 
@@ -211,15 +212,15 @@ def _counts(document: Document) -> str:
     head = "<tr><th>request</th><th>messages</th><th>commits</th><th>WAL bytes</th></tr>"
     return _section(
         "What PostgreSQL is asked to do",
-        "Per request, counted one by one through a relay. A message is whatever is sent before an answer is heard; cleaning "
-        "a connection up afterwards is one, although nobody waits for it. Commits are those that wrote.",
+        "Per request, counted one by one through a relay. A message is whatever is sent before an answer is heard; "
+        "cleaning a connection up afterwards is one, although nobody waits for it. Commits are those that wrote.",
         f'<div class="wide"><table>{head}{"".join(rows)}</table></div>',
     )
 
 
 def _about(document: Document) -> str:
     plan, machine = document["settings"], document["machine"]
-    words = f"--rounds {plan['rounds']} --turns {plan['turns']} --seconds {plan['seconds']:g} --connections {plan['connections']}"
+    words = " ".join(f"--{name} {plan[name]:g}" for name in ("rounds", "turns", "seconds", "connections"))
     missing = "".join(
         f"<li>{escape(name)} was not measured: {escape(reason)}</li>" for name, reason in document["missing"].items()
     )
@@ -239,50 +240,7 @@ def _section(title: str, about: str, inner: str) -> str:
     return f'<section><h2>{escape(title)}</h2><p class="quiet">{escape(about)}</p>{inner}</section>'
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ground: #fcfcfb; --ink: #1d1d1b; --quiet: #63625d; --line: #dddcd6; --card: #f3f2ee;
-  --ours: #2a6fc9; --ours-light: #9cc3f0; --peer: #c8642a; --peer-light: #efbf9f; --plain: #77766f; --plain-light: #c5c4bd;
-  --good: #2f8f5b; --bad: #b9791d; }
-@media (prefers-color-scheme: dark) { :root { --ground: #171716; --ink: #ecebe6; --quiet: #a3a29b; --line: #3a3936;
-  --card: #222120; --ours: #5b9cec; --ours-light: #2d4f7c; --peer: #e58a52; --peer-light: #7a4526; --plain: #a09f97;
-  --plain-light: #55544e; --good: #4fb37d; --bad: #d09a45; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.25rem; max-width: 62rem; background: var(--ground); color: var(--ink);
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .2rem; }
-h3 { font-size: .95rem; margin: 1.3rem 0 .2rem; } p { margin: .2rem 0 .6rem; }
-.quiet, .axis text { color: var(--quiet); fill: var(--quiet); }
-ul { list-style: none; margin: 0; padding: 0; }
-svg { display: block; width: 100%; overflow: visible; }
-.axis text { font-size: 11px; }
-.plot li, .plot .axis { margin-left: 22rem; width: auto; }
-.plot .axis { width: calc(100% - 22rem - 11.5rem); }
-.plot li { position: relative; margin-right: 11.5rem; min-height: 26px; }
-.plot .words { position: absolute; right: calc(100% + .8rem); width: 21rem; text-align: right; line-height: 26px;
-  white-space: nowrap; overflow: hidden; text-overflow: ellipsis; font-size: .85rem; }
-.plot .figure { position: absolute; left: calc(100% + .8rem); width: 11rem; line-height: 26px; white-space: nowrap;
-  font-size: .8rem; font-variant-numeric: tabular-nums; color: var(--quiet); }
-.grid { stroke: var(--line); stroke-width: 1; } .range { stroke: var(--ink); stroke-width: 1.5; }
-.dot { fill: var(--ink); opacity: .55; } .better { fill: var(--good); } .worse { fill: var(--bad); }
-.server.ours, .key.ours { fill: var(--ours); background: var(--ours); } .store.ours { fill: var(--ours-light); }
-.server.peer, .key.peer { fill: var(--peer); background: var(--peer); } .store.peer { fill: var(--peer-light); }
-.server.plain, .key.plain { fill: var(--plain); background: var(--plain); } .store.plain { fill: var(--plain-light); }
-.beyond { fill: var(--ink); font-size: 14px; }
-.legend { font-size: .85rem; } .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 .8em; }
-.key:first-child { margin-left: 0; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .85rem; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; } th { font-weight: 600; }
-pre { background: var(--card); padding: .8rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }
-.facts li { font-size: .85rem; color: var(--quiet); margin: .2rem 0; }
-@media (max-width: 50rem) {
-  .plot li, .plot .axis { margin-left: 0; margin-right: 0; width: auto; }
-  .plot .axis { width: 100%; }
-  .plot li { display: flex; flex-wrap: wrap; justify-content: space-between; margin-bottom: .5rem; }
-  .plot .words, .plot .figure { position: static; width: auto; line-height: 1.35; white-space: normal; text-align: left; }
-  .plot .words { flex: 1 1 60%; } .plot .figure { text-align: right; padding-left: .5rem; }
-}
-"""
+_STYLE = Path(__file__).with_name("page.css").read_text()
 
 _FRAME = """<!doctype html>
 <html lang="en">

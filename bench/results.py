@@ -137,10 +137,8 @@ def noise_line(document_: Document) -> str:
 
 def tables(document_: Document) -> str:
     """Everything for the terminal: costs first, then ratios."""
-    lines = [
-        f"{'variant':<24} {'requests/s':>20} {'CPU us':>7} {'server':>7} {'store':>7} {'p50 ms':>7} {'p99 ms':>7}"
-        f" {'messages':>9} {'commits':>8} {'WAL B':>7}"
-    ]
+    head = f"{'variant':<24} {'requests/s':>20} {'CPU us':>7} {'server':>7} {'store':>7} {'p50 ms':>7} {'p99 ms':>7}"
+    lines = [f"{head} {'messages':>9} {'commits':>8} {'WAL B':>7}"]
     for name, variant in document_["variants"].items():
         counts = variant["counts"] or {}
         counted = (
@@ -173,9 +171,9 @@ def readme(document_: Document) -> str:
     plan = document_["settings"]
     lines += [
         "",
-        "1.00 is as cheap, or as fast, as what it is compared with; 0.50 costs twice as much. Median of"
-        f" {plan['rounds']} rounds (lowest-highest),",
-        f"{plan['connections']} connections, one row as the business. {noise_line(document_)}",
+        "1.00 is as cheap, or as fast, as what it is compared with; 0.50 costs twice as much. The median of",
+        f"{plan['rounds']} rounds (lowest-highest), {plan['connections']} connections, one row as the business.",
+        noise_line(document_),
         "",
         END,
     ]

@@ -46,8 +46,8 @@ class Plan:
 def request(path: str, key: str | None) -> bytes:
     """The bytes of a request."""
     said = "" if key is None else f'idempotency-key: "{key}"\r\n'
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n{said}content-length: {len(BODY)}\r\n\r\n"
-    return head.encode() + BODY
+    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n{said}"
+    return f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
 
 
 @dataclass(slots=True)
@@ -107,14 +107,20 @@ class Field:
         for variant in self.chosen.variants:
             if variant.sends is Sends.REPLAY:
                 await self._primed(variant)
-        for variant in sorted(self.chosen.variants, key=lambda one: one.sends is Sends.ELSEWHERE):
-            await self.fire(variant, slice_seconds, at_most)
+        for variant in self.feeders_first():
+            # What is replayed elsewhere must be left for the first round, too.
+            share = 2 if variant.sends is Sends.ELSEWHERE else 1
+            await self.fire(variant, slice_seconds / share, max(1, at_most // share))
         for server in self._servers.values():
             server.pause()
 
-    def close(self) -> None:
+    def feeders_first(self) -> list[Variant]:
+        """The variants, those last whose keys another one has to make."""
+        return sorted(self.chosen.variants, key=lambda one: one.sends is Sends.ELSEWHERE)
+
+    async def close(self) -> None:
         for lanes in self._lanes.values():
-            lanes.close()
+            await lanes.close()
 
     def server(self, variant: Variant) -> Server:
         return self._servers[variant.place]
@@ -218,25 +224,28 @@ class Run:
 
     async def _counted(self, chosen: Chosen) -> tuple[dict[str, Counts], dict[str, str]]:
         self.say(f"starting {len(chosen.places)} servers to count messages")
-        relay = await Relay.open(self.stores.postgres.port)
-        counted = Stores(self.stores.postgres, self.stores.folder, self.stores.redis, lambda _: relay.port)
+        async with await Relay.open(self.stores.postgres.port) as relay:
+            stores = Stores(self.stores.postgres, self.stores.folder, self.stores.redis, lambda _: relay.port)
+            with Serving(stores, self.pythons, self.before) as serving:
+                missing = await serving.start(chosen.places)
+                return await self._each_counted(without(chosen, missing), serving, stores, relay), missing
+
+    async def _each_counted(self, chosen: Chosen, serving: Serving, stores: Stores, relay: Relay) -> dict[str, Counts]:
+        self.say(f"counting messages of {len(chosen.variants)} variants")
         found: dict[str, Counts] = {}
-        with relay, Serving(counted, self.pythons, self.before) as serving:
-            missing = await serving.start(chosen.places)
-            chosen = without(chosen, missing)
-            stored = {place.name for place in chosen.places if place.store not in {Store.NONE, Store.SQLITE}}
-            one_by_one = Field(chosen, serving, connections=1)
-            await one_by_one.open(30.0, min(COUNTED_WARM, self.plan.at_most))
-            for variant in chosen.variants:
-                if variant.place in stored:
-                    one_by_one.server(variant).resume()
-                    before = Tally.now(relay, counted)
-                    fired = await one_by_one.fire(variant, 30.0, min(COUNTED, self.plan.at_most))
-                    found[variant.name] = Tally.now(relay, counted).per(before, fired.count)
-                    one_by_one.server(variant).pause()
-            one_by_one.check(counted)
-            one_by_one.close()
-        return found, missing
+        stored = {place.name for place in chosen.places if place.store not in {Store.NONE, Store.SQLITE}}
+        ground = Field(chosen, serving, connections=1)
+        await ground.open(30.0, min(COUNTED_WARM, self.plan.at_most))
+        for variant in ground.feeders_first():
+            if variant.place in stored:
+                ground.server(variant).resume()
+                before = Tally.now(relay, stores)
+                fired = await ground.fire(variant, 30.0, min(COUNTED, self.plan.at_most))
+                found[variant.name] = Tally.now(relay, stores).per(before, fired.count)
+                ground.server(variant).pause()
+        ground.check(stores)
+        await ground.close()
+        return found
 
     async def _timed(self, chosen: Chosen) -> dict[str, list[Figures]]:
         plan, variants = self.plan, chosen.variants
@@ -263,7 +272,7 @@ class Run:
                     rounds[name].append(Figures.of(found))
                 progress.line(f"round {turn + 1} of {plan.rounds} is done")
             ground.check(timed)
-            ground.close()
+            await ground.close()
         return rounds
 
     async def _slice(self, ground: Field, variant: Variant) -> Slice:

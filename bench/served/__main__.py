@@ -1,8 +1,10 @@
-"""The server under load, in a process of its own: `python bench/served APP STORE [SECOND]` says its port on its first line.
+"""The server under load, in a process of its own: `python bench/served APP STORE [SECOND]` says its port first.
 
 It is started by its path, by whichever interpreter has the packages of APP: nothing in this folder imports `bench`. It
 ends when its standard input does, so that nothing is left behind by a bench that was killed.
 """
+
+# ruff: noqa: PLC0415  (each application imports what only its own environment has)
 
 from __future__ import annotations
 
