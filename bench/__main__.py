@@ -106,7 +106,7 @@ def _measure(said: argparse.Namespace) -> None:
         pythons, missing = prepared.peers(names, say)
         wanted = _installed(wanted, missing)
         with serving.stores(wanted.places, pythons) as stores:
-            machine = results.machine(str(stores.asked("SHOW server_version")[0]))
+            machine = results.machine(str(stores.asked("SHOW server_version")[0]).split()[0])
             measured = rounds.run(rounds.Run(plan, stores, pythons, before, say), wanted)
     document = results.document(measured, plan, machine, commits, missing)
     said.out.mkdir(parents=True, exist_ok=True)

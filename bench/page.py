@@ -148,31 +148,35 @@ def _costs(document: Document) -> str:
     known = {name: one for name, one in document["variants"].items() if one["cpu_us"] is not None}
     if not known:
         return ""
-    # A peer that costs ten times as much as anybody else would press all others into a corner.
-    ordered = sorted(one["cpu_us"]["high"] for one in known.values())
-    limit = min(ordered[-1], 2.5 * ordered[int(len(ordered) * 0.8)])
-    ticks = steps(limit)
-    scale = Scale(0.0, ticks[-1], logarithmic=False)
     blocks = []
     for group, title in GROUPS.items():
+        members = {name: one for name, one in known.items() if one["group"] == group}
+        if not members:
+            continue
+        # One that costs many times as much as anybody else would press all others into a corner.
+        *_, second, highest = sorted([0.0, *(one["cpu_us"]["high"] for one in members.values())])
+        ticks = steps(1.5 * second if 0 < 3 * second < highest else highest)
+        scale = Scale(0.0, ticks[-1], logarithmic=False)
         rows = []
-        for name, one in known.items():
-            if one["group"] == group:
-                server, whole = one["server_us"]["median"], one["cpu_us"]
-                drawing = _bar(0.0, scale.at(server), f"server {_kind(name)}")
-                drawing += _bar(scale.at(server), scale.at(max(server, whole["median"])), f"store {_kind(name)}")
-                if whole["median"] > ticks[-1]:
-                    drawing += f'<text class="beyond" x="99%" y="{MIDDLE + 4}" text-anchor="end">→</text>'
-                else:
-                    drawing += _whisker(scale, whole)
-                rows.append((one["title"], drawing, f"{whole['median']:.0f} µs"))
-        if rows:
-            blocks.append(f"<h3>{escape(title)}</h3>" + _plot(rows, scale, ticks, lambda tick: f"{tick:g} µs"))
+        for name, one in members.items():
+            server, whole = one["server_us"]["median"], one["cpu_us"]
+            drawing = _bar(0.0, scale.at(server), f"server {_kind(name)}")
+            drawing += _bar(scale.at(server), scale.at(max(server, whole["median"])), f"store {_kind(name)}")
+            if whole["median"] > ticks[-1]:
+                drawing += f'<text class="beyond" x="99%" y="{MIDDLE + 5}" text-anchor="end">→</text>'
+            else:
+                drawing += _whisker(scale, whole)
+            rows.append((one["title"], drawing, f"{whole['median']:.0f} µs"))
+        blocks.append(f"<h3>{escape(title)}</h3>" + _plot(rows, scale, ticks, lambda tick: f"{tick:g} µs"))
     legend = (
         '<p class="legend"><i class="key ours"></i>oncekey <i class="key plain"></i>unprotected '
-        '<i class="key peer"></i>other packages; dark: the server process, light: PostgreSQL and Redis</p>'
+        '<i class="key peer"></i>other packages; strong: the server process, faint: PostgreSQL and Redis</p>'
     )
-    return _section("Processor time of one request", "Median, and the range of all rounds.", legend + "".join(blocks))
+    return _section(
+        "Processor time of one request",
+        "Median, and the range of all rounds; each plot has its own scale.",
+        legend + "".join(blocks),
+    )
 
 
 def _kind(name: str) -> str:
@@ -184,9 +188,9 @@ def _latencies(document: Document) -> str:
     if not variants:
         return ""
     values = [one[which]["median"] for one in variants.values() for which in ("p50_ms", "p99_ms")]
-    ticks = doublings(values)
-    ticks = [tick for tick in ticks if min(values) / 2 < tick < max(values) * 2]
+    ticks = [tick for tick in doublings(values) if min(values) / 2 < tick < max(values) * 2]
     scale = Scale(ticks[0], ticks[-1], logarithmic=True)
+    ticks = ticks[:: math.ceil(len(ticks) / 6)]
     rows = []
     for name, one in variants.items():
         half, most = one["p50_ms"]["median"], one["p99_ms"]["median"]
