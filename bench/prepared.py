@@ -37,7 +37,7 @@ def peers(names: Iterable[str], say: Callable[[str], None]) -> tuple[dict[str, P
         if not (stamp.exists() and stamp.read_text() == wanted):
             say(f"installing {name} with its pins")
             venv.create(folder, clear=True, with_pip=True)
-            command = [
+            command: list[str | Path] = [
                 python,
                 "-m",
                 "pip",

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,9 +167,8 @@ class Field:
         volley = await self._lanes[variant.place].fire(Load(first, str(variant.status).encode(), seconds=60))
         if volley.wrong:
             raise BenchError(f"{variant.name}: {volley.wrong[0]}")
-        tables = [one.table for one in self.chosen.variants if (one.place, one.path) == (variant.place, variant.path)]
-        for table in {table for table in tables if table is not None}:
-            self._executed[self._homes[variant.place], table] += volley.count
+        if variant.table is not None:
+            self._executed[self._homes[variant.place], variant.table] += volley.count
 
 
 class Progress:
@@ -295,9 +295,10 @@ class Run:
 
 def run(plan: Run, chosen: Chosen) -> Measured:
     """In an event loop of its own, the fastest there is."""
-    try:
-        from uvloop import new_event_loop as made  # noqa: PLC0415
-    except ImportError:
-        made = asyncio.new_event_loop
+    made: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with suppress(ImportError):
+        import uvloop  # noqa: PLC0415
+
+        made = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=made) as runner:
         return runner.run(plan.measured(chosen))

@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -118,11 +118,8 @@ class Stores:
         address = self._databases[place.shares or place.name]
         said = f"SELECT count(*) FROM {table}"
         if place.store is Store.SQLITE:
-            connection = sqlite3.connect(f"file:{address}?mode=ro", uri=True)
-            try:
-                return int(connection.execute(said).fetchone()[0])
-            finally:
-                connection.close()
+            with closing(sqlite3.connect(address)) as file:
+                return int(file.execute(said).fetchone()[0])
         return int(self.asked(said, address)[0])
 
     def asked(self, said: str, database: str = "postgres") -> tuple[Any, ...]:
@@ -148,9 +145,8 @@ class Stores:
     def _made(self, place: Place, name: str) -> str:
         if place.store is Store.SQLITE:
             file = self.folder / f"{name}.db"
-            connection = sqlite3.connect(file)
-            connection.executescript(SQLITE_TABLES)
-            connection.close()
+            with closing(sqlite3.connect(file)) as fresh:
+                fresh.executescript(SQLITE_TABLES)
             return str(file)
         import psycopg  # noqa: PLC0415
 

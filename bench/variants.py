@@ -56,7 +56,7 @@ class Variant:
     replayed: str = "idempotent-replayed"
     """The header that a replay carries, and nothing else; empty where there is none."""
     table: str | None = None
-    """Where each executed request leaves one row."""
+    """Where a request that is executed leaves one row; a replay, when its key was new."""
 
 
 class By(Enum):
@@ -99,13 +99,24 @@ PLACES = (
 VARIANTS = (
     Variant("bare", "bare route, no database", "plain", "bare", "/bare", Sends.NO_KEY),
     Variant("passing", "unprotected path behind the middleware", "plain", "asyncpg", "/bare", Sends.NO_KEY),
-    Variant("replay", "replay, one that this process answered", "replay", "asyncpg", sends=Sends.REPLAY),
+    Variant("replay", "replay, one that this process answered", "replay", "asyncpg", sends=Sends.REPLAY, table=ORDERS),
     Variant(
-        "replay-elsewhere", "replay, one that another process answered", "replay", "elsewhere", sends=Sends.ELSEWHERE
+        "replay-elsewhere",
+        "replay, one that another process answered",
+        "replay",
+        "elsewhere",
+        sends=Sends.ELSEWHERE,
+        table=ORDERS,
     ),
-    Variant("replay-cached", "replay, with the cache of answers", "replay", "cached", sends=Sends.REPLAY),
+    Variant("replay-cached", "replay, with the cache of answers", "replay", "cached", sends=Sends.REPLAY, table=ORDERS),
     Variant(
-        "idemkit-replay", "idemkit, replay", "replay", "idemkit", sends=Sends.REPLAY, replayed="idempotency-replayed"
+        "idemkit-replay",
+        "idemkit, replay",
+        "replay",
+        "idemkit",
+        sends=Sends.REPLAY,
+        replayed="idempotency-replayed",
+        table=ORDERS,
     ),
     Variant(
         "header-memory-replay",
@@ -113,9 +124,15 @@ VARIANTS = (
         "replay",
         "header_memory",
         sends=Sends.REPLAY,
+        table=ORDERS,
     ),
     Variant(
-        "header-redis-replay", "asgi-idempotency-header on Redis, replay", "replay", "header_redis", sends=Sends.REPLAY
+        "header-redis-replay",
+        "asgi-idempotency-header on Redis, replay",
+        "replay",
+        "header_redis",
+        sends=Sends.REPLAY,
+        table=ORDERS,
     ),
     Variant("stock", "unprotected, asyncpg's own pool", "local", "stock", sends=Sends.NO_KEY, table=ORDERS),
     Variant("local", "LOCAL, new key, asyncpg", "local", "asyncpg", table=ORDERS),
@@ -148,14 +165,16 @@ VARIANTS = (
         "sqlite-unkeyed", "SQLite, the LOCAL route without a key", "sqlite", "sqlite", sends=Sends.NO_KEY, table=ORDERS
     ),
     Variant("sqlite", "SQLite, LOCAL, new key", "sqlite", "sqlite", table=ORDERS),
-    Variant("sqlite-replay", "SQLite, replay", "sqlite", "sqlite", sends=Sends.REPLAY),
+    Variant("sqlite-replay", "SQLite, replay", "sqlite", "sqlite", sends=Sends.REPLAY, table=ORDERS),
     Variant("inline", "INLINE, new key", "effects", "asyncpg", "/inline"),
     Variant("outbox", "OUTBOX, new key", "effects", "asyncpg", "/outbox", status=202, table=ORDERS),
     Variant("phased", "PHASED, new key: two phases and a call", "effects", "asyncpg", "/phased", table=PAYMENTS),
     Variant(
         "dbos", "DBOS, new key: two transactions and a step", "effects", "dbos", "/phased", replayed="", table=PAYMENTS
     ),
-    Variant("dbos-replay", "DBOS, the same again", "effects", "dbos", "/phased", Sends.REPLAY, replayed=""),
+    Variant(
+        "dbos-replay", "DBOS, the same again", "effects", "dbos", "/phased", Sends.REPLAY, replayed="", table=PAYMENTS
+    ),
 )
 
 RATIOS = (

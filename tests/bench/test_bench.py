@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bench.figures import BenchError, Figures, Slice, by_cpu, by_rate
 from bench.load import Load, fire
 from bench.page import doublings, page, steps
 from bench.results import between_markers, readme, tables
+from bench.serving import Serving, Stores
 from bench.variants import By, Chosen, Place, Ratio, Sends, Variant, chosen, without
 
 from bench import clocks, results, rounds, startup
@@ -187,6 +189,22 @@ def test_keys_of_one_process_are_replayed_once_by_another() -> None:
     assert elsewhere.next() == sent
     assert elsewhere.next() is None
     assert b"idempotency-key" not in (rounds.Keys(Sends.NO_KEY, "/orders", settled).next() or b"")
+
+
+def test_rows_that_are_missing_are_no_figures(tmp_path: Path) -> None:
+    wanted = chosen(["sqlite"], peers=False)
+    stores = Stores(None, tmp_path)
+    field = rounds.Field(wanted, Serving(stores, {}, None), 1)
+    [address] = stores.addresses(wanted.places[0])
+    field._executed["sqlite", "bench_order"] = 2
+    with closing(sqlite3.connect(address.removeprefix("sqlite:///"))) as file:
+        file.execute("INSERT INTO bench_order (product, quantity) VALUES ('p', 1)")
+        file.commit()
+        with pytest.raises(BenchError, match="2 requests were executed, and bench_order has 1 rows"):
+            field.check(stores)
+        file.execute("INSERT INTO bench_order (product, quantity) VALUES ('p', 1)")
+        file.commit()
+        field.check(stores)
 
 
 def test_processor_time_grows_with_work() -> None:
