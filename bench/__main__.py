@@ -96,7 +96,7 @@ def _measure(said: argparse.Namespace) -> None:
     plan = rounds.Plan(said.rounds, said.turns, said.seconds, said.connections, said.requests, pin)
     only = [word.strip() for word in said.only.split(",") if word.strip()]
     wanted = chosen(only, peers=not said.without_peers, baseline=said.baseline is not None)
-    commits: dict[str, object] = {"now": prepared.commit_of("HEAD"), "changed": prepared.changed()}
+    commits = prepared.present()
     with tempfile.TemporaryDirectory(prefix="oncekey-bench-") as folder:
         before = None
         if said.baseline is not None:

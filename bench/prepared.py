@@ -76,9 +76,12 @@ def commit_of(reference: str) -> str:
     return _git("rev-parse", "--verify", f"{reference}^{{commit}}").decode().strip()
 
 
-def changed() -> bool:
-    """Whether the sources differ from the commit that is checked out."""
-    return bool(_git("status", "--porcelain", "--", "src").strip())
+def present() -> dict[str, object]:
+    """Which sources are measured: the commit, and whether they differ from it; outside of a repository nobody knows."""
+    try:
+        return {"now": commit_of("HEAD"), "changed": bool(_git("status", "--porcelain", "--", "src").strip())}
+    except BenchError:
+        return {"now": "unknown", "changed": False}
 
 
 def sources_of(commit: str, folder: Path) -> Path:
@@ -89,7 +92,12 @@ def sources_of(commit: str, folder: Path) -> Path:
 
 
 def _git(*words: str) -> bytes:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=False)
+    # A checkout that another account owns is still a checkout.
+    command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise BenchError("there is no git") from None
     if done.returncode:
         raise BenchError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
