@@ -100,6 +100,7 @@ class Lending:
         """The business transaction, opened when it is first asked for; a `def` handler's is a blocking one."""
         if self._tx is None:
             self._tx = await (opened_in_thread(self._installation) if blocking else self._engine.open())
+            self._taken = False
         return self._tx
 
     async def hand_over(self, enrolment: Enrolment) -> AsyncOpenTransaction:
@@ -153,7 +154,7 @@ class Lending:
 
     def reopen(self) -> None:
         """Let another business transaction take the place of one that was taken back; a loan goes on with that."""
-        self._tx, self._taken = None, False
+        self._tx = None
 
     async def take_back(self) -> None:
         """Undo what is not committed; no connection stays with the request."""
