@@ -207,10 +207,11 @@ def test_a_worker_that_is_ended_in_its_handler(small_shop: Shop) -> None:
         full = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
         return said, b"".join(app(full, lambda status, headers: said.append(status)))
 
-    with pytest.raises(SystemExit, match="too long"):
-        ask(b'{"item": "tea", "does": "exit"}')
-    assert current.get() is None
-    assert small_shop.sold == []
+    for _ in range(2):  # the key is free again at once
+        with pytest.raises(SystemExit, match="too long"):
+            ask(b'{"item": "tea", "does": "exit"}')
+        assert current.get() is None
+        assert small_shop.sold == []
     environ["HTTP_IDEMPOTENCY_KEY"] = new_key()
     assert ask(b'{"item": "tea"}')[0] == ["201 Created"]
     assert small_shop.sold == ["tea"]
