@@ -97,7 +97,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "only after it.",
         "sweep_interval": "How often the sweeper looks for leases that ran out.",
         "reap_interval": "How often the reaper looks for expired records.",
-        "reap_batch": "How many records the reaper removes at once; after a time-out half as many.",
+        "reap_batch": "How many records the reaper removes at once, at most: a batch has as many as take a moment.",
         "audit": "Whether moves that no request made are written to the audit.",
         "audit_ttl": "How long lines of the audit are kept.",
     },

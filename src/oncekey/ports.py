@@ -131,8 +131,13 @@ class Outbox(Protocol):
     def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
         """Write parcels as part of an open transaction."""
 
-    def due(self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration) -> Flow[tuple[HeldParcel, ...]]:
-        """Claim what is due, longest waiting first; `owner` names this very call."""
+    def due(
+        self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
+    ) -> Flow[tuple[HeldParcel, ...]]:
+        """Claim what is due, longest waiting first, at most `careful` of it deferred or tried before.
+
+        `owner` names this very call.
+        """
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Acknowledge delivered messages; what another worker has taken since is left out."""

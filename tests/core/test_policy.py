@@ -64,7 +64,7 @@ DEFAULTS = {
     "tombstone_ttl": timedelta(hours=24),
     "sweep_interval": timedelta(seconds=60),
     "reap_interval": timedelta(minutes=5),
-    "reap_batch": 1000,
+    "reap_batch": 5000,
     "reconcile_interval": timedelta(seconds=30),
     "reconcile_max_tries": 10,
     "provider_lag": timedelta(seconds=60),

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.choices import Flavor, InProgress
-from oncekey.core.headers import field_name, first, http_date, is_printable, target
+from oncekey.core.headers import PRINTABLE, field_name, first, http_date, target
 from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Refuse, Replay
 from oncekey.core.policy import micros
 from oncekey.core.problems import PROBLEMS, documentation_of, render
@@ -93,12 +93,11 @@ def replay(
 
 def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
     """What is added to a first response: the key as it was received (R17), and how long it is kept (R164)."""
-    added: list[tuple[bytes, bytes]] = []
-    if echo is not None and is_printable(echo):
-        added.append((field_name(policy.key_header), echo))
-    if expires_at is not None:
-        added.append((field_name(policy.expires_header), http_date(expires_at)))
-    return tuple(added)
+    said = None if echo is None or not PRINTABLE.fullmatch(echo) else (field_name(policy.key_header), echo)
+    if expires_at is None:
+        return () if said is None else (said,)
+    until = (field_name(policy.expires_header), http_date(expires_at // SECOND))
+    return (until,) if said is None else (said, until)
 
 
 def marked_lines(

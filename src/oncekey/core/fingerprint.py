@@ -97,9 +97,13 @@ class Fingerprints:
         Raises:
             BodyInvalidError: The body says that it is JSON, and has no canonical form (R40).
         """
+        spelled = None
+        if self._whole and body:
+            long = content_type is not None and len(content_type) > LONGEST_KEPT
+            spelled = (_json_spelling.__wrapped__ if long else _json_spelling)(content_type)
         if not body:
             rest = b"5:empty"
-        elif self._whole and (spelled := json_spelling(content_type)) is not None:
+        elif spelled is not None:
             canonical = canonical_json(body, big_ints=self._big_ints, max_depth=self._max_depth)
             rest = b"4:json%d:%b%d:%b" % (len(spelled), spelled, len(canonical), canonical)
         else:
@@ -177,20 +181,13 @@ def same(a: str, b: str) -> bool:
     return hmac.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
 
 
-def json_spelling(content_type: bytes | None) -> bytes | None:
+@lru_cache(maxsize=256)
+def _json_spelling(content_type: bytes | None) -> bytes | None:
     """How the media type of a JSON body counts; None if the body is not JSON.
 
     Raises:
         BodyInvalidError: It gives JSON a charset that is not UTF-8.
     """
-    if content_type is None:
-        return None
-    short = len(content_type) <= LONGEST_KEPT
-    return _json_spelling(content_type) if short else _json_spelling.__wrapped__(content_type)
-
-
-@lru_cache(maxsize=256)
-def _json_spelling(content_type: bytes) -> bytes | None:
     media = media_type_of(content_type)
     if not media.is_json:
         return None

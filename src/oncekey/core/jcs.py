@@ -9,12 +9,12 @@ The C parser and the C writer of the standard library do the work. They agree wi
 some numbers and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16 code units); a text
 with such a thing takes the slower writer.
 
-Nearly every body takes a short way, `_quickly`. The parser then makes its objects itself, without a call of ours for
-each, and so keeps the last of two members with one name in silence. The colons tell. Outside of strings a JSON text has
-one for each member, and the canonical text has the same strings as the body, so with no `\u` in the body (which could
-spell a colon) a lost member is the only thing that can make their number smaller. Where the numbers differ, where the
-short way raises anything, and where something in the text might be too long or too deep, the exact way starts from the
-beginning: it alone refuses, and says why.
+Nearly every body takes a short way. The parser then makes its objects itself, without a call of ours for each, and so
+keeps the last of two members with one name in silence. The colons tell. Outside of strings a JSON text has one for each
+member, and the canonical text has the same strings as the body, so with no `\u` in the body (which could spell a colon)
+a lost member is the only thing that can make their number smaller. Where the numbers differ, where the short way raises
+anything, and where something in the text might be too long or too deep, the exact way starts from the beginning: it
+alone refuses, and says why.
 """
 
 from __future__ import annotations
@@ -66,30 +66,23 @@ def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth:
     Raises:
         BodyInvalidError: It is not JSON, or has no canonical form; the message says why.
     """
-    # As many brackets as levels are allowed cannot be nested deeper.
-    if b"\\u" not in body and body.count(b"[") + body.count(b"{") <= max_depth:
-        quick = _quickly(body, big_ints)
-        if quick is not None:
-            return quick
-    return serialize_parsed(parse_json(body, big_ints=big_ints, max_depth=max_depth))
-
-
-def _quickly(body: bytes, big_ints: BigInts) -> bytes | None:
-    r"""The canonical form of a body without `\u` and not too deep; None where the exact way has to tell."""
     scan, long_digits = _SCAN_EXACT if big_ints is BigInts.EXACT else _SCAN_REJECT
-    if long_digits in body.translate(_DIGITS_AS_ZERO):
-        return None
-    try:
-        text = body.decode("utf-8").strip(_BLANKS)
-        value, end = scan(text, 0)
-        written = "".join(_pieces(value, 0))
-    except (ValueError, StopIteration, RecursionError, _NeedsSlowWriter):
-        return None
-    if end != len(text) or written.count(":") != body.count(b":"):
-        return None
-    if not written.isascii() and _ASTRAL.search(written):
-        return None
-    return written.encode("utf-8")
+    if (
+        b"\\u" not in body
+        and body.count(b"[") + body.count(b"{") <= max_depth  # so few cannot be nested deeper
+        and long_digits not in body.translate(_DIGITS_AS_ZERO)
+    ):
+        try:
+            text = body.decode("utf-8").strip(_BLANKS)
+            value, end = scan(text, 0)
+            written = "".join(_pieces(value, 0))
+        except (ValueError, StopIteration, RecursionError, _NeedsSlowWriter):
+            pass
+        else:
+            complete = end == len(text) and written.count(":") == body.count(b":")
+            if complete and (written.isascii() or not _ASTRAL.search(written)):
+                return written.encode("utf-8")
+    return serialize_parsed(parse_json(body, big_ints=big_ints, max_depth=max_depth))
 
 
 def parse_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int = MAX_DEPTH) -> object:

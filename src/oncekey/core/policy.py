@@ -135,7 +135,7 @@ class Policy:
     # The work behind the scenes
     sweep_interval: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
     reap_interval: timedelta = field(default=timedelta(minutes=5), metadata=checks.span())
-    reap_batch: int = field(default=1000, metadata=checks.whole(1))
+    reap_batch: int = field(default=5000, metadata=checks.whole(1))
     reconcile_interval: timedelta = field(default=timedelta(seconds=30), metadata=checks.span())
     reconcile_max_tries: int = field(default=10, metadata=checks.whole(1))
     provider_lag: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())

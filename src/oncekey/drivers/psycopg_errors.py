@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from oncekey.core.errors import StoreError
 from oncekey.drivers.postgres_errors import (
@@ -17,6 +17,7 @@ from oncekey.drivers.postgres_errors import (
     refused_commit,
     unsure_commit,
 )
+from oncekey.drivers.postgres_folding import RECORD
 from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
 from oncekey.flow import Mode
 
@@ -39,6 +40,22 @@ def commit_error(error: Exception, connection: AnyConnection, what: str) -> Stor
     if _was_lost(error, connection):
         return lost_commit(what)
     return refused_commit(getattr(error, "sqlstate", None), what, type(error).__name__)
+
+
+def ending_error(
+    error: Exception,
+    connection: AnyConnection,
+    last: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any],
+    name: str,
+    what: str,
+) -> StoreError | None:
+    """The store's error for a last statement and a COMMIT in one message. None: the record's place was taken."""
+    done = last.pgresult is not None and last.pgresult.status == ExecStatus.TUPLES_OK
+    if done or _was_lost(error, connection):
+        return commit_error(error, connection, what)
+    if isinstance(error, psycopg.errors.UniqueViolation) and (error.diag.schema_name, error.diag.table_name) == RECORD:
+        return None
+    return statement_error(error, connection, Mode.ATOMIC, name)
 
 
 def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:

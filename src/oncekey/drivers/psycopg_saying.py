@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -10,7 +11,7 @@ from psycopg.rows import dict_row
 
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres_errors import unsure_commit
-from oncekey.drivers.psycopg_errors import FAILURES, cause, check_commit, commit_error, statement_error
+from oncekey.drivers.psycopg_errors import FAILURES, cause, check_commit, commit_error, ending_error, statement_error
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
@@ -58,6 +59,41 @@ def commit(connection: StoreConnection, what: str) -> None:
     check_commit(connection, tag, what)
 
 
+def begin_with(connection: StoreConnection, first: Statement) -> Rows:
+    """Begin a transaction, and execute its first statement without waiting in between."""
+    assert isinstance(first.command, str)
+    cursor = psycopg.Cursor(connection, row_factory=dict_row)
+    try:
+        with _piped(connection):
+            connection.execute(BEGIN)
+            cursor.execute(pyformat(first.command), first.params, binary=True)
+        return cursor.fetchall()
+    except FAILURES as error:
+        raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
+
+
+def commit_with(connection: StoreConnection, last: Statement, what: str) -> Rows | None:
+    """Execute a last statement and commit, without waiting in between. None: its place was taken.
+
+    What follows a statement that fails is not executed, up to the end of the pipeline: so there is no COMMIT then.
+    """
+    assert isinstance(last.command, str)
+    connection.unsure = False
+    cursor, end = psycopg.Cursor(connection, row_factory=dict_row), psycopg.Cursor(connection)
+    try:
+        with _piped(connection):
+            cursor.execute(pyformat(last.command), last.params, binary=True)
+            end.execute("COMMIT")
+        rows = cursor.fetchall()
+    except FAILURES as error:
+        meaning = ending_error(error, connection, cursor, last.name, what)
+        if meaning is None:
+            return None
+        raise meaning from cause(error)
+    check_commit(connection, end.statusmessage, what)
+    return rows
+
+
 def undo(connection: StoreConnection) -> None:
     """Roll back if that is still possible; if not, whoever takes the connection back closes it."""
     with suppress(psycopg.Error):
@@ -102,6 +138,38 @@ async def acommit(connection: AsyncStoreConnection, what: str) -> None:
     check_commit(connection, tag, what)
 
 
+async def abegin_with(connection: AsyncStoreConnection, first: Statement) -> Rows:
+    """`begin_with`, awaited."""
+    assert isinstance(first.command, str)
+    cursor = psycopg.AsyncCursor(connection, row_factory=dict_row)
+    try:
+        async with _apiped(connection):
+            await connection.execute(BEGIN)
+            await cursor.execute(pyformat(first.command), first.params, binary=True)
+        return await cursor.fetchall()
+    except FAILURES as error:
+        raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
+
+
+async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: str) -> Rows | None:
+    """`commit_with`, awaited."""
+    assert isinstance(last.command, str)
+    connection.unsure = False
+    cursor, end = psycopg.AsyncCursor(connection, row_factory=dict_row), psycopg.AsyncCursor(connection)
+    try:
+        async with _apiped(connection):
+            await cursor.execute(pyformat(last.command), last.params, binary=True)
+            await end.execute("COMMIT")
+        rows = await cursor.fetchall()
+    except FAILURES as error:
+        meaning = ending_error(error, connection, cursor, last.name, what)
+        if meaning is None:
+            return None
+        raise meaning from cause(error)
+    check_commit(connection, end.statusmessage, what)
+    return rows
+
+
 async def aundo(connection: AsyncStoreConnection) -> None:
     """`undo`, awaited."""
     with suppress(psycopg.Error):
@@ -111,3 +179,35 @@ async def aundo(connection: AsyncStoreConnection) -> None:
 def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
     # `description` would say so, too, but it describes every column at length each time.
     return cursor.pgresult is not None and cursor.pgresult.nfields > 0
+
+
+@contextmanager
+def _piped(connection: StoreConnection) -> Iterator[None]:
+    """Psycopg's pipeline, which raises the first of its errors: psycopg itself would log those that follow from it."""
+    first: Exception | None = None
+    try:
+        with connection.pipeline():
+            try:
+                yield
+            except FAILURES as error:
+                first = error
+    except FAILURES as error:
+        first = first or error
+    if first is not None:
+        raise first
+
+
+@asynccontextmanager
+async def _apiped(connection: AsyncStoreConnection) -> AsyncIterator[None]:
+    """`_piped`, awaited."""
+    first: Exception | None = None
+    try:
+        async with connection.pipeline():
+            try:
+                yield
+            except FAILURES as error:
+                first = error
+    except FAILURES as error:
+        first = first or error
+    if first is not None:
+        raise first

@@ -175,9 +175,7 @@ class SqliteTransaction:
 
     def handlers_cursor(self) -> sqlite3.Cursor:
         """A cursor for the handler."""
-        connection = self._begun()
-        self._refuse_if_lost()
-        cursor = connection.cursor()
+        cursor = self._ready().cursor()
         self._used = True
         self._cursors.add(cursor)
         return cursor

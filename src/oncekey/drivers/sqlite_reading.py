@@ -27,6 +27,9 @@ class SqliteReading(SqliteTransaction):
     def heard(self, *, failed: bool) -> None:
         """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
 
+    def _ready(self) -> sqlite3.Connection:
+        return self._begun()  # there is no transaction that could be ended
+
     def _say_begin(self, connection: sqlite3.Connection) -> None:
         say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
 

@@ -173,6 +173,9 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             return entry.proceed
         case local.ClaimFirst():
             run.claiming = True
+            if locks.one_writer:  # a claim is a write of its own, and would wait for this very transaction
+                tx, run.tx, run.spent = run.tx, None, run.borrowed
+                yield Rollback(tx)
             return (yield from request.begin(store, claim, policy))
         case Replay() | Refuse():
             return entry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from oncekey.core.onecommit import Holder, Locked
 from oncekey.core.rulings import Situation, situate
@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim, Instant, Snapshot
+    from oncekey.core.model import Claim, Instant
     from oncekey.flow import Flow, Row, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
-
-_ANSWERS: Final = frozenset({Situation.COMPLETED, Situation.PENDING, Situation.LIVE})
-"""What a record answers by itself, to the same request and to another one: nobody has to become the writer for it."""
 
 
 class Writer(Protocol):
@@ -59,15 +56,16 @@ class SqliteLocks(LockStore):
         self._writer = writer
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Look, and become the writer if the record does not answer by itself; then look again (L1).
+        """Look for an answer, and become the writer if there is none; then look again (L1).
 
-        The first look waits for nobody. Before it is made, this process knows that the key is asked for.
+        A stored answer is final, so it needs no lock, and the look for it waits for nobody. Before it is made, this
+        process knows that the key is asked for.
         """
         where: dict[str, Value] = {"scope": claim.id.scope, "key": claim.id.key}
         with self._writer.asking(lock):
             rows = yield replace(self._statements.say("find", where), reads=True)
             snapshot = snapshot_of(rows[0])
-            if _answers(snapshot, claim):
+            if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
                 return Locked(got=False, snapshot=snapshot, begun=0)
             rows = yield self._statements.say("lock_file", where)
             begun = self._writer.lock(lock)
@@ -88,10 +86,3 @@ class SqliteLocks(LockStore):
 
     def _begun(self, row: Row) -> Instant:  # noqa: ARG002  (no statement of SQLite's knows it)
         return self._writer.begun
-
-
-def _answers(snapshot: Snapshot, claim: Claim) -> bool:
-    record = snapshot.record
-    if record is None or record.owner == claim.owner:
-        return False
-    return situate(record, snapshot.now) in _ANSWERS
