@@ -343,11 +343,11 @@ def test_a_lease_that_somebody_else_has_is_lost(runtime: ThreadRuntime) -> None:
 
 
 def test_all_leases_share_a_few_threads(runtime: ThreadRuntime) -> None:
-    seen: set[str] = set()
+    seen: set[threading.Thread] = set()
     beats = threading.Semaphore(0)
 
     def renew() -> Flow[int]:
-        seen.add(f"{threading.current_thread().name} {threading.get_ident()}")
+        seen.add(threading.current_thread())
         yield Transaction("renew", Mode.SINGLE, lambda: saying(None))
         beats.release()
         return 1
@@ -360,7 +360,7 @@ def test_all_leases_share_a_few_threads(runtime: ThreadRuntime) -> None:
     assert 1 <= len(seen) <= chores.THREADS
     for pulse in pulses:
         pulse.__exit__(None, None, None)
-    until(lambda: not working())  # an idle process has no thread of ours
+    until(lambda: not any(thread.is_alive() for thread in seen))  # an idle process has no thread of ours
 
 
 def test_a_slow_renewal_keeps_no_other_waiting(runtime: ThreadRuntime) -> None:
@@ -473,10 +473,6 @@ def _in_the_child(runtime: ThreadRuntime) -> int:
 
     with beating(runtime, renew):
         return 0 if beaten.wait(PATIENCE) else 2
-
-
-def working() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "oncekey-chores"]
 
 
 def until(condition: Callable[[], object]) -> None:
