@@ -53,8 +53,7 @@ def admit(run: Run) -> Life[Verdict]:
     if answers is not None and known is None and type(verdict) is Replay:
         answers.add(verdict, run.policy)
     if type(verdict) is Proceed:
-        run.lease, run.record, run.now = verdict.lease, verdict.record, verdict.now
-        run.expires_at = verdict.lease.expires_at
+        run.proceeds(verdict)
         if not run.spent:
             return verdict
         # It may hold no connection while it waits, and what its dependencies were lent is gone.

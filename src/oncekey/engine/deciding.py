@@ -10,7 +10,18 @@ from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecuted
 from oncekey.core.model import Code, Deferred, Doubtful, Effects, HandedBack, Refuse, Retryable
 from oncekey.core.policy import micros
-from oncekey.core.settle import DIVERGED, NOT_DEFERRED, STOPPED, Decision, Ending, Progress, Reading, decide, read
+from oncekey.core.settle import (
+    DIVERGED,
+    NOT_DEFERRED,
+    STOPPED,
+    Decision,
+    Ending,
+    Progress,
+    Reading,
+    decide,
+    read,
+    returned,
+)
 from oncekey.engine.answering import refused
 from oncekey.engine.phases import proves_nothing_sent
 
@@ -61,6 +72,10 @@ def decided(run: Run, ended: Ended, captured: Captured, error: BaseException | N
     """
     policy, effects = run.policy, run.enrolment.effects
     raised = ended.error or error
+    if raised is None and captured.refused is None and ended.entered and not ended.rolled_back and run.course is None:
+        short = returned(effects, policy, captured.status, captured.headers, captured.kept)
+        if short is not None:
+            return short, None
     ending = _ending(run, ended, captured, raised)
     if error is None and captured.refused is None:
         decision = decide(effects, policy, ending)
@@ -94,7 +109,7 @@ def _ending(run: Run, ended: Ended, captured: Captured, raised: BaseException | 
         kept=ended.kept,
         rolled_back=ended.rolled_back,
         progress=Progress() if course is None else course.progress(),
-        deferred=() if run.emits is None else run.emits.deferred,
+        deferred=run.parcels.deferred,
         resume_after=micros(policy.complete_interval),
     )
 

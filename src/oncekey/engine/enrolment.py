@@ -157,11 +157,8 @@ class Patterns:
 
     def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
         self._patterns = tuple((Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
-
-    @property
-    def patterns(self) -> tuple[Pattern, ...]:
+        self.patterns = tuple(pattern for pattern, _ in self._patterns)
         """What was enrolled."""
-        return tuple(pattern for pattern, _ in self._patterns)
 
     def __iter__(self) -> Iterator[Enrolment]:
         return iter([enrolment for _, enrolment in self._patterns])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
-from oncekey.core.onecommit import Holder, Kind, Sealed, ground_for
+from oncekey.core.onecommit import Ground, Holder, Kind, Sealed, ground_for
 from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, situate
 from oncekey.engine.request import NO_OUTBOX
 from oncekey.flow import Mode, Transaction
@@ -18,7 +18,7 @@ from oncekey.flow import Mode, Transaction
 if TYPE_CHECKING:
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
-    from oncekey.core.onecommit import Ground, Locked
+    from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
     from oncekey.flow import Flow, Steps
     from oncekey.ports import Inspect, Locks, Outbox
@@ -33,6 +33,9 @@ BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
 """Somebody holds the lock, and how long for nobody knows: there is no row with a lease (L8)."""
 
 ROLLED_BACK = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+
+NEW = Ground(Kind.NEW, None)
+"""What the table says of a key without a record, whatever its effects: asking it each time would cost as much again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,17 @@ Entry: TypeAlias = Go | ClaimFirst | Replay | Refuse
 
 def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     """What the lock and the look mean; what the record says holds whether or not the lock was got (L1)."""
-    said = word_of(look.snapshot, claim, policy)
-    if said is not None:
-        return said
-    if not look.got:
-        return TAKEN if look.other and _leaves_room(look.snapshot) else BUSY
-    ground = ground_for(look.snapshot, claim)
-    if ground is None:
-        return ClaimFirst()
-    now = look.snapshot.now
+    now, ground = look.snapshot.now, NEW
+    if not look.got or look.snapshot.record is not None:
+        said = word_of(look.snapshot, claim, policy)
+        if said is not None:
+            return said
+        if not look.got:
+            return TAKEN if look.other and _leaves_room(look.snapshot) else BUSY
+        found = ground_for(look.snapshot, claim)
+        if found is None:
+            return ClaimFirst()
+        ground = found
     record = _as_claimed(claim, ground, now)
     return Go(Proceed(Lease.of(record), record, now), ground, look.begun)
 

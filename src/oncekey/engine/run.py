@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim, Instant, Lease, Record, Refuse
+    from oncekey.core.model import Claim, Instant, Lease, Proceed, Record, Refuse
     from oncekey.core.policy import Policy
     from oncekey.engine.breaker import Breaker
     from oncekey.engine.effects import Life, Pulse, Tx
@@ -65,13 +65,12 @@ class Run:
     """What is known of one operation. The flow writes it; the adapter, the handler and its steps read it."""
 
     __slots__ = (
-        "_course",
         "_lock",
-        "_parcels",
         "asker",
         "borrowed",
         "claim",
         "claiming",
+        "course",
         "enrolment",
         "expires_at",
         "go",
@@ -79,10 +78,12 @@ class Run:
         "lends",
         "limits",
         "now",
+        "parcels",
         "policy",
         "pulse",
         "record",
         "resumed",
+        "seed",
         "site",
         "spent",
         "store",
@@ -128,8 +129,12 @@ class Run:
         self.now: Instant = 0
         self.expires_at: Instant = 0
         self.pulse: Pulse | None = None
-        self._course: Course | None = None
-        self._parcels: Parcels | None = None
+        self.seed = claim.seed
+        """What downstream keys are derived from: the first claim's, over all attempts."""
+        self.parcels: Parcels
+        """What the handler hands to the outbox; there is none before it may run."""
+        self.course: Course | None = None
+        """The steps of the handler, if it has such."""
         self._lock: Lock | None = None
 
     @property
@@ -139,34 +144,17 @@ class Run:
             self._lock = lock_of(SCHEMA, self.claim.id, self.claim.fingerprint, self.policy.secret)
         return self._lock
 
-    @property
-    def parcels(self) -> Parcels:
-        """What the handler hands to the outbox."""
-        if self._parcels is None:
-            assert self.lease is not None
-            self._parcels = Parcels(self.lease, self.seed)
-        return self._parcels
-
-    @property
-    def emits(self) -> Parcels | None:
-        """The parcels, if the handler has asked for them."""
-        return self._parcels
-
-    @property
-    def seed(self) -> bytes:
-        """What downstream keys are derived from: the first claim's, over all attempts."""
-        return self.claim.seed if self.record is None else self.record.seed
-
-    @property
-    def course(self) -> Course | None:
-        """The steps of the handler. What was begun under other effects goes on with steps, too."""
-        record = self.record
-        if self._course is None and record is not None and self.lease is not None:
-            phased = self.enrolment.effects is Effects.PHASED
-            if phased or record.memo or record.intent is not None:
-                site = self.site
-                self._course = Course.of(record, self.lease, self.policy, self.now, site.boot, stopping=site.stopping)
-        return self._course
+    def proceeds(self, verdict: Proceed) -> None:
+        """The handler may run: what is known of it from now on."""
+        record = verdict.record
+        self.lease = lease = verdict.lease
+        self.record, self.now, self.expires_at = record, verdict.now, lease.expires_at
+        self.seed = record.seed
+        self.parcels = Parcels(lease, record.seed)
+        # What was begun under other effects goes on with steps, too.
+        if self.enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
+            site = self.site
+            self.course = Course.of(record, lease, self.policy, verdict.now, site.boot, stopping=site.stopping)
 
     def lost(self) -> bool:
         """Whether somebody else owns the key by now."""

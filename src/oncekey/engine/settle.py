@@ -90,7 +90,7 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
         if tx is not None:
             yield Rollback(tx)
         told = yield from (_lost_commit(run) if together else _apart(run, settlement))
-    if run.emits is not None and run.emits.used:
+    if run.parcels.used:
         run.site.wake()
     if told is None and run.go is None:
         yield from _remember(run, settlement)
@@ -128,7 +128,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
 def _one_commit(run: Run, tx: Tx, go: Go, settlement: Settlement) -> Commit:
     """The finished record and the COMMIT; in one message where the driver can and nothing else is to be written."""
     assert isinstance(settlement, Completed | Deferred)
-    locks, parcels = run.store.locks, _emitted(run)
+    locks, parcels = run.store.locks, run.parcels.emitted
     assert locks is not None
     fold = None if parcels else locks.sealing(run.claim, go.ground, settlement, go.begun)
     return Commit(tx, _sealed_last(run, go, settlement, parcels), fold)
@@ -143,12 +143,8 @@ def _sealed_last(run: Run, go: Go, settlement: Completed | Deferred, parcels: tu
 
 def _claimed_last(run: Run, settlement: Settlement) -> Steps[Keep | Drop]:
     assert run.lease is not None
-    settled = yield from request.settling(run.store, run.lease, settlement, _emitted(run))
+    settled = yield from request.settling(run.store, run.lease, settlement, run.parcels.emitted)
     return Keep(settled) if settled.ours else Drop(settled)
-
-
-def _emitted(run: Run) -> tuple[Parcel, ...]:
-    return () if run.emits is None else run.emits.emitted
 
 
 def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[Answer | None]:

@@ -85,11 +85,15 @@ class AsyncRuntime:
             effect = send(value)
             while True:
                 try:
-                    # The commonest effect awaits its port right here: each frame is entered again for each round trip.
+                    # The commonest effects await their ports right here: each round trip enters every frame again.
                     if type(effect) is Transaction:
                         value = await self._transact(effect)
                     elif type(effect) is Invoke:
                         return RESTS
+                    elif type(effect) is Begin:
+                        value = await self._begin(effect)
+                    elif type(effect) is Commit:
+                        value = await self._commit(effect)
                     else:
                         value = await self.perform(effect)
                 except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)

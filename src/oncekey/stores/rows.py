@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 from oncekey.core.errors import RecordUnreadableError
@@ -108,14 +108,14 @@ def record_of(row: Row) -> Record:
         id=RecordId(row["scope"], row["key"]),
         incarnation=_uuid(row["incarnation"]),
         operation=row["operation"],
-        effects=_read(row, "effects", Effects),
-        recovery=_read(row, "recovery", Recovery),
+        effects=_EFFECTS.get(row["effects"]) or _read(row, "effects", Effects),
+        recovery=_RECOVERIES.get(row["recovery"]) or _read(row, "recovery", Recovery),
         method=row["method"],
         path=row["path"],
         fingerprint=row["fingerprint"],
         seed=bytes(row["seed"]),
-        state=_read(row, "state", State),
-        outcome=None if outcome is None else _read(row, "outcome", Outcome),
+        state=_STATES.get(row["state"]) or _read(row, "state", State),
+        outcome=None if outcome is None else _OUTCOMES.get(outcome) or _read(row, "outcome", Outcome),
         entered=bool(row["entered"]),
         fence=row["fence"],
         version=row["version"],
@@ -126,8 +126,8 @@ def record_of(row: Row) -> Record:
         ttl=row["ttl"],
         attempts=row["attempts"],
         recovery_point=row["recovery_point"],
-        memo=_read(row, "memo", memo_of),
-        intent=_read(row, "intent", _intent),
+        memo=() if row["memo"] is None else _read(row, "memo", memo_of),
+        intent=None if row["intent"] is None else _read(row, "intent", _intent),
         response=None if status is None else _response(row),
         last_error=row["last_error"],
         reconcile_after=row["reconcile_after"],
@@ -211,7 +211,7 @@ def _response(row: Row) -> StoredResponse:
 
 
 def _headers(text: str) -> Headers:
-    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text))
+    return tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text)])
 
 
 def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
@@ -256,4 +256,11 @@ def _tell(text: str) -> None:
 
 def _uuid(value: object) -> UUID:
     # A driver may hand back its own UUID class: equal values must be equal records.
-    return UUID(str(value))
+    return value if type(value) is UUID else UUID(str(value))
+
+
+# A look into a table costs no call; what is not in it is said by the slow way.
+_EFFECTS: Final = {one.value: one for one in Effects}
+_RECOVERIES: Final = {one.value: one for one in Recovery}
+_STATES: Final = {one.value: one for one in State}
+_OUTCOMES: Final = {one.value: one for one in Outcome}

@@ -26,7 +26,7 @@ from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 from oncekey.frameworks.asgi.lending import LendingRuntime, take_back
-from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, enrolment_of, passage_of
+from oncekey.frameworks.asgi.nesting import current, enclosing, enrolment_of, passage_of
 from oncekey.frameworks.asgi.places import Phase, UnsettledError, Visit
 from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
 from oncekey.runtimes.aio import Changed, shielded
@@ -53,7 +53,6 @@ class Exchange:
     """One keyed request, from its claim to its answer."""
 
     __slots__ = (
-        "_answer",
         "_begun",
         "_capture",
         "_counted",
@@ -63,9 +62,10 @@ class Exchange:
         "_key",
         "_lines",
         "_root_path",
-        "_runtime",
         "_send",
         "_task",
+        "answer",
+        "echo",
         "ended",
         "installation",
         "lent",
@@ -73,6 +73,7 @@ class Exchange:
         "passage",
         "phase",
         "run",
+        "runtime",
         "scope",
     )
 
@@ -90,6 +91,8 @@ class Exchange:
         self._begun = False
         self._counted = False
         self._lines = lines
+        self.echo = lines[0] if len(lines) == 1 else None
+        """The line of the key as the client wrote it."""
         self._root_path: str = scope.get("root_path", "")  # a mount changes it in place
         self._send = send
         self._intake = self.passage.intake(receive, installation.max_request_bytes)
@@ -97,8 +100,10 @@ class Exchange:
         self._capture: Capture | None = None
         self._flow: Life[Answer | Bypass | None] | None = None
         self._key: str | None = None
-        self._runtime: AsyncRuntime | None = None
-        self._answer: Answer | None = None
+        self.runtime: AsyncRuntime
+        """What performs the flows of its operation; there is none before its claim."""
+        self.answer: Answer | None = None
+        """What is sent instead of whatever the application answers."""
         self._task: asyncio.Task[Any] | None = None
 
     # What the application is handed instead of the server's.
@@ -122,17 +127,27 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Pass on, capture or drop, by phase."""
-        match self.phase:
-            case Phase.OPEN:
-                self._begun = True
-                await self._send(message)
-            case Phase.RUNNING:
-                await self._captured(message)
-            case Phase.ANSWERED:
-                if _is_last(message) and self._answer is not None:
-                    await self._deliver(self._answer)
-            case Phase.SETTLING | Phase.DONE:
-                pass
+        phase = self.phase
+        if phase is Phase.RUNNING:
+            capture = self._capture
+            assert capture is not None
+            kind = message["type"]
+            if kind == "http.response.start":
+                capture.start(message)
+            elif kind == "http.response.body":
+                capture.body(message)
+                if capture.refused or capture.complete:
+                    await self.finish()
+            else:
+                await self._send(message)  # early hints and debug information do not belong to the answer
+        elif phase is Phase.OPEN:
+            self._begun = True
+            await self._send(message)
+        elif (
+            phase is Phase.ANSWERED and message["type"] == "http.response.body" and not message.get("more_body", False)
+        ):
+            assert self.answer is not None
+            await self._deliver(self.answer)
 
     # The claim.
 
@@ -141,7 +156,6 @@ class Exchange:
 
         Then the phase says what came of it: RUNNING, ANSWERED by us, or still OPEN where a route fails open.
         """
-        check_alone()
         self.passage.claimed = True
         self._enrolment = enrolment
         installation, lent = self.installation, self.lent
@@ -163,7 +177,7 @@ class Exchange:
         limits = None
         if resumption is None:
             limits = installation.limits.of(site.store, self.scope, asked.claim, enrolment.policy)
-        self._runtime = runtime if lent is None else LendingRuntime(runtime, self)
+        self.runtime = runtime if lent is None else LendingRuntime(runtime, self)
         self.run = run = Run(
             site,
             asked.claim,
@@ -176,23 +190,20 @@ class Exchange:
         )
         self._flow = serve(run)
         try:
-            came_of_it = await self._runtime.run(self._flow)
+            came_of_it = await self.runtime.run(self._flow)
         except Changed as changed:
             raise changed.cancelled from None
-        if isinstance(came_of_it, Rests):
-            self._proceed(run, enrolment)
-        elif isinstance(came_of_it, Answer):
+        if type(came_of_it) is Answer:
             self._answered(came_of_it)
-
-    def _proceed(self, run: Run, enrolment: Enrolment) -> None:
-        self.installation.drain.began()
-        self._counted = True
-        self.phase = Phase.RUNNING
-        self._intake.hold()
-        self._capture = Capture(enrolment.policy)
-        if run.course is not None:
-            self._task = asyncio.current_task()
-            self.installation.interruptible.add(self)
+        elif type(came_of_it) is Rests:
+            installation.drain.began()
+            self._counted = True
+            self.phase = Phase.RUNNING
+            self._intake.hold()
+            self._capture = Capture(enrolment.policy)
+            if run.course is not None:
+                self._task = asyncio.current_task()
+                installation.interruptible.add(self)
 
     def interrupt(self) -> None:
         """A stop does not wait any longer for a handler that somebody else can go on with; a call it lets be."""
@@ -203,8 +214,8 @@ class Exchange:
 
     async def turn_away(self, error: BaseException) -> bool:
         """Answer for what failed before the claim: a body that took too long, or a store that was down."""
-        if self.phase is Phase.ANSWERED and self._answer is not None:
-            await self._deliver(self._answer)
+        if self.phase is Phase.ANSWERED and self.answer is not None:
+            await self._deliver(self.answer)
             return True
         early = self.phase is Phase.OPEN and not self.passage.claimed and not self._begun
         if not early or self.lent is None or not isinstance(error, StoreError):
@@ -221,25 +232,9 @@ class Exchange:
         return self._enrolment
 
     @property
-    def answer(self) -> Answer | None:
-        """What is sent instead of whatever the application answers."""
-        return self._answer
-
-    @property
     def tx(self) -> AsyncOpenTransaction | None:
         """The business transaction of the handler that is running."""
         return None if self.run is None or self.phase is not Phase.RUNNING else self.run.tx
-
-    @property
-    def runtime(self) -> AsyncRuntime:
-        """What performs the flows of its operation."""
-        assert self._runtime is not None
-        return self._runtime
-
-    @property
-    def echo(self) -> bytes | None:
-        """The line of the key as the client wrote it."""
-        return self._lines[0] if len(self._lines) == 1 else None
 
     @property
     def status_url(self) -> str | None:
@@ -298,18 +293,6 @@ class Exchange:
         if run.tx is not None:
             await run.tx.rollback()
 
-    async def _captured(self, message: Message) -> None:
-        assert self._capture is not None
-        kind = message["type"]
-        if kind == "http.response.start":
-            self._capture.start(message)
-        elif kind == "http.response.body":
-            self._capture.body(message)
-            if self._capture.refused or self._capture.complete:
-                await self.finish()
-        else:
-            await self._send(message)  # early hints and debug information do not belong to the answer
-
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
         """Send our own answer or the captured one; after an exception the application's error page follows."""
         self.phase = Phase.DONE
@@ -332,7 +315,7 @@ class Exchange:
         await send_answer(self._send, answer)
 
     def _answered(self, answer: Answer) -> None:
-        self._answer = answer
+        self.answer = answer
         self.phase = Phase.ANSWERED
 
     def _refusal(self, refused: Refuse, policy: Policy) -> Answer:
@@ -345,7 +328,3 @@ class Exchange:
         if self._counted:
             self._counted = False
             self.installation.drain.ended()
-
-
-def _is_last(message: Message) -> bool:
-    return message["type"] == "http.response.body" and not message.get("more_body", False)

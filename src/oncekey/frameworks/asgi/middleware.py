@@ -15,7 +15,7 @@ from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Vi
 from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
 from oncekey.frameworks.asgi.lending import take_back
 from oncekey.frameworks.asgi.lifespans import around, checked
-from oncekey.frameworks.asgi.nesting import current, enclosing, passage_of
+from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, passage_of
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
@@ -42,6 +42,7 @@ class OncekeyMiddleware:
     ) -> None:
         self.app = app
         self.installation = installation
+        self._patterns = installation.patterns
         self._lifespan = lifespan
         """Run around the application's own, if it is given: what `once.asgi` wraps need not know of it."""
 
@@ -53,10 +54,13 @@ class OncekeyMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        enrolment = self.installation.patterns.find(scope["method"], route_path(scope))
+        enrolment = self._patterns.find(scope["method"], route_path(scope)) if self._patterns.patterns else None
+        lines = []
         # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
-        keyed = enrolment is not None or scope["method"] not in SAFE
-        lines = [bytes(value) for name, value in scope["headers"] if name == KEY_FIELD] if keyed else []
+        if enrolment is not None or scope["method"] not in SAFE:
+            for name, value in scope["headers"]:
+                if name == KEY_FIELD:
+                    lines.append(bytes(value))
         if not lines:
             await self._visit(scope, receive, send, enrolment)
             return
@@ -120,6 +124,7 @@ class OncekeyMiddleware:
 
         What a resolver raises here, outside of the application, is answered as the application would; then: False.
         """
+        check_alone()
         try:
             await exchange.claim(enrolment)
         except Exception as error:

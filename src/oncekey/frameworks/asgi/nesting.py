@@ -59,10 +59,13 @@ class Passage:
 
     def intake(self, receive: Receive, limit: int) -> Intake:
         """What an exchange reads from; what an earlier pass has read from the same place is given once more."""
-        # The methods of one object are equal without being the same.
-        earlier = next((one for one in self._intakes if one.source == receive), None)
+        earlier = None
+        for one in self._intakes:
+            if one.source == receive:  # the methods of one object are equal without being the same
+                earlier = one
         intake = Intake(receive, limit, again=earlier)
-        self._intakes = [one for one in self._intakes if one is not earlier]
+        if earlier is not None:
+            self._intakes.remove(earlier)
         self._intakes.append(intake)
         return intake
 
@@ -83,7 +86,10 @@ def enclosing(passage: Passage) -> Exchange | Visit | None:
 
 def request_of(owner: object) -> Exchange | Visit | None:
     """The request in the innermost installation of a `Once`, if it passed through one."""
-    return next((request for request in _outwards() if request.installation.engines is owner), None)
+    request = current.get()
+    while request is not None and request.installation.engines is not owner:
+        request = request.outer
+    return request
 
 
 def request_for(enrolment: Enrolment) -> Exchange | Visit:
@@ -95,16 +101,21 @@ def request_for(enrolment: Enrolment) -> Exchange | Visit:
     if request is None:
         raise RuntimeError(NOT_INSTALLED.format(operation=enrolment.operation))
     check_alone()
-    caller = _other_endpoint(innermost.scope, enrolment)
-    if caller is not None:
-        raise RuntimeError(CALLED.format(operation=enrolment.operation, caller=caller))
+    scope = innermost.scope
+    if getattr(scope.get("endpoint"), "__oncekey__", None) is not enrolment:
+        caller = _other_endpoint(scope, enrolment)
+        if caller is not None:
+            raise RuntimeError(CALLED.format(operation=enrolment.operation, caller=caller))
     return request
 
 
 def check_alone() -> None:
     """Refuse a second operation in one request, also under another `Once` (L7)."""
-    if any(request.phase is not Phase.OPEN for request in _outwards()):
-        raise RuntimeError(ONE_OPERATION)
+    request = current.get()
+    while request is not None:
+        if request.phase is not Phase.OPEN:
+            raise RuntimeError(ONE_OPERATION)
+        request = request.outer
 
 
 def layers(endpoint: Any) -> Iterator[Any]:  # noqa: ANN401  (whatever a route was given)
@@ -130,13 +141,6 @@ def enrolment_of(scope: Scope, owner: object) -> Enrolment | None:
     """How a `Once` protects the endpoint that was routed to; what another one protects is not its own to commit."""
     enrolment: Enrolment | None = getattr(endpoint_of(scope), "__oncekey__", None)
     return enrolment if enrolment is not None and enrolment.owner is owner else None
-
-
-def _outwards() -> Iterator[Exchange | Visit]:
-    request = current.get()
-    while request is not None:
-        yield request
-        request = request.outer
 
 
 def _other_endpoint(scope: Scope, enrolment: Enrolment) -> str | None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 STORE_DOWN = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+_OPERATIONS = (Operation, SyncOperation)
 NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
 
 
@@ -53,13 +54,19 @@ def protect(handler: F, enrolment: Enrolment) -> F:
 
     @functools.wraps(handler)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        if (name is not None and name in kwargs) or any(isinstance(arg, Operation | SyncOperation) for arg in args):
+        if (name is not None and name in kwargs) or (args and any(isinstance(arg, _OPERATIONS) for arg in args)):
             return await _plainly(handler, args, kwargs)
-        call = _Call(handler, enrolment, name, args, kwargs)
         request = request_for(enrolment)
-        if isinstance(request, Exchange) and request.scope["method"] not in SAFE:
-            return await call.with_key(request)
-        return await call.without_key(request)
+        if type(request) is not Exchange or request.scope["method"] in SAFE:
+            return await _without_key(request, enrolment, _invocation(handler, name, args, kwargs))
+        await request.claim(enrolment)
+        if request.phase is Phase.RUNNING:
+            return await _run(request, enrolment, handler, name, args, kwargs)
+        if request.answer is None:
+            assert request.run is not None
+            return await _unkeyed(request, enrolment, _invocation(handler, name, args, kwargs), request.run.claim)
+        # Inner logs and metrics see the true status; the bytes are the exchange's, whatever is returned here.
+        return _respond(request.installation, Answer(request.answer.status, (), b""))
 
     @functools.wraps(handler)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -90,103 +97,84 @@ async def _plainly(handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-class _Call:
-    """One call of a protected handler."""
-
-    __slots__ = ("args", "enrolment", "handler", "kwargs", "name")
-
-    def __init__(
-        self,
-        handler: Callable[..., Any],
-        enrolment: Enrolment,
-        name: str | None,
-        args: Any,
-        kwargs: Any,
-    ) -> None:
-        self.handler = handler
-        self.enrolment = enrolment
-        self.name = name
-        self.args = args
-        self.kwargs = kwargs
-
-    async def with_key(self, exchange: Exchange) -> Any:
-        """Claim, then run what may run; a replay or a refusal is sent by the exchange whatever we return."""
-        await exchange.claim(self.enrolment)
-        if exchange.phase is Phase.RUNNING:
-            return await self._run(exchange)
-        if exchange.answer is None:
-            assert exchange.run is not None
-            return await self._unkeyed(exchange, exchange.run.claim)
-        # Inner logs and metrics see the true status; the bytes are the exchange's.
-        return _respond(exchange.installation, Answer(exchange.answer.status, (), b""))
-
-    async def without_key(self, request: Exchange | Visit) -> Any:
-        """Refuse, or run as if we were not there."""
-        policy = self.enrolment.policy
-        if policy.require_key and request.scope["method"] not in SAFE:
-            return _respond(request.installation, refusal(Refuse(Code.KEY_MISSING), policy))
-        return await self._unkeyed(request, None)
-
-    async def _run(self, exchange: Exchange) -> Any:
-        run = exchange.run
-        assert run is not None
-        try:
-            if run.course is not None:
-                run.course.check()
-            if exchange.lent is not None and run.tx is not None:
-                exchange.lent.joins(run.tx, self.enrolment)
-            return await (self._in_thread if self.enrolment.blocking else self._in_loop)(exchange, run)
-        except BaseException as error:
-            exchange.ended.error = error
-            raise
-
-    async def _in_loop(self, exchange: Exchange, run: Run) -> Any:
-        tx, ended = run.tx, exchange.ended
-        stepping = None
+async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
+    exchange: Exchange,
+    enrolment: Enrolment,
+    handler: Callable[..., Any],
+    name: str | None,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Call the handler of a request that was let in."""
+    run, ended, stepping = exchange.run, exchange.ended, None
+    assert run is not None
+    try:
+        if run.course is not None:
+            run.course.check()
+        if exchange.lent is not None and run.tx is not None:
+            exchange.lent.joins(run.tx, enrolment)
+        if enrolment.blocking:
+            return await _in_thread(exchange, run, _invocation(handler, name, args, kwargs))
         if run.course is not None:
             runtime = LendingRuntime(exchange.runtime, exchange)
             stepping = Stepping(runtime.drive, run.store, run.course, run.parcels)
         op = operation_of(Operation, run, stepping)
+        if name is not None:
+            kwargs[name] = op
         ended.entered = True
         try:
-            result = await self.handler(*self.args, **self._with(op))
+            result = await handler(*args, **kwargs)
         finally:
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
-        if tx is not None and not op.rolled_back:
-            await flush(tx)
+        if run.tx is not None and not op.rolled_back:
+            await flush(run.tx)
         if stepping is not None and exchange.lent is not None:
             exchange.lent.check()
             await exchange.lent.rest()
-        return result
+    except BaseException as error:
+        ended.error = error
+        raise
+    return result
 
-    async def _in_thread(self, exchange: Exchange, run: Run) -> Any:
-        """Run the handler in a thread, with a connection in its hands: a handler never waits for one there."""
-        installation, ended = exchange.installation, exchange.ended
-        stepping = None
-        if run.course is not None and self.enrolment.effects is not Effects.INLINE:
-            runtime = installation.threads()
-            stepping = Stepping(runtime.drive, runtime.engine.store, run.course, run.parcels)
-        op = operation_of(SyncOperation, run, stepping)
 
-        def called() -> Any:
-            ended.entered = True
-            try:
-                return not_awaitable(self.handler(*self.args, **self._with(op)), self.enrolment)
-            finally:
-                ended.kept, ended.rolled_back = op.kept, op.rolled_back
+async def _in_thread(exchange: Exchange, run: Run, invoke: Callable[[object], Any]) -> Any:
+    """Run the handler in a thread, with a connection in its hands: a handler never waits for one there."""
+    installation, ended, enrolment = exchange.installation, exchange.ended, run.enrolment
+    stepping = None
+    if run.course is not None and enrolment.effects is not Effects.INLINE:
+        runtime = installation.threads()
+        stepping = Stepping(runtime.drive, runtime.engine.store, run.course, run.parcels)
+    op = operation_of(SyncOperation, run, stepping)
 
-        return await in_thread(installation.handlers, called)
-
-    async def _unkeyed(self, request: Exchange | Visit, claim: Claim | None) -> Any:
+    def called() -> Any:
+        ended.entered = True
         try:
-            return await run_unkeyed(
-                lambda op: self.handler(*self.args, **self._with(op)), self.enrolment, request, claim
-            )
-        except NoConnectionError:
-            return _respond(request.installation, refusal(STORE_DOWN, self.enrolment.policy))
+            return not_awaitable(invoke(op), enrolment)
+        finally:
+            ended.kept, ended.rolled_back = op.kept, op.rolled_back
 
-    def _with(self, op: object) -> dict[str, Any]:
-        return self.kwargs if self.name is None else {**self.kwargs, self.name: op}
+    return await in_thread(installation.handlers, called)
+
+
+async def _without_key(request: Exchange | Visit, enrolment: Enrolment, invoke: Callable[[object], Any]) -> Any:
+    """Refuse, or run as if we were not there."""
+    policy = enrolment.policy
+    if policy.require_key and request.scope["method"] not in SAFE:
+        return _respond(request.installation, refusal(Refuse(Code.KEY_MISSING), policy))
+    return await _unkeyed(request, enrolment, invoke, None)
+
+
+async def _unkeyed(
+    request: Exchange | Visit, enrolment: Enrolment, invoke: Callable[[object], Any], claim: Claim | None
+) -> Any:
+    try:
+        return await run_unkeyed(invoke, enrolment, request, claim)
+    except NoConnectionError:
+        return _respond(request.installation, refusal(STORE_DOWN, enrolment.policy))
+
+
+def _invocation(handler: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Callable[[object], Any]:
+    return lambda op: handler(*args, **(kwargs if name is None else {**kwargs, name: op}))
 
 
 def _respond(installation: Installation, answer: Answer) -> Any:
