@@ -38,6 +38,13 @@ def spoil(database: Any, change: str) -> None:
             connection.execute("PRAGMA ignore_check_constraints = ON")
             connection.execute(sql)
         return
+    if change.startswith("memo"):
+        # A record that has no steps has no row of its own for them.
+        database.execute(
+            "INSERT INTO oncekey.work (incarnation, scope, key, memo_version, memo) "
+            "SELECT incarnation, scope, key, version, 'x' FROM oncekey.record"
+        )
+        return
     named = "SELECT conname FROM pg_constraint WHERE conrelid = 'oncekey.record'::regclass AND contype = 'c'"
     for (name,) in database.execute(named):
         database.execute(f"ALTER TABLE oncekey.record DROP CONSTRAINT {name}")
