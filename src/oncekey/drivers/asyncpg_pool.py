@@ -128,6 +128,8 @@ class AsyncpgPool:
         try:
             if used:
                 with suppress(*FAILURES):
+                    if not connection.is_at_rest:
+                        await connection.settled()
                     await cleaned(connection)
         finally:
             try:

@@ -20,7 +20,7 @@ from oncekey.drivers.asyncpg_connections import (
 )
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import numbered
-from oncekey.drivers.postgres_errors import lost_commit, not_committed, unsure_commit
+from oncekey.drivers.postgres_errors import lost_commit, unsure_commit
 from oncekey.drivers.postgres_folding import as_text, row_told
 from oncekey.flow import Mode
 
@@ -93,10 +93,10 @@ async def commit_with(
         if not cleans or not await _was_committed(connection, row_told(connection.told), limit, what):
             raise commit_error(error, connection, what) from cause(error)
         connection.terminate()  # the session is not clean
-    if connection.told is None:
-        raise not_committed(connection.tag, what)
     if connection.unsure:
         raise unsure_commit(what)
+    if connection.told is None:
+        raise lost_commit(what)  # without an error it is committed, but nobody heard of it
     return row_told(connection.told)
 
 

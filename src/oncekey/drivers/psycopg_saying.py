@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres_errors import not_committed, unsure_commit
+from oncekey.drivers.postgres_errors import lost_commit, not_committed, unsure_commit
 from oncekey.drivers.postgres_folding import as_text, row_told
 from oncekey.drivers.psycopg_errors import (
     FAILURES,
@@ -209,7 +209,10 @@ def _ended(
         connection.pgconn.finish()  # the session is not clean
     if connection.unsure:
         raise unsure_commit(what)
-    return _told(connection)
+    row = _told(connection)
+    if row is None:
+        raise lost_commit(what)  # it was committed, but nobody heard of it
+    return row
 
 
 def _told(connection: StoreConnection | AsyncStoreConnection) -> Row | None:

@@ -286,6 +286,30 @@ class TestRefusals:
                 with pytest.raises(SchemaError, match="migrate up"):
                     await entered(driver, a_claim())
 
+    async def test_what_a_handler_left_behind_is_using_the_connection(self, dsn, raw):
+        async with opened(ASYNCPG, dsn, pool_size=1) as driver:
+            claim, item = a_claim(), order()
+            tx, look = await entered(driver, claim)
+            await ask(tx, insert(item))
+            behind = asyncio.create_task(ask(tx, "SELECT pg_sleep(60)"))
+            await asyncio.sleep(0)
+            with pytest.raises(TransactionControlError, match="left behind"):
+                await sealed(tx, look, claim)
+            with pytest.raises(Exception, match=r"clos|cancel"):
+                await behind
+            assert there(raw, claim, item) == (0, 0)
+            assert await performed(driver, a_claim(), order())
+
+    async def test_a_commit_that_nobody_heard_of_is_not_taken_for_a_roll_back(self, kind, dsn, raw):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            claim, item = a_claim(), order()
+            tx, look = await entered(driver, claim)
+            await ask(tx, insert(item))
+            (raw_of(tx)._log_listeners if kind == ASYNCPG else raw_of(tx)._notice_handlers).clear()
+            with pytest.raises(CommitAmbiguousError):
+                await sealed(tx, look, claim)
+            assert there(raw, claim, item) == (1, 1)
+
     async def test_what_is_over_is_over(self, kind, dsn):
         async with opened(kind, dsn) as driver:
             claim = a_claim()
