@@ -145,6 +145,10 @@ class AsyncSqliteTransaction(ThreadedTransaction):
         return await self._ended(partial(self._sqlite.commit_with, last))
 
     async def _take_turn(self) -> None:
+        if not self._entered:
+            await self._enter()
+
+    async def _enter(self) -> None:
         async with self._entering:
             if not (self._entered or self._over):
                 await self._lane.enter(self._patience)
