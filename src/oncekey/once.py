@@ -66,8 +66,8 @@ class Once:
 
     `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `memory:`), or the application's own SQLAlchemy
     `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in the working folder.
-    `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations, otherwise `oncekey migrate up`
-    does, which alone runs `post` ones.
+    `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations, otherwise
+    `oncekey migrate up` does, which alone runs `post` ones.
     `workers=True` runs what `oncekey worker` would run inside of `lifespan`: one process is then enough.
     """
 

@@ -425,7 +425,13 @@ class TestTables:
 
     @pytest.mark.parametrize(
         "change",
-        ["outcome = NULL", "response_status = NULL", "response_headers = NULL", "response_schema = NULL", "finished_at = NULL"],
+        [
+            "outcome = NULL",
+            "response_status = NULL",
+            "response_headers = NULL",
+            "response_schema = NULL",
+            "finished_at = NULL",
+        ],
     )
     def test_an_answer_is_whole(self, engine, raw, change):
         claim = completed(engine)

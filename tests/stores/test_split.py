@@ -1,4 +1,4 @@
-"""The record's row in two parts: existing rows stay readable, nothing is read torn, and no write gets past its proof."""
+"""The record in two rows: existing ones stay readable, nothing is read torn, and no write gets past its proof."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ EVERYTHING = """
         fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts, recovery_point, memo, intent,
         response_status, response_headers, response_body, response_schema, last_error, reconcile_after,
         reconcile_tries, created_at, last_run_at, finished_at, expires_at, request)
-    SELECT 'shop|t1', state || '-' || effects || '-' || memo || calling || kept || due, gen_random_uuid(), 'pay', effects,
-        'resume', 'POST', '/', 'f', '\\x0073', state, CASE WHEN done THEN 'failure' END, true, 4, 9,
+    SELECT 'shop|t1', state || '-' || effects || '-' || memo || calling || kept || due, gen_random_uuid(), 'pay',
+        effects, 'resume', 'POST', '/', 'f', '\\x0073', state, CASE WHEN done THEN 'failure' END, true, 4, 9,
         CASE WHEN runs THEN 'somebody' END, CASE WHEN runs THEN 77 END, 1, 2, 3, 4, 'started',
         CASE WHEN memo THEN '[["order","phase","1"]]' END,
         CASE WHEN calling AND state <> 'completed' THEN '{"phase":"charge","downstream_key":"d","digest":"x","sends":1,'
@@ -56,8 +56,8 @@ EVERYTHING = """
           CROSS JOIN (VALUES (true), (false)) AS dues (due)) AS rows
 """
 BESIDE = """
-    INSERT INTO oncekey.outbox (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key,
-                                position, state, attempts, fence, due_at, created_at)
+    INSERT INTO oncekey.outbox (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation,
+                                downstream_key, position, state, attempts, fence, due_at, created_at)
     SELECT gen_random_uuid(), 't', 'a', 't', '{}', 'defer', scope, key, incarnation, 'd', 0, 'ready', 0, 0, 1, 1
     FROM oncekey.record WHERE state = 'pending' AND effects = 'outbox';
     INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
@@ -186,7 +186,9 @@ def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver,
     assert everything(PostgresStore(), driver) == before
     assert before[fresh.id].request == b"kept"
     with psycopg.connect(postgres_dsn) as connection:
-        orphans = "SELECT count(*) FROM oncekey.work w LEFT JOIN oncekey.record r USING (incarnation) WHERE r.key IS NULL"
+        orphans = (
+            "SELECT count(*) FROM oncekey.work w LEFT JOIN oncekey.record r USING (incarnation) WHERE r.key IS NULL"
+        )
         assert connection.execute(orphans).fetchone() == (0,)
 
 
@@ -237,7 +239,9 @@ class Stranger:
     def __init__(self, world: World, dsn: str, name: str, params: dict) -> None:
         self._connection = psycopg.connect(dsn)
         statement = world.store._statements.say(name, params)
-        assert self._connection.execute(pyformat(statement.command), statement.params).fetchall(), "the stranger wrote nothing"
+        assert self._connection.execute(pyformat(statement.command), statement.params).fetchall(), (
+            "the stranger wrote nothing"
+        )
 
     def commit(self) -> None:
         self._connection.commit()
