@@ -3,7 +3,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from oncekey.drivers.placeholders import Numbered, numbered, pyformat
+from oncekey.drivers.placeholders import Numbered, numbered, parted, pyformat
 from oncekey.stores.postgres import PostgresStore
 
 UNTOUCHED = (
@@ -23,6 +23,11 @@ UNTOUCHED = (
 def test_what_only_looks_like_a_placeholder_is_left_alone(text):
     assert numbered(text) == Numbered(text, ())
     assert pyformat(text) == text
+    assert parted(text) == (text, ())
+
+
+def test_a_statement_is_cut_at_its_placeholders():
+    assert parted("CALL f(:a::bigint, ':b', :a)") == ("CALL f(", (("a", "::bigint, ':b', "), ("a", ")")))
 
 
 def test_names_become_what_the_library_reads():

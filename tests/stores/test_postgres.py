@@ -268,7 +268,8 @@ class TestTraps:
         assert isinstance(verdict, Replay)
         assert verdict.record.response.body == body
         [kind] = raw.execute(
-            "SELECT data_type FROM information_schema.columns WHERE table_name = 'record' AND column_name = 'response_body'"
+            "SELECT data_type FROM information_schema.columns"
+            " WHERE table_name = 'record' AND column_name = 'response_body'"
         ).fetchall()
         assert kind == {"data_type": "bytea"}
 

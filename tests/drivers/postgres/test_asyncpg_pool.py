@@ -1,0 +1,156 @@
+"""asyncpg's connections between two borrowers: who gets which, and which are not lent again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+
+import asyncpg
+import pytest
+
+from oncekey.core.errors import StoreBusyError, StoreUnavailableError
+from oncekey.drivers.asyncpg_pool import MAX_AGE, MAX_IDLE, AsyncpgPool
+
+
+@pytest.fixture
+def pool(dsn):
+    return AsyncpgPool(dsn, 2, 5.0, 100)
+
+
+async def pid_of(connection) -> int:
+    return await connection.fetchval("SELECT pg_backend_pid()")
+
+
+async def gone(raw, pid: int) -> None:
+    """Return when the server has noticed the end of a connection."""
+    deadline = time.monotonic() + 10
+    while raw.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() != (0,):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_the_last_one_given_back_is_the_next_one_lent(pool):
+    first = await pool.take()
+    async with pool.lent() as second:
+        assert second is not first
+    await pool.give(first)
+    async with pool.lent() as again:
+        assert again is first
+    await pool.close()
+
+
+async def test_one_that_nobody_used_for_long_is_replaced(pool, raw):
+    async with pool.lent() as connection:
+        pid = await pid_of(connection)
+    connection.rested -= MAX_IDLE + 10
+    async with pool.lent() as other:
+        assert await pid_of(other) != pid
+    await gone(raw, pid)
+    await pool.close()
+
+
+async def test_an_old_one_is_not_lent_again(pool, raw):
+    async with pool.lent() as connection:
+        pid = await pid_of(connection)
+        connection.born -= MAX_AGE
+    await gone(raw, pid)
+    await pool.close()
+
+
+async def test_where_one_was_lost_the_others_are_not_trusted(pool, raw):
+    idle = await pool.take()
+    async with pool.lent() as suspect:
+        pids = await pid_of(suspect), await pid_of(idle)
+        await pool.give(idle)
+        suspect.suspect = True
+    for pid in pids:
+        await gone(raw, pid)
+    async with pool.lent() as fresh:
+        assert await pid_of(fresh) not in pids
+    await pool.close()
+
+
+async def test_one_that_was_lent_then_is_not_lent_again_either(pool, raw):
+    business = await pool.take()
+    pid = await pid_of(business)
+    async with pool.lent() as suspect:
+        suspect.suspect = True
+    await pool.give(business)
+    await gone(raw, pid)
+    await pool.close()
+
+
+async def test_a_transaction_that_was_left_open_is_rolled_back(pool, raw):
+    for begin in ("BEGIN", "BEGIN; SELECT 1 / 0"):
+        connection = await pool.take()
+        pid = await pid_of(connection)
+        with pytest.raises(asyncpg.PostgresError) if "/" in begin else warnings.catch_warnings():
+            await connection.execute(begin)
+        await pool.give(connection)
+        async with pool.lent() as same:
+            assert await pid_of(same) == pid
+            assert not same.is_in_transaction()
+    await pool.close()
+
+
+async def test_what_a_handler_left_listening_is_not_told_of_the_next_one(pool):
+    heard = []
+    connection = await pool.take()
+    connection.add_log_listener(lambda _, said: heard.append(said.message))
+    await connection.add_listener("news", lambda *said: heard.append(said))
+    with pytest.warns(asyncpg.InterfaceWarning, match="active"):
+        await pool.give(connection)
+    async with pool.lent() as same:
+        assert same is connection
+        await same.execute("DO $$ BEGIN RAISE WARNING 'private'; RAISE INFO 'x' USING ERRCODE = 'OK001'; END $$")
+        assert (same.unsure, same.told) == (True, "x")  # we still listen ourselves
+        await same.execute("NOTIFY news, 'private'")
+        assert heard == []
+    await pool.close()
+
+
+async def test_closing_waits_for_who_holds_one(pool):
+    connection = await pool.take()
+    closing = asyncio.create_task(pool.close())
+    await asyncio.sleep(0)
+    assert await pid_of(connection)
+    assert not closing.done()
+    await pool.give(connection)
+    await closing
+    assert connection.is_closed()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await pool.take()
+
+
+async def test_but_not_for_ever(pool):
+    connection = await pool.take()
+    pool._timeout = 0.05
+    await pool.close()
+    assert connection.is_closed()
+    await pool.give(connection)
+
+
+async def test_a_part_is_left_to_others(pool):
+    business = await pool.take()
+    assert pool.crowded
+    pool._timeout = 0.05
+    with pytest.raises(StoreBusyError):
+        await pool.take()
+    pool._timeout = 5.0
+    async with pool.lent() as connection:
+        assert await pid_of(connection)
+    await pool.give(business)
+    assert not pool.crowded
+    await pool.close()
+
+
+async def test_who_is_cancelled_while_it_connects_holds_no_place(dsn):
+    pool = AsyncpgPool(dsn, 1, 5.0, 100)
+    task = asyncio.create_task(pool.take())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await pool.give(await pool.take())
+    await pool.close()
