@@ -13,19 +13,20 @@ from contract.older import OlderStore
 from harness.tables import await_waiters, make_tables
 from oncekey import wire
 from oncekey.core.migrations import Phase
-from oncekey.core.model import Doubtful, EntryKind, MemoEntry, RecordId, State
+from oncekey.core.model import Doubtful, Effects, EntryKind, MemoEntry, Proceed, RecordId, Recovery, State
+from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Page
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.engine import migrate
-from oncekey.flow import Mode, Statement, Transaction, drive
+from oncekey.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.stores import postgres
 from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import memo_text, snapshot_of, version_proof
 from oncekey.stores.saying import said
 from oncekey.testing.claims import LEASE, a_claim, again, answered
-from oncekey.testing.contract.phased import CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
+from oncekey.testing.contract.phased import CALL, CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
 from oncekey.testing.contract.world import World, blocking
 
 # A row for every state, kind of effects, and thing that lay in the record itself before the split.
@@ -386,3 +387,32 @@ def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT count(*) FROM oncekey.work").fetchone() == (0,)
     assert world.find(kept.id).record is None
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_process_of_this_version_goes_on_over_post(driver, postgres_dsn, scheme):  # R237
+    """Its statements are prepared, and the columns go from under them."""
+    drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+    store = PostgresStore()
+    address = postgres_dsn.replace("postgresql", scheme, 1) + "?pool_size=1&pgbouncer=0"
+    process = wire.aconnect(address)
+
+    async def work():
+        claim = a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME, request=b"kept")
+        verdict = await process.begin(claim, Policy())
+        assert isinstance(verdict, Proceed)
+        lease = verdict.lease
+        assert await adrive(store.phases.announce(lease, (), (), CALL), process.driver.run) is not None
+        assert await process.renew(lease, LEASE) is not None
+        assert await adrive(store.phases.result(lease, (), (CHARGE,), LEASE), process.driver.run) is not None
+        assert (await process.settle(lease, answered())).ours
+        return (await process.find(claim.id)).record
+
+    try:
+        before = [await work() for _ in range(8)][-1]
+        drive(migrate.up(postgres.tables()), driver.run)
+        after = await work()
+        assert (await process.find(before.id)).record == before
+        assert (after.state, after.memo, after.request) == (before.state, (CHARGE,), None)
+    finally:
+        await process.close()
