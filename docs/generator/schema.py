@@ -21,7 +21,8 @@ _ADDED: Final = re.compile(
 )
 
 _COLUMN: Final = re.compile(
-    r"^    (?P<name>[a-z_]+) +(?P<kind>[A-Za-z]+) *(?P<null>NOT NULL)?(?: PRIMARY KEY| DEFAULT \d+)?,? *(?:-- (?P<why>.*))?$",
+    r"^    (?P<name>[a-z_]+) +(?P<kind>[A-Za-z]+) *(?P<null>NOT NULL)?(?: PRIMARY KEY| DEFAULT \d+)?,? *"
+    r"(?:-- (?P<why>.*))?$",
     re.MULTILINE,
 )
 _CONSTRAINT: Final = re.compile(r"CONSTRAINT (?P<name>[a-z_]+) CHECK")
@@ -117,9 +118,9 @@ def page() -> str:
         "The primary key is `(scope, key)`: a key alone is never looked up, and every statement of the request path is "
         "served by this one index. Instants and durations are microseconds; instants are by the store's clock.",
         "## Columns of a record",
-        "On PostgreSQL a record is two rows. `record` has what every key has. `work` has what only unfinished, failed or phased "
-        "work has; its row is there when something is in it, and gone with the record. The view `oncekey.whole` is both. On "
-        "SQLite there is one row ([ADR 0031](../adr/0031-the-record-is-two-rows.md)).",
+        "On PostgreSQL a record is two rows. `record` has what every key has. `work` has what only unfinished, failed "
+        "or phased work has; its row is there when something is in it, and gone with the record. The view "
+        "`oncekey.whole` is both. On SQLite there is one row ([ADR 0031](../adr/0031-the-record-is-two-rows.md)).",
         table(("Column", "Table", "PostgreSQL", "SQLite", "Null", "Why"), rows),
         "Your own tables may refer to a record by `(scope, key)`, which a handler has as `op.scope` and `op.key`. "
         "Records are removed when they have expired, and your rows must not go with them: do it without a foreign "
@@ -128,8 +129,8 @@ def page() -> str:
         FOREIGN_KEY,
         "On SQLite leave it out: oncekey does not switch the enforcement of foreign keys on.",
         "## Constraints",
-        "The table refuses a row that breaks one of its own. On PostgreSQL each costs time with every write, so `record` has one "
-        "only; `oncekey doctor` looks for rows that break the others.",
+        "The table refuses a row that breaks one of its own. On PostgreSQL each costs time with every write, so "
+        "`record` has one only; `oncekey doctor` looks for rows that break the others.",
         table(
             ("Constraint", "PostgreSQL", "SQLite", "What it keeps out or sees to"),
             [(f"`{name}`", *constraints()[name], CHECKS[name]) for name in constraints()],
@@ -159,7 +160,9 @@ def columns(package: str) -> list[Column]:
 def constraints() -> dict[str, tuple[str, str]]:
     """The names of the constraints, and who keeps each: on PostgreSQL, and on SQLite."""
     sqlite = [one["name"] for one in _CONSTRAINT.finditer(_records(SQLITE))]
-    work = [one["name"] for body in _WORK_TABLE.finditer(_migrations(POSTGRES)) for one in _CONSTRAINT.finditer(body[0])]
+    work = [
+        one["name"] for body in _WORK_TABLE.finditer(_migrations(POSTGRES)) for one in _CONSTRAINT.finditer(body[0])
+    ]
     looked_for = [one["name"] for one in _RULE.finditer(load(POSTGRES, "doctor.sql")["vital_rows"])]
     kept: dict[str, tuple[str, str]] = {}
     for name in dict.fromkeys((*sqlite, *looked_for, *work)):

@@ -268,7 +268,8 @@ class TestTraps:
         assert isinstance(verdict, Replay)
         assert verdict.record.response.body == body
         [kind] = raw.execute(
-            "SELECT data_type FROM information_schema.columns WHERE table_name = 'record' AND column_name = 'response_body'"
+            "SELECT data_type FROM information_schema.columns"
+            " WHERE table_name = 'record' AND column_name = 'response_body'"
         ).fetchall()
         assert kind == {"data_type": "bytea"}
 
@@ -425,7 +426,13 @@ class TestTables:
 
     @pytest.mark.parametrize(
         "change",
-        ["outcome = NULL", "response_status = NULL", "response_headers = NULL", "response_schema = NULL", "finished_at = NULL"],
+        [
+            "outcome = NULL",
+            "response_status = NULL",
+            "response_headers = NULL",
+            "response_schema = NULL",
+            "finished_at = NULL",
+        ],
     )
     def test_an_answer_is_whole(self, engine, raw, change):
         claim = completed(engine)

@@ -1,4 +1,4 @@
-"""The record's row in two parts: existing rows stay readable, nothing is read torn, and no write gets past its proof."""
+"""The record in two rows: existing ones stay readable, nothing is read torn, and no write gets past its proof."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from contract.older import OlderStore
 from harness.tables import await_waiters, make_tables
 from oncekey import wire
 from oncekey.core.migrations import Phase
-from oncekey.core.model import Doubtful, EntryKind, MemoEntry, RecordId, State
+from oncekey.core.model import Doubtful, Effects, EntryKind, MemoEntry, Proceed, RecordId, Recovery, State
+from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Page
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.engine import migrate
-from oncekey.flow import Mode, Statement, Transaction, drive
+from oncekey.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.stores import postgres
 from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import memo_text, snapshot_of, version_proof
 from oncekey.stores.saying import said
 from oncekey.testing.claims import LEASE, a_claim, again, answered
-from oncekey.testing.contract.phased import CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
+from oncekey.testing.contract.phased import CALL, CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
 from oncekey.testing.contract.world import World, blocking
 
 # A row for every state, kind of effects, and thing that lay in the record itself before the split.
@@ -35,8 +36,8 @@ EVERYTHING = """
         fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts, recovery_point, memo, intent,
         response_status, response_headers, response_body, response_schema, last_error, reconcile_after,
         reconcile_tries, created_at, last_run_at, finished_at, expires_at, request)
-    SELECT 'shop|t1', state || '-' || effects || '-' || memo || calling || kept || due, gen_random_uuid(), 'pay', effects,
-        'resume', 'POST', '/', 'f', '\\x0073', state, CASE WHEN done THEN 'failure' END, true, 4, 9,
+    SELECT 'shop|t1', state || '-' || effects || '-' || memo || calling || kept || due, gen_random_uuid(), 'pay',
+        effects, 'resume', 'POST', '/', 'f', '\\x0073', state, CASE WHEN done THEN 'failure' END, true, 4, 9,
         CASE WHEN runs THEN 'somebody' END, CASE WHEN runs THEN 77 END, 1, 2, 3, 4, 'started',
         CASE WHEN memo THEN '[["order","phase","1"]]' END,
         CASE WHEN calling AND state <> 'completed' THEN '{"phase":"charge","downstream_key":"d","digest":"x","sends":1,'
@@ -56,8 +57,8 @@ EVERYTHING = """
           CROSS JOIN (VALUES (true), (false)) AS dues (due)) AS rows
 """
 BESIDE = """
-    INSERT INTO oncekey.outbox (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key,
-                                position, state, attempts, fence, due_at, created_at)
+    INSERT INTO oncekey.outbox (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation,
+                                downstream_key, position, state, attempts, fence, due_at, created_at)
     SELECT gen_random_uuid(), 't', 'a', 't', '{}', 'defer', scope, key, incarnation, 'd', 0, 'ready', 0, 0, 1, 1
     FROM oncekey.record WHERE state = 'pending' AND effects = 'outbox';
     INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
@@ -186,7 +187,9 @@ def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver,
     assert everything(PostgresStore(), driver) == before
     assert before[fresh.id].request == b"kept"
     with psycopg.connect(postgres_dsn) as connection:
-        orphans = "SELECT count(*) FROM oncekey.work w LEFT JOIN oncekey.record r USING (incarnation) WHERE r.key IS NULL"
+        orphans = (
+            "SELECT count(*) FROM oncekey.work w LEFT JOIN oncekey.record r USING (incarnation) WHERE r.key IS NULL"
+        )
         assert connection.execute(orphans).fetchone() == (0,)
 
 
@@ -237,7 +240,9 @@ class Stranger:
     def __init__(self, world: World, dsn: str, name: str, params: dict) -> None:
         self._connection = psycopg.connect(dsn)
         statement = world.store._statements.say(name, params)
-        assert self._connection.execute(pyformat(statement.command), statement.params).fetchall(), "the stranger wrote nothing"
+        assert self._connection.execute(pyformat(statement.command), statement.params).fetchall(), (
+            "the stranger wrote nothing"
+        )
 
     def commit(self) -> None:
         self._connection.commit()
@@ -382,3 +387,32 @@ def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT count(*) FROM oncekey.work").fetchone() == (0,)
     assert world.find(kept.id).record is None
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_process_of_this_version_goes_on_over_post(driver, postgres_dsn, scheme):  # R237
+    """Its statements are prepared, and the columns go from under them."""
+    drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+    store = PostgresStore()
+    address = postgres_dsn.replace("postgresql", scheme, 1) + "?pool_size=1&pgbouncer=0"
+    process = wire.aconnect(address)
+
+    async def work():
+        claim = a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME, request=b"kept")
+        verdict = await process.begin(claim, Policy())
+        assert isinstance(verdict, Proceed)
+        lease = verdict.lease
+        assert await adrive(store.phases.announce(lease, (), (), CALL), process.driver.run) is not None
+        assert await process.renew(lease, LEASE) is not None
+        assert await adrive(store.phases.result(lease, (), (CHARGE,), LEASE), process.driver.run) is not None
+        assert (await process.settle(lease, answered())).ours
+        return (await process.find(claim.id)).record
+
+    try:
+        before = [await work() for _ in range(8)][-1]
+        drive(migrate.up(postgres.tables()), driver.run)
+        after = await work()
+        assert (await process.find(before.id)).record == before
+        assert (after.state, after.memo, after.request) == (before.state, (CHARGE,), None)
+    finally:
+        await process.close()
