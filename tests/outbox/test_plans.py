@@ -72,6 +72,31 @@ def test_postgresql(postgres):  # 2.4
     assert max(node["Actual Rows"] for node in everything) <= 1000
 
 
+@pytest.mark.parametrize("name", ["sent", "hand_back"])
+def test_a_batch_is_looked_up_by_its_ids_whatever_the_statistics_say(postgres, name):
+    """None is held when they are made, so a join would expect one row, and search for it once for each of the batch."""
+    postgres.execute("DELETE FROM oncekey.outbox WHERE due_at > 2000")
+    postgres.execute("VACUUM FULL ANALYZE oncekey.outbox")  # a queue that is short enough to be searched
+    ids = postgres.execute("SELECT id FROM oncekey.outbox WHERE order_by IS NULL LIMIT 500").fetchall()
+    postgres.execute(
+        "UPDATE oncekey.outbox SET state = 'held', fence = 1, owner = 'w', lease_until = 1 WHERE id = ANY(%s)",
+        [[one for (one,) in ids]],
+    )
+    held = json.dumps([{"id": str(one), "fence": 1} for (one,) in ids])
+    command = PostgresStore()._statements._commands[name]
+
+    (found,) = postgres.execute(
+        "EXPLAIN (FORMAT JSON, ANALYZE) " + pyformat(command), {"held": held, "now": None}
+    ).fetchone()
+
+    everything = list(nodes((found if isinstance(found, list) else json.loads(found))[0]["Plan"]))
+    assert "outbox_pkey" in {node.get("Index Name") for node in everything}
+    assert not [node for node in everything if node["Node Type"] == "Seq Scan"]
+    # Each node reads the batch once, and nobody compares each of it with each.
+    assert max(node["Actual Rows"] * node["Actual Loops"] for node in everything) == 500
+    assert not [node for node in everything if node.get("Rows Removed by Join Filter", 0)]
+
+
 def test_sqlite(tmp_path):
     driver = SqliteDriver(tmp_path / "many.db")
     drive(migrate.up(SqliteStore().schema), driver.run)

@@ -55,24 +55,25 @@ MOMENT: Final = SECOND // 40
 """How long a batch should take."""
 LONGEST_REST: Final = 3
 """A reaper rests at most so many times as long as its last batch took: it has to keep up with new keys all the same."""
-FORGETTING: Final = 1.02
-"""With each batch the best time of a record grows by this: a store that stays slow is no news."""
+MEMORY: Final = 20
+"""Over about so many batches it is remembered how long a record takes: a store that stays slow is no news."""
 
 
 @dataclass(slots=True)
 class Rests:
-    """How long to rest after a batch, by how long it took and how much faster the store has been."""
+    """How long to rest after a batch: as long as it took, and longer if a record took longer than of late."""
 
-    best: float | None = None
-    """The shortest time that one record took lately."""
+    usual: float | None = None
+    """How long a record took of late."""
 
     def after(self, took: Duration, moved: int) -> float:
         """The seconds to rest."""
         if moved <= 0 or took <= 0:
             return took / SECOND
         each = took / moved
-        self.best = each if self.best is None else min(each, self.best * FORGETTING)
-        return min(LONGEST_REST, each / self.best) * took / SECOND
+        usual = each if self.usual is None else self.usual
+        self.usual = usual + (each - usual) / MEMORY
+        return min(LONGEST_REST, max(1.0, each / usual)) * took / SECOND
 
 
 class Reaper:
