@@ -228,7 +228,7 @@ class Run:
     async def _counted(self, chosen: Chosen) -> tuple[dict[str, Counts], dict[str, str]]:
         self.say(f"starting {len(chosen.places)} servers to count messages")
         async with await Relay.open(self.stores.postgres.port) as relay:
-            stores = Stores(self.stores.postgres, self.stores.folder, self.stores.redis, lambda _: relay.port)
+            stores = Stores(self.stores.postgres, self.stores.folder, self.stores.redis, relay.port)
             with Serving(stores, self.pythons, self.before) as serving:
                 missing = await serving.start(chosen.places)
                 return await self._each_counted(without(chosen, missing), serving, stores, relay), missing

@@ -22,7 +22,7 @@ from bench.load import Load, fire
 from bench.page import doublings, page, steps
 from bench.results import between_markers, readme, tables
 from bench.serving import Serving, Stores
-from bench.variants import By, Chosen, Place, Ratio, Sends, Variant, chosen, without
+from bench.variants import By, Chosen, Place, Ratio, Sends, Store, Variant, chosen, without
 
 from bench import clocks, results, rounds, startup
 from harness.processes import children, is_alive
@@ -192,6 +192,15 @@ def test_keys_of_one_process_are_replayed_once_by_another() -> None:
     assert elsewhere.next() == sent
     assert elsewhere.next() is None
     assert b"idempotency-key" not in (rounds.Keys(Sends.NO_KEY, "/orders", settled).next() or b"")
+
+
+async def test_a_peer_that_does_not_start_is_missing_and_one_of_ours_is_a_fault(tmp_path: Path) -> None:
+    # This environment has no idemkit, so that its application cannot be imported.
+    peer = Place("idemkit", "idemkit", Store.NONE, peer="idemkit")
+    with Serving(Stores(None, tmp_path), {"idemkit": Path(sys.executable)}, None) as serving:
+        assert await serving.start([peer]) == {"idemkit": "its server did not start"}
+        with pytest.raises(BenchError, match="did not start"):
+            await serving.start([Place("ours", "no_such_application", Store.NONE)])
 
 
 def test_no_round_begins_that_would_end_too_late() -> None:
