@@ -217,6 +217,22 @@ def test_a_worker_that_is_ended_in_its_handler(small_shop: Shop) -> None:
     assert small_shop.sold == ["tea"]
 
 
+def test_a_fault_of_ours_leaves_nothing_behind(small_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> Any:
+        raise ArithmeticError("a fault of ours")
+
+    app = small_shop.application("flask")
+    client = app.test_client()
+    monkeypatch.setattr("oncekey.frameworks.wsgi_exchange.decided", breaks)
+    with pytest.raises(ArithmeticError):
+        client.post("/local", json={"item": "tea"}, headers={"Idempotency-Key": new_key()})
+    monkeypatch.undo()
+    (installation,) = small_shop.once._threaded
+    assert installation.runtime.drain(0.0)
+    assert client.post("/local", json={"item": "milk"}, headers={"Idempotency-Key": new_key()}).status_code == 201
+    assert small_shop.sold == ["milk"]
+
+
 def test_enrolled_by_path(small_shop: Shop) -> None:
     calls: list[bytes] = []
 
