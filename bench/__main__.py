@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         "--requests", type=_positive, default=plan.at_most, help=f"at most so many per slice ({plan.at_most})"
     )
     parser.add_argument(
+        "--minutes", type=float, default=plan.minutes, help=f"begin no round that would end later ({plan.minutes:g})"
+    )
+    parser.add_argument(
         "--only", default="", metavar="NAMES", help="variants or groups, with what they are compared with"
     )
     parser.add_argument("--without-peers", action="store_true", help="install and measure no other package")
@@ -93,7 +96,7 @@ def _positive(word: str) -> int:
 
 def _measure(said: argparse.Namespace) -> None:
     pin = said.pin and hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1
-    plan = rounds.Plan(said.rounds, said.turns, said.seconds, said.connections, said.requests, pin)
+    plan = rounds.Plan(said.rounds, said.turns, said.seconds, said.connections, said.requests, pin, said.minutes)
     only = [word.strip() for word in said.only.split(",") if word.strip()]
     wanted = chosen(only, peers=not said.without_peers, baseline=said.baseline is not None)
     commits = prepared.present()
@@ -113,7 +116,7 @@ def _measure(said: argparse.Namespace) -> None:
     (said.out / JSON).write_text(json.dumps(document, indent=2) + "\n")
     (said.out / PAGE).write_text(page.page(document))
     print(results.tables(document))
-    print(f"\n{plan.rounds} rounds, {plan.connections} connections; median (lowest-highest).")
+    print(f"\n{document['settings']['rounds']} rounds, {plan.connections} connections; median (lowest-highest).")
     print(results.noise_line(document))
     say(f"{JSON} and {PAGE} are in {said.out}")
 

@@ -63,7 +63,7 @@ def document(
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "commits": dict(commits),
-        "settings": asdict(plan),
+        "settings": {**asdict(plan), "rounds": max(len(found) for found in measured.rounds.values())},
         "machine": {**machine, **_noise(measured.rounds)},
         "missing": {**missing, **measured.missing},
         "ratios": ratios,

@@ -38,6 +38,8 @@ class Plan:
     connections: int = 16
     at_most: int = 5000
     pin: bool = False
+    minutes: float = 9.0
+    """No round is begun that would end later than this after the start of the run; the first one always is."""
 
     @property
     def slice_seconds(self) -> float:
@@ -213,6 +215,7 @@ class Run:
     pythons: dict[str, Path]
     before: Path | None
     say: Callable[[str], None]
+    began: float = field(default_factory=time.monotonic)
 
     async def measured(self, chosen: Chosen) -> Measured:
         """Count first, which also finds out who can serve; then measure."""
@@ -260,7 +263,11 @@ class Run:
             self.say(f"warming up {len(variants)} variants")
             await ground.open(plan.slice_seconds * 2, plan.at_most)
             progress = Progress(plan.rounds * plan.turns * len(variants))
+            first_began = time.monotonic()
             for turn in range(plan.rounds):
+                if turn and _too_late(self.began, first_began, time.monotonic(), turn, plan.minutes):
+                    self.say(f"{plan.minutes:g} minutes are over after {turn} rounds: --minutes gives more")
+                    break
                 slices: dict[str, list[Slice]] = {variant.name: [] for variant in variants}
                 for part in range(plan.turns):
                     # Who comes first changes with each turn: caches and foreign load favour nobody.
@@ -291,6 +298,11 @@ class Run:
             busy = later.busy - machine.busy + later.stolen - machine.stolen
             foreign = max(0.0, busy - server_seconds - store_seconds - mine) / volley.seconds
         return Slice(volley.seconds, volley.latencies, server_seconds, store_seconds, foreign)
+
+
+def _too_late(began: float, first_began: float, now: float, done: int, minutes: float) -> bool:
+    """Whether another round, as long as those that are done, would end too late."""
+    return now + (now - first_began) / done > began + minutes * 60
 
 
 def run(plan: Run, chosen: Chosen) -> Measured:

@@ -36,10 +36,13 @@ def _bench(*words: str) -> list[str]:
 
 
 def test_a_short_run_writes_figures_and_a_page(tmp_path: Path) -> None:
-    command = _bench(*SHORT, "--only", "local,sqlite-replay", "--out", str(tmp_path))
+    # No minute is left after the first round, so that the second one does not begin.
+    words = ("--rounds", "2", "--minutes", "0", "--only", "local,sqlite-replay", "--out", str(tmp_path))
+    command = _bench(*SHORT, *words)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     said = json.loads((tmp_path / "results.json").read_text())
+    assert said["settings"]["rounds"] == 1
     measured = said["variants"]
     assert {"stock", "local", "unkeyed", "sqlite-replay"} <= set(measured)
     for one in measured.values():
@@ -189,6 +192,12 @@ def test_keys_of_one_process_are_replayed_once_by_another() -> None:
     assert elsewhere.next() == sent
     assert elsewhere.next() is None
     assert b"idempotency-key" not in (rounds.Keys(Sends.NO_KEY, "/orders", settled).next() or b"")
+
+
+def test_no_round_begins_that_would_end_too_late() -> None:
+    # It began at 0, the first round at 100; two rounds took 20 seconds each.
+    assert not rounds._too_late(0, 100, 140, 2, minutes=160 / 60)
+    assert rounds._too_late(0, 100, 140, 2, minutes=159 / 60)
 
 
 def test_rows_that_are_missing_are_no_figures(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def test_heavy_batches_stay_small():
     assert bounds.after(100, Worked(100, 100, 0.1, weight=400_000_000)) == 10  # what can be begun at once is
 
 
-def test_a_batch_that_failed_is_halved():
-    assert [BOUNDS.halved(size) for size in (1000, 30, 11, 10)] == [500, 15, 10, 10]
+def test_who_is_below_the_least_comes_back_step_by_step():
+    assert [BOUNDS.after(size, Worked(size, size, 60.0)) for size in (1, 4, 9, 10)] == [2, 8, 10, 10]
 
 
 @given(

@@ -6,10 +6,9 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-from fastapi import Depends, HTTPException
 
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import Shop, new_key
@@ -136,39 +135,6 @@ async def test_a_stored_answer_is_served_while_every_slot_is_taken(
         go.set()
         assert (await slow).status == 201
         assert shop.rows == ["slow", "tea"]
-
-
-@pytest.mark.parametrize("ends", ["answers", "fails"])
-async def test_who_waits_for_sqlites_writer_goes_on_with_what_it_was_lent(tmp_path: Path, ends: str) -> None:
-    # R82, L8: the dependency reads before the claim without becoming the writer, and the handler writes through it
-    shop = RealShop(SqliteFile(tmp_path / "shop.db"))
-    entered, looked, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def counted(connection: Annotated[Any, Depends(shop.once.connection)]) -> Any:
-        await connection.execute("SELECT count(*) FROM orders")
-        if entered.is_set():
-            looked.set()
-        return connection
-
-    @shop.app.post("/orders", status_code=201)
-    @shop.once.protect(effects=LOCAL, operation="create", in_progress="wait")
-    async def create(connection: Annotated[Any, Depends(counted)]) -> None:
-        shop.runs.append(1)
-        await connection.execute("INSERT INTO orders VALUES (?)", (f"tea {len(shop.runs)}",))
-        if not entered.is_set():
-            entered.set()
-            await go.wait()
-            if ends == "fails":
-                raise HTTPException(500)
-
-    async with shop.open():
-        first = asyncio.create_task(shop.send())
-        await entered.wait()
-        second = asyncio.create_task(shop.send())
-        await looked.wait()
-        go.set()
-        assert [(await one).status for one in (first, second)] == [201 if ends == "answers" else 500, 201]
-        assert shop.rows == ["tea 1" if ends == "answers" else "tea 2"]
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])

@@ -32,6 +32,7 @@ from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.flow import Statement, adrive
 from oncekey.ports import AsyncFolds
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.locks import SqliteLocks
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.clock import START, ManualClock
 
@@ -71,7 +72,7 @@ class Desk:
         self.path, self.module, self.clock = path, module, ManualClock(START)
         self.driver = AsyncSqliteDriver(path, busy_timeout=patience, lock_timeout=patience, module=module)
         self.engine = AsyncEngine(SqliteStore(writer=self.driver.writer, clock=self.clock), self.driver)
-        assert self.engine.store.locks is not None
+        assert isinstance(self.engine.store.locks, SqliteLocks)
         self.locks = self.engine.store.locks
 
     async def enter(self, claim: Claim) -> tuple[Entry, Any]:
@@ -207,6 +208,7 @@ async def test_a_deferred_answer_is_one_commit_with_its_parcel(path: Path, modul
             assert isinstance(entry, Go)
             assert entry.ground.kind is kind
             parcel = Parcel(uuid4(), ParcelKind.DEFER, claim.id, claim.incarnation, "pay", "{}", f"down-{kind}")
+            assert at.locks.sealing(claim, entry.ground, Deferred(parcel), entry.begun) is None
             assert await tx.step(at.locks.completing(claim, entry.ground, Deferred(parcel), entry.begun))
             await tx.commit()
         assert at.rows() == [("pending", 2, 2, 1, None, "outbox"), ("pending", 1, 1, 1, None, "outbox")]
@@ -221,11 +223,16 @@ async def test_a_handler_that_ends_its_own_transaction_is_noticed(
         entry, tx = await at.enter(claim)
         await tx.connection.execute(INSERT, ("by itself",))
         tx._sqlite._raw.execute("COMMIT")
-        sealed = await at.finish(claim, entry, tx)
-        assert sealed is not None
-        assert not sealed.in_one_commit
+        assert await at.finish(claim, entry, tx) == Sealed(START + TTL, in_one_commit=False)
         assert "ended its own transaction" in caplog.text
         assert isinstance(await at.look(again(claim)), Replay)
+
+        other = a_claim()
+        entry, tx = await at.enter(other)
+        tx._sqlite._raw.execute("COMMIT")
+        assert await folded(at, other, entry, tx) == Sealed(START + TTL, in_one_commit=False)
+        third = a_claim()
+        assert await folded(at, third, *await at.enter(third)) == Sealed(START + TTL, in_one_commit=True)
 
 
 async def test_a_place_that_was_taken_meanwhile_rolls_the_business_back(path: Path, module: ModuleType) -> None:
@@ -252,10 +259,10 @@ async def folded(at: Desk, claim: Claim, go: Entry, tx: Any) -> Any:
     """The business, and the record in the same breath as its commit."""
     assert isinstance(go, Go)
     await tx.connection.execute(INSERT, (claim.id.key,))
-    steps = at.locks.completing(claim, go.ground, answered(b"done"), go.begun)
-    last = next(steps)
-    steps.close()
-    return await tx.commit_with(last)
+    fold = at.locks.sealing(claim, go.ground, answered(b"done"), go.begun)
+    assert fold is not None
+    rows = await tx.commit_with(fold.statement)
+    return None if rows is None else fold.read(rows)
 
 
 async def test_the_record_can_be_said_with_its_commit(path: Path, module: ModuleType) -> None:
@@ -263,8 +270,7 @@ async def test_the_record_can_be_said_with_its_commit(path: Path, module: Module
         assert isinstance(at.driver, AsyncFolds)
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        rows = await folded(at, claim, entry, tx)
-        assert [row["expires_at"] for row in rows] == [START + TTL]
+        assert await folded(at, claim, entry, tx) == Sealed(START + TTL, in_one_commit=True)
         assert (at.rows(), at.effects) == ([("completed", 1, 1, 1, b"done", "local")], 1)
         with pytest.raises(TransactionControlError):
             await tx.commit_with(Statement("late", "SELECT 1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from contextlib import closing
 
 import psycopg
@@ -187,6 +188,28 @@ def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver,
     with psycopg.connect(postgres_dsn) as connection:
         orphans = "SELECT count(*) FROM oncekey.work w LEFT JOIN oncekey.record r USING (incarnation) WHERE r.key IS NULL"
         assert connection.execute(orphans).fetchone() == (0,)
+
+
+def test_the_older_applications_user_needs_no_rights_on_the_new_table(old, driver, postgres_dsn):
+    user = f"shop_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {user} LOGIN".encode())
+        try:
+            connection.execute(f"GRANT USAGE ON SCHEMA oncekey TO {user}".encode())
+            connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA oncekey TO {user}".encode())
+            drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+            older = OlderStore(clock=lambda: 100)
+            address = postgres_dsn.replace("postgres@", f"{user}@")
+            with closing(PsycopgDriver(address, pool_size=1)) as shop:
+                for record in old.values():
+                    if record.state is State.IN_PROGRESS:
+                        assert drive(older.upkeep.sweep(record, State.UNKNOWN, "swept"), shop.run)
+                claim = a_claim(request=b"kept")
+                drive(older.claim(claim), shop.run)
+            assert everything(PostgresStore(), driver)[claim.id].request == b"kept"
+        finally:
+            connection.execute(f"DROP OWNED BY {user}".encode())
+            connection.execute(f"DROP ROLE {user}".encode())
 
 
 def test_a_process_that_migrates_at_its_start_leaves_older_ones_alone(old, driver, postgres_dsn):  # R237

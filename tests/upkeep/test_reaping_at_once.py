@@ -17,7 +17,7 @@ from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired, Reaping, Retention, reaping_of
 from oncekey.testing.claims import TTL, again, answered
 from oncekey.workers.clocks import Watch
-from oncekey.workers.reaper import LONGEST_REST, Rests
+from oncekey.workers.reaper import FORGETTING, LONGEST_REST, Rests
 from upkeep.keeping import (
     LONG,
     Naps,
@@ -271,12 +271,20 @@ def stopping(reaper, run, after):
     return counted
 
 
-def test_it_rests_as_long_as_a_batch_took_and_longer_while_the_store_is_slow():
+def test_it_rests_as_long_as_a_batch_took_and_longer_when_the_store_becomes_slow():
     # R169
     rests = Rests()
     assert rests.after(50_000, 1000) == pytest.approx(0.05)
     assert rests.after(25_000, 1000) == pytest.approx(0.025)  # the best so far
-    assert rests.after(50_000, 1000) == pytest.approx(0.1)  # half as fast: others are served
+    assert rests.after(50_000, 1000) == pytest.approx(0.1 / FORGETTING)  # half as fast: others are served
     assert rests.after(75_000, 3000) == pytest.approx(0.075)
     assert rests.after(10_000_000, 1000) == pytest.approx(LONGEST_REST * 10)
     assert rests.after(40_000, 0) == pytest.approx(0.04)
+
+
+def test_a_store_that_stays_slow_is_reaped_as_before():
+    """Else a lucky batch would slow the reaper down for good, and it would never keep up."""
+    rests = Rests(best=1.0)
+    share = [rests.after(10_000, 1000) / 0.01 for _ in range(150)]
+    assert (share[0], share[-1]) == (LONGEST_REST, 1)
+    assert share == sorted(share, reverse=True)

@@ -168,7 +168,6 @@ class TestSizes:
                 pass
         assert sorted(running) == list(range(30))
 
-
     async def test_what_comes_just_as_the_last_hand_lets_go_is_worked_on(self, shop):
         slow, last = f"{shop.topic}-slow", f"{shop.topic}-last"
         shop.put(shop.parcel(topic=slow), shop.parcel(topic=last, position=1))

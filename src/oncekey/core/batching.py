@@ -49,14 +49,11 @@ class Bounds:
             wanted = max(size, fits)
         else:
             wanted = size
-        return self._within(wanted, worked)
+        return self._within(size, wanted, worked)
 
-    def halved(self, size: int) -> int:
-        """The size after a batch that failed as a whole."""
-        return max(self.least, size // 2)
-
-    def _within(self, size: int, worked: Worked) -> int:
+    def _within(self, size: int, wanted: int, worked: Worked) -> int:
         most = self.most
         if self.heaviest is not None and worked.weight:
             most = min(most, self.heaviest * worked.got // worked.weight)
-        return max(self.least, min(most, size))
+        # Who was below the least, because batches failed, comes back step by step, too.
+        return max(min(self.least, 2 * size), min(most, wanted))

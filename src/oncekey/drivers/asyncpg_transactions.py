@@ -46,7 +46,7 @@ class AsyncpgTransaction:
         self._transaction = transaction
         self._limit = limit
         self._cleans = cleans
-        self._over = self._committed = self._cleaned = False
+        self._over = self._committed = False
         self._lending = Lending()
         self._guarded = GuardedConnection(connection, self._lending)
 
@@ -103,7 +103,7 @@ class AsyncpgTransaction:
             self._take_back()
             cleans = self._lending.used and self._cleans
             row = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
-            self._cleaned = cleans and row is not None
+            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
@@ -121,7 +121,7 @@ class AsyncpgTransaction:
             if not self._committed:
                 await undo(self._raw, self._transaction, self._limit)
         finally:
-            await self._pool.give(self._raw, used=self._lending.used and self._cleans and not self._cleaned)
+            await self._pool.give(self._raw, used=self._lending.used and self._cleans)
 
     def _take_back(self) -> None:
         """Nothing of the handler's is passed through any more, nor by what it prepared."""

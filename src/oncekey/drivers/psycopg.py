@@ -16,6 +16,7 @@ from psycopg.pq import TransactionStatus
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.postgres_folding import folds_as_text
 from oncekey.drivers.postgres_reading import only_reading
 from oncekey.drivers.psycopg_pools import AsyncPool, Pool
 from oncekey.drivers.psycopg_saying import (
@@ -107,7 +108,7 @@ class PsycopgDriver:
         """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
         with closing(first):
             statement = next(first)
-            tx, rows = self._opened(statement if statement.folds else None)
+            tx, rows = self._opened(statement if folds_as_text(statement) else None)
             try:
                 while True:
                     statement = first.send(tx.say(statement) if rows is None else rows)
@@ -139,7 +140,7 @@ class PsycopgDriver:
                 assert_never(mode)
 
     def _opened(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
-        """A transaction that is begun, and the rows of a first statement, if there is one."""
+        """A transaction that is begun, and what a first statement told, if there is one that told something."""
         for _ in range(LOSS_TRIES - 1):
             try:
                 return self._opened_once(first)
@@ -215,7 +216,7 @@ class AsyncPsycopgDriver:
         """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
         with closing(first):
             statement = next(first)
-            tx, rows = await self._opened(statement if statement.folds else None)
+            tx, rows = await self._opened(statement if folds_as_text(statement) else None)
             try:
                 while True:
                     statement = first.send(await tx.say(statement) if rows is None else rows)
@@ -254,7 +255,7 @@ class AsyncPsycopgDriver:
                 assert_never(mode)
 
     async def _opened(self, first: Statement | None) -> tuple[AsyncPsycopgTransaction, Rows | None]:
-        """A transaction that is begun, and the rows of a first statement, if there is one."""
+        """A transaction that is begun, and what a first statement told, if there is one that told something."""
         for _ in range(LOSS_TRIES - 1):
             try:
                 return await self._opened_once(first)

@@ -102,9 +102,12 @@ class PsycopgTransaction:
                 _log.error(ENDED_EARLY)
                 begin(connection, BEGIN, WHAT)
             self._lending.over = True
-            return commit_with(connection, last, WHAT)
+            cleans = self._lending.used and self._cleans
+            row = commit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
         finally:
             self.rollback()
+        return None if row is None else [row]
 
     def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""
@@ -183,9 +186,12 @@ class AsyncPsycopgTransaction:
                 _log.error(ENDED_EARLY)
                 await abegin(connection, BEGIN, WHAT)
             self._lending.over = True
-            return await acommit_with(connection, last, WHAT)
+            cleans = self._lending.used and self._cleans
+            row = await acommit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
         finally:
             await self.rollback()
+        return None if row is None else [row]
 
     async def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""

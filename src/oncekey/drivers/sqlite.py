@@ -109,7 +109,7 @@ class SqliteDriver:
     def _atomically(self, transaction: Transaction[T], connection: sqlite3.Connection) -> T:
         module = self._file.module
         say(module, connection, "BEGIN IMMEDIATE", transaction.name)
-        self._writer.begun += 1
+        self._writer.begins()
         result = step(transaction.body(), partial(execute, module, connection))
         # Without a COMMIT the connection is thrown away, and SQLite rolls back.
         try:
@@ -203,6 +203,7 @@ class SqliteTransaction:
         if not connection.in_transaction:
             # The business rows are in already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
+            self._writer.tears()
             self._say_begin(connection)
         return connection
 
@@ -236,7 +237,7 @@ class SqliteTransaction:
 
     def _say_begin(self, connection: sqlite3.Connection) -> None:
         say(self._file.module, connection, "BEGIN IMMEDIATE", "beginning the business transaction")
-        self._writer.begun += 1
+        self._writer.begins()
 
     def _refuse_if_lost(self) -> None:
         if self._lost:

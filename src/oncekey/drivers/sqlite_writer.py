@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from oncekey.core.errors import StoreBusyError
@@ -21,15 +22,18 @@ from oncekey.core.onecommit import Holder
 if TYPE_CHECKING:
     from oncekey.core.locks import Lock
 
+TORN: Final = 1000
+"""How many transactions that their handlers ended are remembered: each is asked after before the next request's."""
+
 
 class Writer:
     """One file's writer. Who has the turn may begin a transaction that writes; nobody else of this process does."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.begun = 0
-        """How many transactions were begun: while the turn is kept, another number tells of another transaction."""
         self._turn = threading.Lock()
+        self._begun = 0
+        self._torn: deque[int] = deque(maxlen=TORN)
         self._locked: Lock | None = None
         self._asking: dict[object, Lock] = {}
 
@@ -48,6 +52,18 @@ class Writer:
         self._locked = None
         self._turn.release()
 
+    def begins(self) -> None:
+        """Whoever has the turn began a transaction."""
+        self._begun += 1
+
+    def tears(self) -> None:
+        """A handler ended its transaction by itself, and those who have the turn must begin another one."""
+        self._torn.append(self._begun)
+
+    def was_torn(self, begun: int) -> bool:
+        """Whether that happened to a transaction, by what `lock` called it."""
+        return begun in self._torn
+
     @contextmanager
     def asking(self, lock: Lock) -> Iterator[None]:
         """While a request queues for the turn, its duplicates need not queue behind it."""
@@ -61,7 +77,7 @@ class Writer:
     def lock(self, lock: Lock) -> int:
         """The transaction of whoever has the turn locks a key; which transaction that is."""
         self._locked = lock
-        return self.begun
+        return self._begun
 
     def holder(self, lock: Lock) -> Holder:
         """Which request has the key. Who only asks for it proves nothing: it may never run."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Duration, Instant
-    from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.flow import Flow, Row, Rows, Statement, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
@@ -70,6 +70,17 @@ class LockStore:
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
     ) -> Steps[Sealed | None]:
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
+        rows = yield self._finished(claim, ground, settlement)
+        if not rows:
+            return None
+        if isinstance(settlement, Deferred):
+            outbox = self._outbox()
+            if outbox is None:
+                raise ConfigurationError(NO_OUTBOX)
+            yield from outbox.putting((settlement.parcel,))
+        return self._sealed(rows[0], begun)
+
+    def _finished(self, claim: Claim, ground: Ground, settlement: Completed | Deferred) -> Statement:
         params = claim_params(claim)
         if ground.seen is not None:
             params.update(version_proof(ground.seen))
@@ -81,19 +92,11 @@ class LockStore:
                 name = f"defer_{ground.kind}"
             case _:
                 assert_never(settlement)
-        rows = yield self._statements.say(name, params)
-        if not rows:
-            return None
-        if isinstance(settlement, Deferred):
-            outbox = self._outbox()
-            if outbox is None:
-                raise ConfigurationError(NO_OUTBOX)
-            yield from outbox.putting((settlement.parcel,))
-        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=self._begun(rows[0]) == begun)
+        return self._statements.say(name, params)
 
-    def _begun(self, row: Row) -> Instant:
-        """Which transaction a statement was said in."""
-        return int(row["begun"])
+    def _sealed(self, row: Row, begun: Instant) -> Sealed:
+        """What the written record says; a transaction that began at another time is not the first one any more."""
+        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=int(row["begun"]) == begun)
 
     def sealing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant

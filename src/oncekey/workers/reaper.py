@@ -6,8 +6,8 @@ ordinary case, are never read: one statement finds, locks, deletes and notes a b
 at one by one, behind them.
 
 Requests come first. A batch is as large as the store can do in a moment (`core.batching`), so that nobody has to wait
-behind it for long. After each the reaper rests at least as long as that took; and longer, the slower the store is
-against the best that this round has seen, because then it has others to serve.
+behind it for long. After each the reaper rests at least as long as that took; and longer, up to three times, the slower
+the store has become, because then it has others to serve.
 """
 
 from __future__ import annotations
@@ -47,12 +47,16 @@ log = logging.getLogger("oncekey.worker")
 
 SMALLEST: Final = 10
 """A batch of so few that times out is an outage, and no batch too large."""
+LEAST: Final = 500
+"""However slow the store is, a batch has so many: fewer would cost as much, and keep it busy for longer."""
 FIRST: Final = 1000
 """How many records the first batch has, at most."""
-MOMENT: Final = SECOND // 50
+MOMENT: Final = SECOND // 40
 """How long a batch should take."""
-LONGEST_REST: Final = 8
-"""At most so many times as long as its last batch took does a reaper rest."""
+LONGEST_REST: Final = 3
+"""A reaper rests at most so many times as long as its last batch took: it has to keep up with new keys all the same."""
+FORGETTING: Final = 1.02
+"""With each batch the best time of a record grows by this: a store that stays slow is no news."""
 
 
 @dataclass(slots=True)
@@ -60,14 +64,14 @@ class Rests:
     """How long to rest after a batch, by how long it took and how much faster the store has been."""
 
     best: float | None = None
-    """The shortest time that one record took in a full batch."""
+    """The shortest time that one record took lately."""
 
     def after(self, took: Duration, moved: int) -> float:
         """The seconds to rest."""
         if moved <= 0 or took <= 0:
             return took / SECOND
         each = took / moved
-        self.best = each if self.best is None else min(self.best, each)
+        self.best = each if self.best is None else min(each, self.best * FORGETTING)
         return min(LONGEST_REST, each / self.best) * took / SECOND
 
 
@@ -97,7 +101,7 @@ class Reaper:
         self._sleep = sleep
         self._clock = clock
         self._mover = Mover(Actor.REAPER, who or this_process())
-        self._bounds = Bounds(min(SMALLEST, policy.reap_batch), policy.reap_batch, MOMENT)
+        self._bounds = Bounds(min(LEAST, policy.reap_batch), policy.reap_batch, MOMENT)
         self._batch = min(FIRST, policy.reap_batch)
         self._stopped = False
         self.failed = 0
@@ -166,9 +170,9 @@ class Reaper:
             try:
                 gone = await adrive(move(due, size, after, mover), self._run)
             except StoreError:
-                if size <= self._bounds.least:
+                if size <= SMALLEST:
                     raise
-                self._batch = self._bounds.halved(size)
+                self._batch = max(SMALLEST, size // 2)
                 await self._sleep((self._clock() - began) / SECOND)
                 continue
             took = self._clock() - began
@@ -194,9 +198,9 @@ class Reaper:
                     return False
                 self._tell(await adrive(self._cared(page), self._run))
             except StoreError:
-                if size <= self._bounds.least:
+                if size <= SMALLEST:
                     raise
-                size = self._bounds.halved(size)
+                size = max(SMALLEST, size // 2)
             else:
                 if len(page.records) < size:
                     return True

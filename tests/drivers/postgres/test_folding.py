@@ -30,7 +30,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.model import Deferred, RecordId
 from oncekey.core.onecommit import Ground, Kind, Sealed
-from oncekey.drivers import asyncpg_saying
+from oncekey.drivers import asyncpg_saying, psycopg_saying
 from oncekey.drivers.postgres_folding import as_text, literal
 from oncekey.flow import Statement
 from oncekey.stores.locks import LONGEST_FOLDED
@@ -92,7 +92,7 @@ class TestMessages:
         with CuttingProxy.before(dsn) as proxy:
             async with opened(kind, through(dsn, proxy.port), pool_size=1) as driver:
                 for _ in range(2):
-                    await (await driver.begin()).rollback()  # which reads what psycopg's connection was cleaned up with
+                    await (await driver.begin()).rollback()
                     proxy.count()
                     claim = a_claim()
                     tx, look = await entered(driver, claim)
@@ -101,9 +101,6 @@ class TestMessages:
                     said = [
                         one for one, _ in proxy.messages
                     ]  # of the second time: asyncpg has prepared the INSERT then
-        if kind != ASYNCPG:
-            # psycopg sends the clean-up of a session behind its commit, and nobody waits for the answer.
-            said = [one for one in said if b"DISCARD TEMP" not in one]
         assert len(said) == 3, said
         assert b"BEGIN" in said[0]
         assert b"oncekey" in said[0]
@@ -181,8 +178,7 @@ class TestRecords:
             tx, look = await entered(driver, claim)
             await ask(tx, "SET LOCAL standard_conforming_strings = off")
             await ask(tx, "SET LOCAL backslash_quote = on")
-            if kind == ASYNCPG:
-                await ask(tx, "SET LOCAL client_encoding = 'SJIS'")
+            await ask(tx, "SET LOCAL client_encoding = 'SJIS'")
             assert await sealed(tx, look, claim, answered(body)) is not None
         record = columns(raw, claim)
         assert (record["scope"], record["path"], record["operation"]) == (hostile, hostile, hostile)
@@ -343,13 +339,14 @@ class TestCleaning:
             assert await ask(tx, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711") == [(0,)]
             await tx.rollback()
 
-    async def test_a_clean_up_that_fails_is_no_failed_commit(self, dsn, raw, monkeypatch):
-        async with opened(ASYNCPG, dsn, pool_size=1) as driver:
+    async def test_a_clean_up_that_fails_is_no_failed_commit(self, kind, dsn, raw, monkeypatch):
+        async with opened(kind, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
             session = await ask(tx, "SELECT pg_backend_pid()")
             await ask(tx, insert(item))
             monkeypatch.setattr(asyncpg_saying, "RESET", "SELECT 1 / 0")
+            monkeypatch.setattr(psycopg_saying, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
             assert await sealed(tx, look, claim)
             assert there(raw, claim, item) == (1, 1)
             # A session that may not be clean is nobody's any more.

@@ -154,7 +154,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'unknown' AND record.effects IN ('inline', 'outbox')
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: operator_result
@@ -174,7 +174,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'unknown' AND record.effects = 'phased' AND seen.intent IS NOT NULL
 RETURNING clock.now, {hot}, record.memo_version,
     :memo::text AS memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: operator_replace
@@ -195,7 +195,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND seen.intent IS NULL AND seen.memo IS NOT NULL
 RETURNING clock.now, {hot}, record.memo_version,
     :memo::text AS memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: operator_unexecuted
@@ -215,7 +215,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'unknown'
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: operator_pend
@@ -234,7 +234,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, CASE WHEN :forget::boolean THEN NULL ELSE seen.intent END AS intent, seen.request, NULL::bigint AS reconcile_after,
     seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: operator_bust
@@ -256,7 +256,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'completed' AND record.effects <> 'outbox'
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, seen.request, seen.reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: drop_deferred

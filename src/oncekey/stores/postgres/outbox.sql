@@ -245,7 +245,7 @@ RETURNING clock.now, {hot}, record.memo_version,
         'send_by', clock.now + :send_window::bigint,
         'repeatable_until', CASE WHEN seen.intent IS NULL THEN clock.now + :repeatable::bigint
                                  ELSE (seen.intent::json ->> 'repeatable_until')::bigint END)::text END AS intent
-), {beside}, called AS (
+), {kept}, called AS (
     INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
     SELECT written.incarnation, :phase::text, :downstream_key::text, written.scope, written.key, written.operation,
            written.now
@@ -272,7 +272,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     :memo::text AS memo, NULL::text AS intent, work.request, NULL::bigint AS reconcile_after,
     COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: pend
@@ -291,7 +291,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     work.memo, CASE WHEN :unsent::boolean THEN NULL ELSE work.intent END AS intent, work.request, work.reconcile_after,
     COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: retake_parcel

@@ -18,7 +18,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     :memo::text AS memo, NULL::text AS intent, work.request, work.reconcile_after,
     COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: announce
@@ -51,7 +51,7 @@ RETURNING clock.now, {hot}, record.memo_version,
         'repeatable_until',
         COALESCE((work.intent::json ->> 'first_sent_at')::bigint, clock.now) + :repeatable::bigint)::text AS intent,
     work.request, work.reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}, called AS (
+), {kept}, called AS (
     INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
     SELECT written.incarnation, :phase::text, :downstream_key::text, written.scope, written.key, written.operation,
            written.now
@@ -78,7 +78,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     :memo::text AS memo, NULL::text AS intent, work.request, NULL::bigint AS reconcile_after,
     COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: withdraw
@@ -97,7 +97,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     work.memo, NULL::text AS intent, work.request, work.reconcile_after,
     COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: resumable

@@ -22,7 +22,7 @@ work.memo, work.intent, work.request, work.reconcile_after, COALESCE(work.reconc
 -- part: fits
 GREATEST(record.memo_version, 0) = COALESCE(work.memo_version, 0);
 
--- part: beside
+-- part: kept
 kept AS (
     INSERT INTO oncekey.work AS work (
         incarnation, scope, key, memo_version, memo, intent, request, reconcile_after, reconcile_tries)
@@ -34,7 +34,10 @@ kept AS (
     ON CONFLICT (incarnation) DO UPDATE
     SET memo_version = excluded.memo_version, memo = excluded.memo, intent = excluded.intent, request = excluded.request,
         reconcile_after = excluded.reconcile_after, reconcile_tries = excluded.reconcile_tries
-), emptied AS (
+);
+
+-- part: emptied
+emptied AS (
     DELETE FROM oncekey.work AS work
     USING written
     WHERE work.incarnation = written.incarnation
@@ -105,7 +108,7 @@ RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, NULL::bigint AS reconcile_after, seen.reconcile_tries,
     CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN COALESCE(seen.request, :request::bytea)
          ELSE seen.request END AS request
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: supersede
@@ -128,7 +131,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     NULL::text AS memo, NULL::text AS intent, :request::bytea AS request, NULL::bigint AS reconcile_after,
     0 AS reconcile_tries
-), {beside}, {forgotten}
+), {kept}, {forgotten}
 SELECT written.* FROM written;
 
 -- name: doubt
@@ -145,7 +148,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND seen.scope = record.scope AND seen.key = record.key
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, seen.request, clock.now AS reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: renew
@@ -219,7 +222,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'in_progress'
 RETURNING clock.now, {hot}, record.memo_version,
     work.memo, work.intent, work.request, clock.now AS reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: settle_handed_back
@@ -240,7 +243,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     work.memo, work.intent, work.request, clock.now + :resume_after::bigint AS reconcile_after,
     COALESCE(work.reconcile_tries, 0) AS reconcile_tries
-), {beside}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: settle_deferred

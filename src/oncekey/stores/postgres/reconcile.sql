@@ -1,17 +1,19 @@
 -- What resolvers and webhooks ask and write, beside the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
--- Served by work_due, before 0009 by record_unknown. What was given up has no instant, and is found by operators only.
+-- Served by work_due, and record_pkey for each. What was given up has no instant, and is found by operators only.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
-    SELECT record.* FROM oncekey.whole AS record
-    WHERE record.state = 'unknown' AND record.reconcile_after <= (SELECT clock.now FROM clock)
-      AND (record.reconcile_after, record.scope, record.key)
-          > (:after_at::bigint, :after_scope::text, :after_key::text)
-    ORDER BY record.reconcile_after, record.scope, record.key
+    SELECT record.*
+    FROM oncekey.work AS due
+    JOIN oncekey.whole AS record
+      ON record.scope = due.scope AND record.key = due.key AND record.incarnation = due.incarnation
+    WHERE record.state = 'unknown' AND due.reconcile_after <= (SELECT clock.now FROM clock)
+      AND (due.reconcile_after, due.scope, due.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+    ORDER BY due.reconcile_after, due.scope, due.key
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.reconcile_after, page.scope, page.key;
 
@@ -31,7 +33,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, seen.request, clock.now + :after::bigint AS reconcile_after,
     seen.reconcile_tries + :tries::integer AS reconcile_tries
-), {beside}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: add_evidence

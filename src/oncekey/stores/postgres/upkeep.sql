@@ -38,7 +38,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'in_progress'
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, seen.request, seen.reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: expiring
@@ -226,7 +226,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'pending' AND record.expires_at <= clock.now
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, seen.reconcile_tries
-), {beside}
+), {kept}, {emptied}
 SELECT written.* FROM written;
 
 -- name: live_keys

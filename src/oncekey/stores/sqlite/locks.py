@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from oncekey.core.onecommit import Holder, Locked
+from oncekey.core.model import Completed, Deferred
+from oncekey.core.onecommit import Holder, Locked, Sealed
 from oncekey.core.rulings import Situation, situate
+from oncekey.flow import Fold
 from oncekey.stores.locks import LockStore
 from oncekey.stores.rows import snapshot_of
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Instant
+    from oncekey.core.onecommit import Ground
     from oncekey.flow import Flow, Row, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
@@ -28,15 +31,14 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """Who writes to the file, as far as this process knows."""
 
-    @property
-    def begun(self) -> int:
-        """Which transaction the writer is in."""
-
     def asking(self, lock: Lock) -> AbstractContextManager[None]:
         """While a request queues up to write."""
 
     def lock(self, lock: Lock) -> int:
         """Say which key the writer's transaction is for; which transaction that is."""
+
+    def was_torn(self, begun: int) -> bool:
+        """Whether a handler ended that transaction by itself, so that another one had to follow."""
 
     def holder(self, lock: Lock) -> Holder:
         """Which request writes under a key, or queues up to."""
@@ -71,8 +73,16 @@ class SqliteLocks(LockStore):
             begun = self._writer.lock(lock)
         return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=begun)
 
-    def sealing(self, *_: object) -> None:
-        """There is no message to save."""
+    def sealing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Fold[Sealed] | None:
+        """`completing` as one statement, to be said in one turn of the thread with the COMMIT.
+
+        Not for a deferred answer, whose parcel is another statement.
+        """
+        if isinstance(settlement, Deferred):
+            return None
+        return Fold(self._finished(claim, ground, settlement), lambda rows: self._sealed(rows[0], begun))
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held or waited for in this process (L8)."""
@@ -84,5 +94,6 @@ class SqliteLocks(LockStore):
         yield from ()
         return self._writer.holder(lock)
 
-    def _begun(self, row: Row) -> Instant:  # noqa: ARG002  (no statement of SQLite's knows it)
-        return self._writer.begun
+    def _sealed(self, row: Row, begun: Instant) -> Sealed:
+        # No statement of SQLite's knows in which transaction it is said.
+        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))

@@ -84,7 +84,18 @@ BEGIN
     END IF;
     other := false;
     begun := (extract(epoch FROM now()) * 1000000)::bigint;
-    SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope AND whole.key = in_key;
+    -- What is asked for most is a key without a record, or an answer: neither has anything beside it that counts.
+    SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
+           record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
+           record.version, record.owner, record.lease_until, record.deadline, record.call_timeout, record.ttl,
+           record.attempts, record.recovery_point, record.response_status, record.response_headers,
+           record.response_body, record.response_schema, record.last_error, record.created_at, record.last_run_at,
+           record.finished_at, record.expires_at,
+           NULL::text, NULL::text, NULL::bytea, NULL::bigint, 0
+    INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
+    IF seen.state <> 'completed' THEN
+        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope AND whole.key = in_key;
+    END IF;
     now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     IF marked AND NOT locked AND (seen.scope IS NULL OR seen.expires_at <= now) THEN
         other := oncekey.lock_holder(lock, family, mark) = 'other';
@@ -130,8 +141,9 @@ $$;
 
 -- What older code writes into its columns goes to `work`, too. What this version writes leaves them as they are, so they
 -- tell who wrote. A record of another life, or one that had no row of its own yet, starts with nothing in them.
+-- The older application's user has no rights on the new table, so these functions have those of whoever migrates.
 CREATE FUNCTION oncekey.split_old() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
     IF TG_OP = 'UPDATE' AND NEW.memo_version >= 0 AND
        (NEW.memo, NEW.intent, NEW.request, NEW.reconcile_after, NEW.reconcile_tries) IS NOT DISTINCT FROM
@@ -171,7 +183,7 @@ WHEN (pg_trigger_depth() = 0
 EXECUTE FUNCTION oncekey.split_old();
 
 CREATE FUNCTION oncekey.split_removed() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
     DELETE FROM oncekey.work AS work WHERE work.incarnation = OLD.incarnation;
     RETURN NULL;
@@ -182,7 +194,7 @@ CREATE TRIGGER split_removed AFTER DELETE ON oncekey.record FOR EACH ROW EXECUTE
 
 -- What this version writes to `work` goes to the columns that older code reads.
 CREATE FUNCTION oncekey.split_new() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN
         UPDATE oncekey.record AS record

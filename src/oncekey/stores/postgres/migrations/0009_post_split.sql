@@ -23,8 +23,7 @@ SELECT record.scope, record.key, record.incarnation, record.operation, record.ef
        record.expires_at,
        work.memo, work.intent, work.request, work.reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries
 FROM oncekey.record AS record
-LEFT JOIN oncekey.work AS work
-  ON work.incarnation = record.incarnation AND work.scope = record.scope AND work.key = record.key;
+LEFT JOIN oncekey.work AS work ON work.incarnation = record.incarnation;
 
 DROP INDEX oncekey.record_unknown;
 ALTER TABLE oncekey.record
