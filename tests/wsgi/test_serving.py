@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.wsgi import IncompleteError
 from oncekey.frameworks.wsgi_exchange import current
 from oncekey.once import Once
 from wsgi.shop import PATIENCE, Reply, Shop, execute, send, served
@@ -256,6 +257,18 @@ def test_enrolled_by_path(small_shop: Shop) -> None:
         assert send(port, "/legacy", {}, key=None).status == 400
     assert (first.body, again.body, again.replayed, calls) == (b"one two", b"one two", True, [b"{}"])
     assert ("set-cookie" in first.headers, "set-cookie" in again.headers) == (True, False)
+
+
+def test_an_application_that_never_answers(small_shop: Shop) -> None:
+    once, environ = small_shop.once, {"REQUEST_METHOD": "POST", "PATH_INFO": "/legacy", "wsgi.input": io.BytesIO()}
+    enrol = {"POST /legacy": once.by_path(effects=INLINE, operation="silent")}
+    app = once.wsgi(lambda environ, start_response: [], tenant=lambda _: "acme", enrol=enrol)
+    key = {"HTTP_IDEMPOTENCY_KEY": new_key()}
+    with pytest.raises(IncompleteError):
+        app({**environ, **key}, lambda *_: None)  # type: ignore[arg-type,return-value]
+    said: list[str] = []
+    app({**environ, **key}, lambda status, _: said.append(status))  # type: ignore[arg-type,return-value,misc]
+    assert said == ["409 Conflict"]  # it was called, and nobody knows what it did
 
 
 def test_what_wsgi_cannot_do_is_said_at_once(tmp_path: Path) -> None:
