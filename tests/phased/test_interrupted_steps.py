@@ -9,132 +9,27 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import pytest
 
+from harness.interrupting import InterruptedLoop, InterruptedThreads, Signal, Trial
 from oncekey.boottime import boottime
 from oncekey.core.errors import CommitAmbiguousError, NotExecuted, Rejected, StoreUnavailableError
 from oncekey.core.model import Effects, Lease, Proceed, Record, Recovery, Refuse
 from oncekey.core.policy import Policy
 from oncekey.core.settle import Ending, decide
 from oncekey.engine import steps
-from oncekey.engine.effects import Begin, Commit, Effect, Life, Rollback
+from oncekey.engine.effects import Life
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.flow import Transaction
-from oncekey.runtimes.aio import AsyncRuntime, Drain
-from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.testing.claims import a_claim, again
 from oncekey.wire import aconnect, connect
 from phased.bank import Bank
 
 POLICY = Policy(max_attempts=100)
-
-
-class Signal(BaseException):
-    """What a server raises in the middle of a handler: `SystemExit`, a time-out of gevent, Ctrl-C."""
-
-
-@dataclass
-class Trial:
-    """One run, and where it is interrupted."""
-
-    at: int
-    when: str
-    faults: dict[str, list[BaseException]] = field(default_factory=dict)
-    """By an effect's name, what it meets the first times: a `CommitAmbiguousError` comes after it was done."""
-    names: list[str] = field(default_factory=list)
-    open: list[Any] = field(default_factory=list)
-    interrupted: str | None = None
-    blocking: bool = True
-
-    def begins(self, effect: Effect) -> BaseException | None:
-        """An effect is about to be performed; what it meets."""
-        name = effect.name if isinstance(effect, Transaction) else type(effect).__name__
-        self.names.append(name)
-        self._interrupt("before")
-        waiting = self.faults.get(name)
-        return waiting.pop(0) if waiting else None
-
-    def ended(self, effect: Effect, result: Any) -> None:
-        """It was performed."""
-        if isinstance(effect, Begin):
-            self.open.append(result[0])
-        elif isinstance(effect, Commit | Rollback) and effect.tx in self.open:
-            self.open.remove(effect.tx)
-
-    @staticmethod
-    def keeps_from(fault: BaseException | None) -> bool:
-        """Whether the effect is not performed at all."""
-        return fault is not None and not isinstance(fault, CommitAmbiguousError)
-
-    def goes_on(self) -> None:
-        """It is over, well or not."""
-        self._interrupt("after")
-
-    def _interrupt(self, when: str) -> None:
-        if (len(self.names), when) == (self.at, self.when) and self.interrupted is None:
-            self.interrupted = self.names[-1]
-            raise Signal if self.blocking else asyncio.CancelledError
-
-
-class InterruptedThreads(ThreadRuntime):
-    def __init__(self, engine: Engine, trial: Trial) -> None:
-        super().__init__(engine)
-        self.trial = trial
-
-    def perform(self, effect: Effect) -> Any:
-        trial, fault = self.trial, self.trial.begins(effect)
-        try:
-            result = None if trial.keeps_from(fault) else super().perform(effect)
-        except Exception as error:
-            fault = error
-        else:
-            trial.ended(effect, result)
-        try:
-            trial.goes_on()
-        except BaseException:
-            if isinstance(effect, Begin):  # as a runtime promises: what no flow was told of is not left open
-                trial.open.pop().rollback()
-            raise
-        if fault is not None:
-            raise fault
-        return result
-
-
-class InterruptedLoop(AsyncRuntime):
-    def __init__(self, engine: AsyncEngine, trial: Trial) -> None:
-        super().__init__(engine, Drain())
-        self.trial = trial
-        self._transact = self.transact  # type: ignore[assignment]
-
-    async def transact(self, transaction: Transaction[Any]) -> Any:
-        return await self._watched(transaction, lambda: self.engine.driver.run(transaction))
-
-    async def perform(self, effect: Effect) -> Any:
-        return await self._watched(effect, lambda: super(InterruptedLoop, self).perform(effect))
-
-    async def _watched(self, effect: Effect, perform: Callable[[], Any]) -> Any:
-        trial, fault = self.trial, self.trial.begins(effect)
-        try:
-            result = None if trial.keeps_from(fault) else await perform()
-        except Exception as error:
-            fault = error
-        else:
-            trial.ended(effect, result)
-        try:
-            trial.goes_on()
-        except BaseException:
-            if isinstance(effect, Begin):
-                await trial.open.pop().rollback()
-            raise
-        if fault is not None:
-            raise fault
-        return result
 
 
 class Handler:

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.wsgi import IncompleteError
 from oncekey.frameworks.wsgi_exchange import current
 from oncekey.once import Once
 from wsgi.shop import PATIENCE, Reply, Shop, execute, send, served
@@ -172,8 +173,13 @@ def test_what_nobody_protects_passes_through(small_shop: Shop, kind: str) -> Non
 def test_bodies_that_cannot_be_compared(small_shop: Shop) -> None:
     limit = small_shop.once.policy.max_request_bytes
     with served(small_shop.application("plain")) as port:
-        large = send(port, "/local", {"item": "x" * limit}, key=new_key())
-        assert large.json()["code"] == "idempotency_body_too_large"
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+            connection.putrequest("POST", "/local")
+            connection.putheader("Idempotency-Key", new_key())
+            connection.putheader("Content-Length", str(limit + 1))
+            connection.endheaders()  # refused for what it says, before it is sent
+            large = connection.getresponse()
+            assert (large.status, b"idempotency_body_too_large" in large.read()) == (413, True)
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
             headers = {"Idempotency-Key": new_key(), "Transfer-Encoding": "chunked"}
             connection.request("POST", "/local", iter([b"{}"]), headers, encode_chunked=True)
@@ -217,6 +223,22 @@ def test_a_worker_that_is_ended_in_its_handler(small_shop: Shop) -> None:
     assert small_shop.sold == ["tea"]
 
 
+def test_a_fault_of_ours_leaves_nothing_behind(small_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> Any:
+        raise ArithmeticError("a fault of ours")
+
+    app = small_shop.application("flask")
+    client = app.test_client()
+    monkeypatch.setattr("oncekey.frameworks.wsgi_exchange.decided", breaks)
+    with pytest.raises(ArithmeticError):
+        client.post("/local", json={"item": "tea"}, headers={"Idempotency-Key": new_key()})
+    monkeypatch.undo()
+    (installation,) = small_shop.once._threaded
+    assert installation.runtime.drain(0.0)
+    assert client.post("/local", json={"item": "milk"}, headers={"Idempotency-Key": new_key()}).status_code == 201
+    assert small_shop.sold == ["milk"]
+
+
 def test_enrolled_by_path(small_shop: Shop) -> None:
     calls: list[bytes] = []
 
@@ -235,6 +257,18 @@ def test_enrolled_by_path(small_shop: Shop) -> None:
         assert send(port, "/legacy", {}, key=None).status == 400
     assert (first.body, again.body, again.replayed, calls) == (b"one two", b"one two", True, [b"{}"])
     assert ("set-cookie" in first.headers, "set-cookie" in again.headers) == (True, False)
+
+
+def test_an_application_that_never_answers(small_shop: Shop) -> None:
+    once, environ = small_shop.once, {"REQUEST_METHOD": "POST", "PATH_INFO": "/legacy", "wsgi.input": io.BytesIO()}
+    enrol = {"POST /legacy": once.by_path(effects=INLINE, operation="silent")}
+    app = once.wsgi(lambda environ, start_response: [], tenant=lambda _: "acme", enrol=enrol)
+    key = {"HTTP_IDEMPOTENCY_KEY": new_key()}
+    with pytest.raises(IncompleteError):
+        app({**environ, **key}, lambda *_: None)  # type: ignore[arg-type,return-value]
+    said: list[str] = []
+    app({**environ, **key}, lambda status, _: said.append(status))  # type: ignore[arg-type,return-value,misc]
+    assert said == ["409 Conflict"]  # it was called, and nobody knows what it did
 
 
 def test_what_wsgi_cannot_do_is_said_at_once(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ class OncekeyWsgi:
                         break
                 pieces.close()
                 if exchange.capture is not None:
-                    exchange.finish(None if response.started else IncompleteError())
+                    response.check()
+                    exchange.finish(None)
         except BaseException as error:
             if exchange.unsettled:
                 exchange.finish(error)
@@ -94,11 +95,15 @@ class _Response:
         self.started = (status, headers)
         return self._written.append
 
-    def passed_on(self, pieces: Iterator[bytes], start_response: StartResponse) -> Iterable[bytes]:
-        """As if we were not there."""
+    def check(self) -> tuple[str, list[tuple[str, str]]]:
+        """Refuse what was never begun."""
         if self.started is None:
             raise IncompleteError
-        start_response(*self.started)
+        return self.started
+
+    def passed_on(self, pieces: Iterator[bytes], start_response: StartResponse) -> Iterable[bytes]:
+        """As if we were not there."""
+        start_response(*self.check())
         return pieces
 
     def captured(self, piece: bytes, capture: Capture | None) -> bool:

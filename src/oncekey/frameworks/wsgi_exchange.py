@@ -207,7 +207,7 @@ class Exchange:
         if not self.ended.entered:
             self.installation.runtime.run(flow, NOT_ENTERED)
             return
-        flow.close()
+        self.installation.runtime.abandon(flow)
         if run.pulse is not None:
             run.pulse.stop()
         if run.tx is not None:
