@@ -101,8 +101,7 @@ def test_hints_are_bounded() -> None:
     ids = [RecordId("shop", str(number)) for number in range(3)]
     for one in (*ids, ids[2]):
         hints.add(one)
-    assert [one in hints for one in ids] == [False, True, True]
-    assert len(hints) == 2
+    assert list(hints.known) == ids[1:]
 
 
 def orders(effects: Any, **policy: Any) -> Shop:

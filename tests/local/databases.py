@@ -11,7 +11,7 @@ import psycopg
 from oncekey import wire
 from oncekey.core.locks import Lock, lock_of
 from oncekey.core.model import Claim
-from oncekey.engine.run import SCHEMA
+from oncekey.engine.enrolment import SCHEMA
 from oncekey.engine.shell import AsyncEngine
 
 PACKAGES = ("psycopg", "asyncpg")

@@ -17,7 +17,7 @@ from oncekey.drivers.asyncpg_saying import begin, commit, execute, execute_alone
 from oncekey.drivers.asyncpg_transactions import WHAT, AsyncpgTransaction
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
-from oncekey.drivers.postgres_folding import as_text, folds_as_text
+from oncekey.drivers.postgres_folding import as_text
 from oncekey.drivers.postgres_reading import only_reading
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
 from oncekey.flow import Mode, astep
@@ -79,7 +79,7 @@ class AsyncpgDriver:
     @property
     def crowded(self) -> bool:
         """Whether a business transaction would have to wait for another one's end."""
-        return self._pool.crowded
+        return self._pool.business.full
 
     async def begin(self) -> AsyncpgTransaction:
         """Open a business transaction."""
@@ -89,7 +89,7 @@ class AsyncpgDriver:
         """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
         with closing(first):
             statement = next(first)
-            folds = folds_as_text(statement)
+            folds = statement.folds and statement.told is not None
             tx = await self._opened(statement if folds else None)
             try:
                 rows = tx.told if folds else None
@@ -137,22 +137,22 @@ class AsyncpgDriver:
 
     async def _opened(self, first: Statement | None) -> AsyncpgTransaction:
         """A transaction that is begun, with a first statement in the same message if there is one."""
-        for _ in range(LOSS_TRIES - 1):
+        then, what = (self._settings, WHAT) if first is None else (as_text(first), first.name)
+        losses = 0
+        while True:
+            connection = await self._pool.take()
             try:
-                return await self._opened_once(first)
+                begun = await begin(connection, then, self._limit, what)
             except LostError:
-                continue
-        return await self._opened_once(first)
-
-    async def _opened_once(self, first: Statement | None) -> AsyncpgTransaction:
-        connection = await self._pool.take()
-        try:
-            then, what = (self._settings, WHAT) if first is None else (as_text(first), first.name)
-            begun = await begin(connection, then, self._limit, what)
-        except BaseException:
-            await self._pool.give(connection)
-            raise
-        return AsyncpgTransaction(self._pool, connection, begun, self._limit, cleans=self._cleans)
+                await self._pool.give(connection)
+                losses += 1
+                if losses == LOSS_TRIES:
+                    raise
+            except BaseException:
+                await self._pool.give(connection)
+                raise
+            else:
+                return AsyncpgTransaction(self._pool, connection, begun, self._limit, cleans=self._cleans)
 
 
 class AsyncpgWithin(AsyncWithin):

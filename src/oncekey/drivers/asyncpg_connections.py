@@ -74,7 +74,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
     async def open(self, then: str, limit: float | None) -> asyncpg.transaction.Transaction:
         """Begin a transaction that asyncpg knows of; what is said next goes along in the same message."""
         transaction = self.transaction(isolation="read_committed")
-        self.attend()
+        self.unsure, self.told = False, None
         self._then = (then, limit)
         try:
             await transaction.start()
@@ -84,7 +84,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
 
     async def finish(self, text: str, limit: float | None) -> None:
         """Say the last of a transaction in one message, its COMMIT included."""
-        self.attend()
+        self.unsure, self.told = False, None
         self.tag = await super().execute(text, timeout=limit)
         self._top_xact = None
 
@@ -116,8 +116,9 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             self.terminate()
             raise
 
-    def forget_listeners(self) -> None:
-        """Take out what a handler left listening; asyncpg warns of it, as its own pool does."""
+    def rest(self, now: float) -> None:
+        """Back in the pool. What a handler left listening is taken out; asyncpg warns of it, as its own pool does."""
+        self.rested = now
         if self._listeners or len(self._log_listeners) > 1:
             self.remove_log_listener(self._hear)
             self._on_release()

@@ -72,7 +72,8 @@ class GuardedConnection:
 
     def _checked(self, query: str) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
         refuse_transaction_control(query)
-        return self._open()
+        self._lending.check()
+        return self._raw
 
     def _open(self) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
         self._lending.check()

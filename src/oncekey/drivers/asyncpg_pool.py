@@ -31,7 +31,7 @@ class AsyncpgPool:
     def __init__(self, dsn: str, size: int, timeout: float, statement_cache_size: int) -> None:
         self._dsn, self._timeout, self._cache = dsn, timeout, statement_cache_size
         self._slots = AsyncSlots(size, timeout)
-        self._business = AsyncSlots(business_share(size), timeout)
+        self.business = AsyncSlots(business_share(size), timeout)
         self._idle: list[StoreConnection] = []
         self._lent: set[StoreConnection] = set()
         self._returns: set[asyncio.Task[None]] = set()
@@ -48,23 +48,22 @@ class AsyncpgPool:
         finally:
             await self._give(connection)
 
-    @property
-    def crowded(self) -> bool:
-        """Whether business transactions hold all that they may."""
-        return self._business.full
-
     async def take(self) -> StoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
-        await self._business.acquire(deadline)
+        await self.business.acquire(deadline)
         try:
             return await self._take(deadline)
         except BaseException:
-            self._business.release()
+            self.business.release()
             raise
 
     async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
         """The end of a business transaction; what a handler used is cleaned up first, while the caller goes on."""
+        if not used and connection.is_at_rest:
+            self._put(connection)  # as nearly all of them come back
+            self.business.release()
+            return
         if not used or connection.is_closed():
             await self._given(connection, used=False)
             return
@@ -135,7 +134,7 @@ class AsyncpgPool:
             try:
                 await self._give(connection)
             finally:
-                self._business.release()
+                self.business.release()
 
     async def _give(self, connection: StoreConnection) -> None:
         try:
@@ -158,8 +157,7 @@ class AsyncpgPool:
         if stale or connection.is_closed():
             connection.terminate()
         else:
-            connection.forget_listeners()
-            connection.rested = now
+            connection.rest(now)
             self._idle.append(connection)
         self._lent.discard(connection)
         self._slots.release()

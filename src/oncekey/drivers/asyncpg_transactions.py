@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,7 +12,6 @@ from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_guard import GuardedConnection
 from oncekey.drivers.asyncpg_saying import commit, commit_with, execute, undo
 from oncekey.drivers.guard import OVER, Lending
-from oncekey.drivers.postgres_folding import row_told
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class AsyncpgTransaction:
     @property
     def told(self) -> Rows | None:
         """What a first statement that went along with BEGIN told. None: nothing."""
-        return None if self._raw.told is None else [row_told(self._raw.told)]
+        return None if self._raw.told is None else [json.loads(self._raw.told)]
 
     async def say(self, statement: Statement) -> Rows:
         """Execute a statement of ours, before the handler was there."""
@@ -116,7 +116,8 @@ class AsyncpgTransaction:
         if self._over:
             return
         self._over = True
-        self._take_back()
+        if not self._lending.over:
+            self._take_back()
         try:
             if not self._committed:
                 await undo(self._raw, self._transaction, self._limit)

@@ -187,7 +187,7 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
     if run.spent:
         return (yield from local.glance(store, locks, run.lock, claim, policy))
-    if claim.id in site.hints:
+    if claim.id in site.hints.known:
         said = yield from local.after(store, claim, policy)
         if said is not None:
             return said

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fingerprint import Fingerprints
+from oncekey.core.locks import Locks
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.policy import Policy, micros
 from oncekey.core.seed import Seeds
@@ -31,6 +32,9 @@ NEEDS_KEY = (
     "{operation}: effects={effects} is gone on with by its key, so every request needs one; "
     "say key='required', or use effects=LOCAL"
 )
+
+SCHEMA = "oncekey"
+"""What the locks of LOCAL requests are counted in."""
 
 NO_NAMESPACE = "-"
 """What stands in a scope where the policy names no namespace."""
@@ -67,6 +71,9 @@ class Enrolment:
     """How long a claim is for what."""
     fingerprints: Fingerprints = field(init=False, repr=False, compare=False)
     seeds: Seeds = field(init=False, repr=False, compare=False)
+    locks: Locks = field(init=False, repr=False, compare=False)
+    limited: bool = field(init=False, repr=False, compare=False)
+    """Whether there can be too many requests, or too old ones."""
 
     def __post_init__(self) -> None:
         policy, effects = self.policy, self.effects
@@ -87,6 +94,8 @@ class Enrolment:
                 max_depth=policy.max_json_depth,
             ),
             "seeds": Seeds(policy.secret),
+            "locks": Locks(SCHEMA, policy.secret),
+            "limited": (policy.max_request_age or policy.max_new_keys_per_second or policy.max_live_keys) is not None,
         }
         for name, value in derived.items():
             # The only way to fill in a field of a frozen class is around its guard.

@@ -30,21 +30,15 @@ OVERHEAD: Final = 1024
 class Hints:
     """The keys that this process has settled lately: for them a stored answer is the likelier find."""
 
-    __slots__ = ("_known", "_most")
+    __slots__ = ("_most", "known")
 
     def __init__(self, most: int = MOST_HINTS) -> None:
-        self._known: dict[RecordId, None] = {}
+        self.known: dict[RecordId, None] = {}
         self._most = most
-
-    def __contains__(self, record_id: object) -> bool:
-        return record_id in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def add(self, record_id: RecordId) -> None:
         """Its answer is stored. The oldest hint makes room for it."""
-        known = self._known
+        known = self.known
         if len(known) >= self._most and record_id not in known:
             del known[next(iter(known))]
         known[record_id] = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from oncekey.core.locks import lock_of
 from oncekey.core.model import Effects
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.local import Go
     from oncekey.ports import Store
-
-SCHEMA: Final = "oncekey"
 
 
 @dataclass(slots=True)
@@ -141,7 +138,7 @@ class Run:
     def lock(self) -> Lock:
         """What LOCAL in one commit locks."""
         if self._lock is None:
-            self._lock = lock_of(SCHEMA, self.claim.id, self.claim.fingerprint, self.policy.secret)
+            self._lock = self.enrolment.locks.of(self.claim.id, self.claim.fingerprint)
         return self._lock
 
     def proceeds(self, verdict: Proceed) -> None:

@@ -12,15 +12,15 @@ from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import Completed, Deferred
 from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.rows import claim_params, response_params, snapshot_of, version_proof
+from oncekey.stores.rows import claim_params, headers_text, response_params, snapshot_of, version_proof
 from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim, Duration, Instant
-    from oncekey.flow import Flow, Row, Rows, Statement, Steps, Value
+    from oncekey.core.model import Claim, Instant
+    from oncekey.flow import Flow, Row, Statement, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
@@ -38,6 +38,9 @@ WRITTEN: tuple[str, ...] = (
 LONGEST_FOLDED: Final = 32 * 1024
 """Bytes of an answer that may travel as text in the message of a COMMIT; a longer one is cheaper in one of its own."""
 
+HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
+MOST_MILLIS: Final = 2**31 - 1
+
 NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL"
 
 
@@ -54,12 +57,19 @@ class LockStore:
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
+        try:
+            scope, key = claim.id.scope.encode(), claim.id.key.encode()
+        except UnicodeEncodeError:
+            raise StoreError(HALF_A_PAIR) from None
         params: dict[str, Value] = {
-            **_numbers(lock),
-            "scope": _utf8(claim.id.scope),
-            "key": _utf8(claim.id.key),
-            "lease_ms": _millis(claim.lease),
-            "deadline_ms": _millis(claim.deadline),
+            "lock": lock.number,
+            "family": lock.family,
+            "mark": lock.mark,
+            "scope": scope,
+            "key": key,
+            # At least one, because none would be for ever, and no more than the server can count.
+            "lease_ms": min(max(1, claim.lease // 1000), MOST_MILLIS),
+            "deadline_ms": min(max(1, claim.deadline // 1000), MOST_MILLIS),
         }
         row = (yield self._statements.fold("lock", params, told="enter"))[0]
         return Locked(
@@ -110,16 +120,31 @@ class LockStore:
         response = settlement.response
         if response.body is not None and len(response.body) > LONGEST_FOLDED:
             return None
-        plain = {**claim_params(claim), "outcome": settlement.outcome.value, **response_params(response)}
-        params: dict[str, Value] = {
-            name: _utf8(value) if isinstance(value, str) else value for name, value in plain.items()
-        }
-        params["incarnation"] = claim.incarnation.bytes
-
-        def read(rows: Rows) -> Sealed:
-            return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=int(rows[0]["begun"]) == begun)
-
-        return Fold(self._statements.fold("seal", params, told="seal"), read)
+        try:
+            params: dict[str, Value] = {
+                "scope": claim.id.scope.encode(),
+                "key": claim.id.key.encode(),
+                "incarnation": claim.incarnation.bytes,
+                "operation": claim.operation.encode(),
+                "effects": claim.effects.value.encode(),
+                "recovery": claim.recovery.value.encode(),
+                "method": claim.method.encode(),
+                "path": claim.path.encode(),
+                "fingerprint": claim.fingerprint.encode(),
+                "seed": claim.seed,
+                "outcome": settlement.outcome.value.encode(),
+                "entered": claim.entered,
+                "deadline": claim.deadline,
+                "call_timeout": claim.call_timeout,
+                "ttl": claim.ttl,
+                "response_status": response.status,
+                "response_headers": headers_text(response.headers).encode(),
+                "response_body": response.body,
+                "response_schema": response.schema_version,
+            }
+        except UnicodeEncodeError:
+            raise StoreError(HALF_A_PAIR) from None
+        return Fold(self._statements.fold("seal", params, told="seal"), lambda rows: self._sealed(rows[0], begun))
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
@@ -142,16 +167,3 @@ class LockStore:
 
 def _numbers(lock: Lock) -> dict[str, Value]:
     return {"lock": lock.number, "family": lock.family, "mark": lock.mark}
-
-
-def _utf8(text: str) -> bytes:
-    """A text as bytes: in a message that is all text, nothing but their hexadecimal digits is written."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise StoreError("half of a surrogate pair cannot be stored") from None
-
-
-def _millis(span: Duration) -> int:
-    """A span as the server takes it: at least one, because none would be for ever, and no more than it can count."""
-    return min(max(1, span // 1000), 2**31 - 1)

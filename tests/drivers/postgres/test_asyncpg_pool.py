@@ -133,7 +133,7 @@ async def test_but_not_for_ever(pool):
 
 async def test_a_part_is_left_to_others(pool):
     business = await pool.take()
-    assert pool.crowded
+    assert pool.business.full
     pool._timeout = 0.05
     with pytest.raises(StoreBusyError):
         await pool.take()
@@ -141,7 +141,7 @@ async def test_a_part_is_left_to_others(pool):
     async with pool.lent() as connection:
         assert await pid_of(connection)
     await pool.give(business)
-    assert not pool.crowded
+    assert not pool.business.full
     await pool.close()
 
 

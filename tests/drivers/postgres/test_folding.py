@@ -31,7 +31,7 @@ from oncekey.core.errors import (
 from oncekey.core.model import Deferred, RecordId
 from oncekey.core.onecommit import Ground, Kind, Sealed
 from oncekey.drivers import asyncpg_saying, psycopg_saying
-from oncekey.drivers.postgres_folding import as_text, literal
+from oncekey.drivers.postgres_folding import as_text
 from oncekey.flow import Statement
 from oncekey.stores.locks import LONGEST_FOLDED
 from oncekey.stores.postgres import PostgresStore
@@ -45,6 +45,11 @@ SEAL = """
     SELECT pg_get_functiondef(p.oid) FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
     WHERE n.nspname = 'oncekey' AND p.proname = 'seal'
 """
+
+
+def literal(value: object) -> str:
+    """A value as it is written into a message."""
+    return as_text(Statement("one", "", {"value": value}, folds=True, told=":value"))
 
 
 def order() -> str:

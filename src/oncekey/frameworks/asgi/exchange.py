@@ -175,7 +175,7 @@ class Exchange:
             await lent.before_claim(enrolment)
         runtime, site = installation.life()
         limits = None
-        if resumption is None:
+        if resumption is None and enrolment.limited:
             limits = installation.limits.of(site.store, self.scope, asked.claim, enrolment.policy)
         self.runtime = runtime if lent is None else LendingRuntime(runtime, self)
         self.run = run = Run(
@@ -266,7 +266,8 @@ class Exchange:
 
     async def close(self) -> None:
         """Whatever happened: no transaction, timer or file stays behind."""
-        self._intake.release()
+        if self.phase is not Phase.DONE:
+            self._intake.release()
         if self._capture is not None:
             self._capture.close()
         try:
@@ -275,7 +276,8 @@ class Exchange:
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
                 await shielded(self._abandon(self._flow))
         finally:
-            self._leave()
+            if self._counted or self._task is not None:
+                self._leave()
 
     async def _abandon(self, flow: Life[Answer | Bypass | None]) -> None:
         """A fault of ours kept the flow from its end. A handler that was not called gives its claim back.
@@ -313,6 +315,7 @@ class Exchange:
     async def _deliver(self, answer: Answer) -> None:
         self.phase = Phase.DONE
         await send_answer(self._send, answer)
+        self._intake.release()
 
     def _answered(self, answer: Answer) -> None:
         self.answer = answer

@@ -97,10 +97,18 @@ def request_for(enrolment: Enrolment) -> Exchange | Visit:
     innermost = current.get()
     if innermost is None:
         raise RuntimeError(NO_REQUEST)
-    request = request_of(enrolment.owner)
+    owner, alone = enrolment.owner, True
+    request: Exchange | Visit | None = None
+    each: Exchange | Visit | None = innermost
+    while each is not None:
+        alone = alone and each.phase is Phase.OPEN
+        if request is None and each.installation.engines is owner:
+            request = each
+        each = each.outer
     if request is None:
         raise RuntimeError(NOT_INSTALLED.format(operation=enrolment.operation))
-    check_alone()
+    if not alone:
+        raise RuntimeError(ONE_OPERATION)
     scope = innermost.scope
     if getattr(scope.get("endpoint"), "__oncekey__", None) is not enrolment:
         caller = _other_endpoint(scope, enrolment)
@@ -139,7 +147,10 @@ def endpoint_of(scope: Scope) -> Any:  # noqa: ANN401
 
 def enrolment_of(scope: Scope, owner: object) -> Enrolment | None:
     """How a `Once` protects the endpoint that was routed to; what another one protects is not its own to commit."""
-    enrolment: Enrolment | None = getattr(endpoint_of(scope), "__oncekey__", None)
+    endpoint = scope.get("endpoint")
+    enrolment: Enrolment | None = getattr(endpoint, "__oncekey__", None)
+    if enrolment is None and endpoint is not None:
+        enrolment = getattr(endpoint_of(scope), "__oncekey__", None)
     return enrolment if enrolment is not None and enrolment.owner is owner else None
 
 

@@ -59,6 +59,7 @@ class _Held(Generic[Conn]):
         parcels: Parcels | None = None,
         course: Course | None = None,
         deferring: bool = False,
+        stepping: Stepping | None = None,
     ) -> None:
         self._key = key
         self._scope = scope
@@ -69,6 +70,7 @@ class _Held(Generic[Conn]):
         self._parcels = parcels
         self._course = course
         self._deferring = deferring
+        self._stepping = stepping
         self.kept = False
         self.rolled_back = False
 
@@ -142,10 +144,6 @@ class _Held(Generic[Conn]):
 
 class Operation(_Held[Conn]):
     """One protected request, for an `async def` handler."""
-
-    def __init__(self, *, stepping: Stepping | None = None, **held: Any) -> None:  # noqa: ANN401  (what is held)
-        super().__init__(**held)
-        self._stepping = stepping
 
     # Each has two signatures, because a type checker cannot solve `Awaitable[R] | R` for a coroutine or a lambda.
 
@@ -234,10 +232,6 @@ class Operation(_Held[Conn]):
 
 class SyncOperation(_Held[Conn]):
     """One protected request, for a `def` handler, which runs in a thread."""
-
-    def __init__(self, *, stepping: Stepping | None = None, **held: Any) -> None:  # noqa: ANN401  (what is held)
-        super().__init__(**held)
-        self._stepping = stepping
 
     def phase(self, name: str, fn: Callable[[Any], R]) -> R:
         """Run `fn(connection)` in a transaction of its own; done once, its result is kept and given back ever after."""

@@ -13,8 +13,8 @@ from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.showing import describe, in_flight
 from oncekey.engine.answering import refusal
+from oncekey.engine.enrolment import SCHEMA
 from oncekey.engine.operate import look
-from oncekey.engine.run import SCHEMA
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.claiming import scope_for
 

@@ -1,0 +1,92 @@
+"""What one request may cost: calls into oncekey, and messages to PostgreSQL.
+
+Both are counted and not timed, so they stay the same on every machine. A change that needs more says so here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
+from frameworks.shop import new_key
+from harness.calls import counted
+from harness.cutting import CuttingProxy
+from harness.dsn import through
+from oncekey.effects import LOCAL
+from oncekey.frameworks.asgi.operation import Operation
+
+BUDGETS = {"asyncpg": (150, 110), "psycopg": (175, 110), "sqlite": (160, 110)}
+"""Calls for a new key and for a replay."""
+
+
+@pytest.fixture(params=sorted(BUDGETS))
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def database(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if kind == "sqlite":
+        return SqliteFile(tmp_path / "shop.db")
+    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), kind)
+
+
+def ordering(database: Any) -> RealShop:
+    shop = RealShop(database)
+
+    @shop.app.post("/orders", status_code=201)
+    @shop.once.protect(effects=LOCAL)
+    async def create(op: Operation, item: str) -> dict[str, str]:
+        await database.insert(op.connection, item)
+        return {"item": item}
+
+    return shop
+
+
+async def test_calls(kind: str, database: Any) -> None:
+    async with ordering(database).open() as shop:
+        for number in range(2):  # caches are filled, statements prepared
+            for _ in range(2):
+                assert (await shop.send(f"/orders?item={number}", key=f"warming-up-{number:016}")).status == 201
+        key = new_key()
+        with counted() as first:
+            assert (await shop.send("/orders?item=tea", key=key)).status == 201
+        with counted() as again:
+            assert (await shop.send("/orders?item=tea", key=key)).replayed
+    new, replay = BUDGETS[kind]
+    assert first.entries <= new, first.report()
+    assert again.entries <= replay, again.report()
+
+
+@pytest.mark.parametrize("kind", ["asyncpg", "psycopg"])
+async def test_messages(kind: str, postgres_dsn: str) -> None:
+    with CuttingProxy.before(postgres_dsn) as proxy:
+        direct = PostgresDatabase(postgres_dsn, kind)
+        database = PostgresDatabase.__new__(PostgresDatabase)
+        database.dsn, database.package = direct.dsn, kind
+        database.url = direct.url.replace(
+            postgres_dsn.split("://")[1], through(postgres_dsn, proxy.port).split("://")[1]
+        )
+        async with ordering(database).open() as shop:
+            for number in range(3):
+                for _ in range(2):  # asyncpg asks the server to prepare what it has not said before
+                    await shop.send(f"/orders?item={number}", key=f"warming-up-{number:016}")
+            key = new_key()
+            proxy.count()
+            assert (await shop.send("/orders?item=tea", key=key)).status == 201
+            said = [message for message, _ in proxy.messages]
+            assert len(said) == 3, said
+            proxy.count()
+            assert (await shop.send("/orders?item=tea", key=key)).replayed
+            assert len(proxy.messages) == 1
+            # Another process has no hint: it meets the record under the lock.
+            (installation,) = shop.once._installed.values()
+            installation.life()[1].hints.known.clear()
+            await shop.send("/orders?item=tea", key=key)
+            proxy.count()
+            assert (await shop.send("/orders?item=tea", key=key)).replayed
+            assert len(proxy.messages) <= 3
