@@ -132,7 +132,7 @@ async def test_the_status_resource_says_so(database: Any, caplog: pytest.LogCapt
 async def test_an_owner_whose_record_became_unreadable_does_not_claim_success(database: Any) -> None:
     # P3: a later version took the key over while the handler ran
     async with shop_on(database).open() as shop:
-        taken = "fence = fence + 1, version = version + 1, owner = 'later', memo = 'x'"
+        taken = "fence = fence + 1, version = version + 1, owner = 'later', effects = 'entangled'"
 
         @shop.app.post("/slow")
         @shop.once.protect(effects=INLINE)

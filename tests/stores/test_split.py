@@ -15,7 +15,7 @@ from oncekey import wire
 from oncekey.core.migrations import Phase
 from oncekey.core.model import Doubtful, Effects, EntryKind, MemoEntry, Proceed, RecordId, Recovery, State
 from oncekey.core.policy import Policy
-from oncekey.core.upkeep import Page
+from oncekey.core.upkeep import Expired
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.engine import migrate
@@ -380,8 +380,7 @@ def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
     kept, lease = begun(world)
     world.settle(lease, answered())
     world.advance(10 * 24 * 3600 * 1_000_000)
-    page: Page = world.go(world.store.upkeep.expiring(10, 0))
-    assert world.go(world.store.upkeep.purge(page.records, 0)) == 1
+    assert world.go(world.store.upkeep.purge(Expired(0, world.clock()), 10)).moved == 1
     plain = a_claim()
     world.settle(world.owned(plain), answered())
     with psycopg.connect(dsn) as connection:
