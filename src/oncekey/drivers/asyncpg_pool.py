@@ -60,7 +60,7 @@ class AsyncpgPool:
 
     async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
         """The end of a business transaction; what a handler used is cleaned up first, while the caller goes on."""
-        if not used and connection.is_at_rest:
+        if not used and not connection.is_closed() and connection.is_at_rest:
             self._put(connection)  # as nearly all of them come back
             self.business.release()
             return

@@ -91,7 +91,8 @@ class Shelf(Generic[C]):
 
     def _empty(self) -> None:
         while self._idle:
-            self._idle.pop().pgconn.finish()
+            connection = self._idle.pop()  # by a name: psycopg warns of one that is forgotten before it is closed
+            connection.pgconn.finish()
 
     def _forget_parents(self) -> None:
         """After a fork the sockets are the parent's: to close one here would say goodbye in its name."""
