@@ -178,7 +178,9 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
     except StoreError:
         # Past the lease, too: until somebody else owns the record, its owner's word is the best there is.
         yield Later(lambda: _settle_or_testify(run, lease, settlement), run.policy.deadline.total_seconds())
-        return in_doubt(run) if isinstance(settlement, Completed | Doubtful | Deferred) else refused(run, NOT_THERE)
+        # Whoever has steps may have taken some, whose reply was lost perhaps: "not accepted" would be untrue of them.
+        nothing = isinstance(settlement, Discarded) or (isinstance(settlement, Retryable) and run.course is None)
+        return refused(run, NOT_THERE) if nothing else in_doubt(run)
     if settled.ours:
         _noted(run, settled)
         return None
