@@ -18,7 +18,15 @@ Function: TypeAlias = "Callable[..., Rows]"
 Flaw: TypeAlias = Callable[[Function], Function]
 
 STEPS: Final = ("checkpoint", "announce", "result", "withdraw", "settle_handed_back")
-OWNERS: Final = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "settle_deferred", "discard", *STEPS)
+OWNERS: Final = (
+    "renew",
+    "settle_completed",
+    "settle_retryable",
+    "settle_unknown",
+    "settle_deferred",
+    "discard",
+    *STEPS,
+)
 _OF_A_PARCEL: Final = frozenset({"park", "postpone", "deliver"})
 STRANGERS: Final = (
     "take_over",
