@@ -9,15 +9,16 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from crash.places import a_place
 from oncekey.core.model import Effects
 from oncekey.engine import steps
-from oncekey.engine.shell import AsyncEngine
+from oncekey.engine.effects import Life
+from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.testing.clock import ManualClock
 from oncekey.testing.crash.lives import Teller, owned, pass_time, request, wrong
 from oncekey.testing.crash.patching import patched
@@ -26,6 +27,8 @@ from oncekey.testing.crash.runtime import MortalLoop, MortalThreads
 from oncekey.testing.crasher import Crasher, Fault, Manner, Point
 from oncekey.testing.lives import Heard
 from oncekey.wire import Kind
+
+T = TypeVar("T")
 
 BOTH = (Kind.SQLITE, Kind.POSTGRES)
 ROUNDS = 4
@@ -55,64 +58,69 @@ def cuts(points: list[Point], manner: Manner) -> list[Fault]:
     return [Fault(point, manner) for point in points]
 
 
-def in_threads(place: Place, clock: ManualClock, effects: Effects, key: str, *faults: Fault) -> list[Point]:
-    """One life of a process, and then others that come back for it until there is an answer."""
-    with closing(place.blocking(clock)) as engine:
-        teller = Teller(place.insert_now)
-        crasher = Crasher(*faults)
-        MortalThreads(engine, crasher).live(request(engine.store, teller, effects, key))
+class Deaths:
+    """Lives of a process that ends at a point, and of others that come back for what it left behind."""
+
+    def __init__(self, place: Place, engine: Engine, effects: Effects, clock: ManualClock) -> None:
+        self.place, self.engine, self.effects, self.clock = place, engine, effects, clock
+
+    def die(self, key: str, *faults: Fault) -> list[Point]:
+        teller, crasher = Teller(self.place.insert_now), Crasher(*faults)
+        self._live(crasher, teller, key)
         assert crasher.struck is bool(faults)
         heard: Heard | None = None
         for _ in range(ROUNDS):
-            pass_time(clock)
-            heard = MortalThreads(engine, Crasher()).live(request(engine.store, teller, effects, key))
-        assert not wrong(effects, heard, place.look(key), teller), f"{effects} cut off at {faults}"
-    return crasher.points
+            pass_time(self.clock)
+            heard = self._live(Crasher(), teller, key)
+        assert not wrong(self.effects, heard, self.place.look(key), teller), f"{self.effects} died at {faults}"
+        return crasher.points
+
+    def _live(self, crasher: Crasher, teller: Teller, key: str) -> Heard | None:
+        return MortalThreads(self.engine, crasher).live(request(self.engine.store, teller, self.effects, key))
 
 
 @pytest.mark.parametrize("effects", Effects)
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
 def test_a_process_dies_at_every_effect_and_statement(place: Place, effects: Effects) -> None:
     names, clock = keys(), ManualClock()
-    points = in_threads(place, clock, effects, next(names))
-    assert {str(point) for point in points} >= SEEN[effects]
+    with closing(place.blocking(clock)) as engine:
+        deaths = Deaths(place, engine, effects, clock)
+        points = deaths.die(next(names))
+        assert {str(point) for point in points} >= SEEN[effects]
 
-    for fault in cuts(points, Manner.DIE):
-        in_threads(place, clock, effects, next(names), fault)
+        for fault in cuts(points, Manner.DIE):
+            deaths.die(next(names), fault)
 
 
 class Interruptions:
     """Lives that are interrupted, in threads or under asyncio; nothing is owned afterwards, and no time passes."""
 
     def __init__(self, place: Place, effects: Effects) -> None:
-        self.place, self.effects, self.clock = place, effects, ManualClock()
+        self.place, self.effects = place, effects
 
-    def threads(self, key: str, *faults: Fault) -> list[Point]:
-        with closing(self.place.blocking(self.clock)) as engine:
-            teller, crasher = Teller(self.place.insert_now), Crasher(*faults)
-            runtime = MortalThreads(engine, crasher)
-            flow = request(engine.store, teller, self.effects, key)
-            runtime.live_on(flow)
-            assert flow.gi_frame is None
-            runtime.run_errands()
-            again = request(engine.store, teller, self.effects, key)
-            self._judge(key, faults, crasher, teller, MortalThreads(engine, Crasher()).live_on(again))
+    def threads(self, engine: Engine, key: str, *faults: Fault) -> list[Point]:
+        teller, crasher = Teller(self.place.insert_now), Crasher(*faults)
+        runtime = MortalThreads(engine, crasher)
+        flow = request(engine.store, teller, self.effects, key)
+        runtime.live_on(flow)
+        assert flow.gi_frame is None
+        assert not runtime.open
+        runtime.run_errands()
+        again = request(engine.store, teller, self.effects, key)
+        self._judge(key, faults, crasher, teller, MortalThreads(engine, Crasher()).live_on(again))
         return crasher.points
 
-    async def loop(self, key: str, *faults: Fault) -> list[Point]:
-        inner = self.place.engine(self.clock)
+    async def loop(self, inner: AsyncEngine, key: str, *faults: Fault) -> list[Point]:
         teller, crasher = Teller(self.place.insert), Crasher(*faults)
-        try:
-            engine = AsyncEngine(inner.store, crasher.driver(inner.driver))
-            runtime = MortalLoop(engine, crasher)
-            flow = request(engine.store, teller, self.effects, key)
-            await runtime.live(flow)
-            assert flow.gi_frame is None
-            await runtime.run_errands()
-            again = request(inner.store, teller, self.effects, key)
-            self._judge(key, faults, crasher, teller, await MortalLoop(inner, Crasher()).live(again))
-        finally:
-            await inner.close()
+        engine = AsyncEngine(inner.store, crasher.driver(inner.driver))
+        runtime = MortalLoop(engine, crasher)
+        flow = request(engine.store, teller, self.effects, key)
+        await runtime.live(flow)
+        assert flow.gi_frame is None
+        assert not crasher.holds
+        await runtime.run_errands()
+        again = request(inner.store, teller, self.effects, key)
+        self._judge(key, faults, crasher, teller, await MortalLoop(inner, Crasher()).live(again))
         return crasher.points
 
     def _judge(
@@ -123,25 +131,48 @@ class Interruptions:
         assert crasher.struck is bool(faults), where
         assert not owned(left), where
         assert not wrong(self.effects, heard, left, teller), where
+        in_the_call = any("effect-Call" in fault.point.what for fault in faults)
+        assert len(teller.charges) <= 1 or in_the_call, f"{where}: a result that was there is paid for twice"
 
 
 @pytest.mark.parametrize("effects", Effects)
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
 def test_a_thread_is_interrupted_at_every_effect_and_statement(place: Place, effects: Effects) -> None:
     trial, names = Interruptions(place, effects), keys()
-    points = trial.threads(next(names))
-    assert {str(point) for point in points} >= SEEN[effects]
+    with closing(place.blocking(ManualClock())) as engine:
+        points = trial.threads(engine, next(names))
+        assert {str(point) for point in points} >= SEEN[effects]
 
-    for fault in cuts(points, Manner.INTERRUPT):
-        trial.threads(next(names), fault)
+        for fault in cuts(points, Manner.INTERRUPT):
+            trial.threads(engine, next(names), fault)
 
 
 @pytest.mark.parametrize("effects", Effects)
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
 async def test_a_task_is_cancelled_at_every_effect_and_statement(place: Place, effects: Effects) -> None:
     trial, names = Interruptions(place, effects), keys()
-    points = await trial.loop(next(names))
-    assert {str(point) for point in points} >= SEEN[effects]
+    engine = place.engine(ManualClock())
+    try:
+        points = await trial.loop(engine, next(names))
+        assert {str(point) for point in points} >= SEEN[effects]
 
-    for fault in cuts(points, Manner.INTERRUPT):
-        await trial.loop(next(names), fault)
+        for fault in cuts(points, Manner.INTERRUPT):
+            await trial.loop(engine, next(names), fault)
+    finally:
+        await engine.close()
+
+
+def dropped(flow: Callable[[], Life[T]]) -> Life[T]:
+    """What is interrupted while it is written down is not written down once more."""
+    return (yield from flow())
+
+
+@pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
+def test_the_mutant_that_drops_a_result_at_a_cancellation_is_caught(place: Place) -> None:
+    """The result of a call was there, and whoever goes on has to make the call again."""
+    trial, names = Interruptions(place, Effects.PHASED), keys()
+    at = Fault(Point.parse("before:effect-result"), Manner.INTERRUPT)
+    with closing(place.blocking(ManualClock())) as engine:
+        trial.threads(engine, next(names), at)
+        with patched((steps, "_to_its_end", dropped)), pytest.raises(AssertionError, match="paid for twice"):
+            trial.threads(engine, next(names), at)

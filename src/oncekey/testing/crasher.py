@@ -212,6 +212,11 @@ class Crasher:
         self._open.clear()
         self._inner.clear()
 
+    @property
+    def holds(self) -> bool:
+        """Whether a business transaction is open."""
+        return bool(self._open)
+
     def opened(self, tx: MortalTransaction) -> None:
         """A business transaction began."""
         self._open.append(tx)

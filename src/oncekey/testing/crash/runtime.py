@@ -14,7 +14,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from oncekey.engine.effects import Beat, Begin, Commit, Drop, Keep, Later, Sleep
+from oncekey.engine.effects import Beat, Begin, Commit, Drop, Keep, Later, Rollback, Sleep
 from oncekey.flow import Mode, Transaction, adrive, drive
 from oncekey.runtimes.aio import AsyncRuntime, Changed, Drain, shielded
 from oncekey.runtimes.threads import ThreadRuntime
@@ -113,6 +113,8 @@ class MortalThreads(ThreadRuntime):
                     raise
             case Commit():
                 return self._committed(effect)
+            case Rollback(tx=tx):
+                return self._end(tx).rollback()
             case Sleep():
                 return None
             case Beat():

@@ -262,7 +262,7 @@ class World:
     def _fate(self, steps: int, *, cancels: bool = False) -> Fate | None:
         weather, dice = self.scheduler.weather, self.dice
         if cancels and dice.chance(weather.cancelled):
-            return Fate(Doom.CANCEL, dice.between(2, steps))
+            return Fate(Doom.CANCEL, dice.between(2, dice.pick((steps, 2 * steps))))
         if dice.chance(weather.crash):
             return Fate(Doom.CRASH, dice.between(2, steps))
         if dice.chance(weather.pause):
