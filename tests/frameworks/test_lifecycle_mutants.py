@@ -1,4 +1,4 @@
-"""Adapters that break the order of the lifecycle, and the tests that catch them: whole first, settled next, then sent."""
+"""Adapters that break the order of the lifecycle, and what catches them: whole first, settled next, then sent."""
 
 from __future__ import annotations
 

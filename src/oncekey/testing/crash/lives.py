@@ -97,7 +97,7 @@ def request(store: Store, teller: Teller, effects: Effects, key: str) -> Life[He
 
 
 def wrong(effects: Effects, heard: Heard | None, left: dict[str, Rows], teller: Teller) -> list[str]:
-    """What is not as it must be once there is an answer; of INLINE somebody may know nothing, but nobody calls twice."""
+    """What is not as it must be once there is an answer. INLINE may end in a doubt, and never in a second call."""
     found = Counter(str(row["kind"]) for row in left["effects"])
     calls, distinct = len(teller.charges), len(set(teller.charges))
     unknown = heard is not None and heard.code is Code.OUTCOME_UNKNOWN

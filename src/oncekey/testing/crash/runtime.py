@@ -1,9 +1,9 @@
 """The runtimes of the proof at every effect: those that ship, with a crasher beside each effect and each statement.
 
-`MortalThreads` and `MortalLoop` perform effects exactly as `ThreadRuntime` and `AsyncRuntime` do, with a point before and
-after each (`before:effect-Begin:1`), and one for each statement inside (`after:commit_new:1`, `before:commit:1`). At a
-point the crasher kills, interrupts or loses a reply. A process that dies is not told: its frame is kept where it stands,
-no `finally` runs, and its connections are ended as a server ends those of a dead client.
+`MortalThreads` and `MortalLoop` perform effects as `ThreadRuntime` and `AsyncRuntime` do, with a point before and after
+each (`before:effect-Begin:1`), and one for each statement inside (`after:commit_new:1`, `before:commit:1`). At a point
+the crasher kills, interrupts or loses a reply. A process that dies is not told: its frame is kept where it stands, no
+`finally` runs, and its connections are ended as a server ends those of a dead client.
 
 Time stands still here. Heartbeats do not beat, nobody sleeps, and errands are run by whoever asks for that.
 """
@@ -75,7 +75,7 @@ class MortalThreads(ThreadRuntime):
             return None
 
     def live_on(self, flow: Life[T]) -> T | None:
-        """Perform a flow as the runtime that ships does; None if it was interrupted, which has nobody hear its answer."""
+        """Perform a flow as the runtime that ships does; None if it was interrupted: then nobody hears its answer."""
         try:
             return cast("T", self.run(flow))
         except Cut:
@@ -155,7 +155,7 @@ class MortalLoop(AsyncRuntime):
         self.crasher = crasher
         self.errands: list[Later] = []
         self._real = self._transact
-        self._transact = self._between  # type: ignore[method-assign,assignment]
+        self._transact = self._between
 
     async def live(self, flow: Life[T]) -> T | None:
         """Perform a flow; None if it was cancelled where nothing is to be said."""
@@ -191,7 +191,8 @@ class MortalLoop(AsyncRuntime):
             case Beat():
                 result = Still()
             case Later():
-                result = self.errands.append(effect)
+                self.errands.append(effect)
+                result = None
             case _:
                 result = await super().perform(effect)
         try:

@@ -1,10 +1,10 @@
-"""The lifecycle, a server and workers with one rule broken: each differs from the real one in one function or method."""
+"""The lifecycle, a server and workers with one rule broken: each differs from the real one in one function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid5
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.flow import Statement
 from oncekey.stores.locks import STATEMENTS
-from oncekey.stores.memory import find, supersede
 from oncekey.stores.memory import claim as reserve
+from oncekey.stores.memory import find, supersede
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Parcel
-    from oncekey.flow import Command, Rows, Steps
+    from oncekey.flow import Command, Rows, Steps, Value
     from oncekey.testing.sim.steps import OpenTransaction
 
+Columns: TypeAlias = Any
+"""Columns of any kind, as a statement's parameters."""
 Line: TypeAlias = dict[str, Any]
 Table: TypeAlias = dict[tuple[str, str], Line]
 Held: TypeAlias = "dict[int, tuple[OpenTransaction, int]]"
@@ -32,37 +34,46 @@ _DEFERRED: Final = {"state": "pending", "recovery_point": "started", "owner": No
 
 
 def lock(
-    table: Table, *, locks: Held, tx: OpenTransaction, lock: int, mark: int, scope: str, key: str, now: Instant, **_: Any
-) -> Rows:  # fmt: skip
+    table: Table,
+    *,
+    locks: Held,
+    tx: OpenTransaction,
+    lock: int,
+    mark: int,
+    scope: str,
+    key: str,
+    now: Instant,
+    **_: Columns,
+) -> Rows:
     """Try the lock, then look."""
     holder, other = locks.setdefault(lock, (tx, mark))
     row = find(table, scope=scope, key=key, now=now)[0]
     return [{**row, "locked": holder is tx, "other": holder is not tx and other != mark, "begun": tx.begun}]
 
 
-def held(_: Table, *, locks: Held, lock: int, **__: Any) -> Rows:
+def held(_: Table, *, locks: Held, lock: int, **__: Columns) -> Rows:
     """Whether somebody has it."""
     return [{"held": lock in locks}]
 
 
-def holder(_: Table, *, locks: Held, lock: int, mark: int, **__: Any) -> Rows:
+def holder(_: Table, *, locks: Held, lock: int, mark: int, **__: Columns) -> Rows:
     """Whose request has it."""
     if lock not in locks:
         return [{"holder": "nobody"}]
     return [{"holder": "somebody" if locks[lock][1] == mark else "other"}]
 
 
-def commit_new(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Any) -> Rows:
+def commit_new(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
     """A finished record where none was; a row that is there stays, and nothing is returned."""
     return _inserted(table, now, tx, columns, {**_ANSWERED, "outcome": outcome, "finished_at": now})
 
 
-def defer_new(table: Table, *, now: Instant, tx: OpenTransaction, **columns: Any) -> Rows:
+def defer_new(table: Table, *, now: Instant, tx: OpenTransaction, **columns: Columns) -> Rows:
     """A record that waits for its worker, where none was."""
     return _inserted(table, now, tx, columns, _DEFERRED)
 
 
-def commit_retryable(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Any) -> Rows:
+def commit_retryable(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
     """The answer of a record that had failed, in the same life."""
     line = _seen(table, columns)
     if line is None or line["state"] != "failed_retryable" or line["effects"] != "local" or line["expires_at"] <= now:
@@ -85,17 +96,17 @@ def commit_retryable(table: Table, *, now: Instant, tx: OpenTransaction, outcome
     return [{**line, "begun": tx.begun}]
 
 
-def commit_anew(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Any) -> Rows:
+def commit_anew(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
     """A finished record in the place of one whose time is over."""
     return _anew(table, now, tx, columns, {**_ANSWERED, "outcome": outcome, "finished_at": now})
 
 
-def defer_anew(table: Table, *, now: Instant, tx: OpenTransaction, **columns: Any) -> Rows:
+def defer_anew(table: Table, *, now: Instant, tx: OpenTransaction, **columns: Columns) -> Rows:
     """A record that waits for its worker, in the place of one whose time is over."""
     return _anew(table, now, tx, columns, _DEFERRED)
 
 
-def put_parcel(_: Table, **__: Any) -> Rows:
+def put_parcel(_: Table, **__: Columns) -> Rows:
     """The database itself keeps parcels: they are no part of the record."""
     return []
 
@@ -107,7 +118,12 @@ class Outbox:
     def putting(parcels: tuple[Parcel, ...]) -> Steps[None]:
         """Write parcels as part of an open transaction."""
         for one in parcels:
-            said = {"scope": one.record_id.scope, "key": one.record_id.key, "parcel": str(one.incarnation), "now": None}
+            said: dict[str, Value] = {
+                "scope": one.record_id.scope,
+                "key": one.record_id.key,
+                "parcel": str(one.incarnation),
+                "now": None,
+            }
             yield Statement(PUT, put_parcel, said)
 
 

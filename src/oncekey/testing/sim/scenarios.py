@@ -22,7 +22,7 @@ class Scenario:
 
     effects: tuple[Effects, ...] = tuple(Effects)
     locks: tuple[float, ...] = (1.0, 0.0, 0.5)
-    """How many hosts know the store's locks, so that LOCAL is one commit; the others claim first, as before a deploy."""
+    """How many hosts know the store's locks, so that LOCAL is one commit; the others claim first."""
     quiet: tuple[int, ...] = ()
     """The beats at which no client comes."""
     wakes: tuple[int, ...] = tuple(range(len(BEATS)))

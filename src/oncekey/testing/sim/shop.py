@@ -1,4 +1,4 @@
-"""The handlers of the simulated shop, one for each kind of effects, as flows of effects: what an application's code does.
+"""The handlers of the simulated shop, one for each kind of effects, as flows: what an application's code does.
 
 A handler's body begins with the life of the key that it ran in, so that whoever reads an answer knows whose it is.
 """

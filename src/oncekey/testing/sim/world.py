@@ -22,11 +22,11 @@ from oncekey.testing.sim.clock import EPOCH, Clock
 from oncekey.testing.sim.database import Database
 from oncekey.testing.sim.dice import Dice
 from oncekey.testing.sim.hosts import Doom, Fate, Host
+from oncekey.testing.sim.onecommit import Outbox
 from oncekey.testing.sim.plan import Plan, draw_plan
 from oncekey.testing.sim.provider import Provider
-from oncekey.testing.sim.scheduler import Scheduler
-from oncekey.testing.sim.onecommit import Outbox
 from oncekey.testing.sim.runtime import Asked
+from oncekey.testing.sim.scheduler import Scheduler
 from oncekey.testing.sim.shop import PROMISES
 from oncekey.testing.sim.steps import OpenTransaction, Point, Wait
 from oncekey.testing.sim.timing import (
@@ -46,11 +46,11 @@ from oncekey.testing.sim.workers import Watch
 if TYPE_CHECKING:
     from oncekey import ports
     from oncekey.core.model import Duration, Instant
+    from oncekey.engine.run import Run
     from oncekey.testing.sim.database import Line
     from oncekey.testing.sim.parts import Parts
-    from oncekey.testing.sim.scenarios import Scenario
-    from oncekey.engine.run import Run
     from oncekey.testing.sim.runtime import Answer
+    from oncekey.testing.sim.scenarios import Scenario
     from oncekey.testing.sim.steps import Mailbox, Process
     from oncekey.testing.sim.workers import Worker
 
