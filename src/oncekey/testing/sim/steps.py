@@ -163,10 +163,10 @@ def transact(transaction: Transaction[T]) -> Process[T]:
     tx: OpenTransaction = yield Open()
     try:
         result = yield from within(tx, transaction.body())
+        yield Commit(tx)
     except (Exception, Interrupted):
         yield Rollback(tx)
         raise
-    yield Commit(tx)
     return result
 
 
