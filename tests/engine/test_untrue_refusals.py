@@ -1,4 +1,4 @@
-"""What a client hears when a settlement cannot be written: "not accepted" only where that is true of everything done."""
+"""What a client hears when a settlement cannot be written: "not accepted" only where nothing of it was done."""
 
 from __future__ import annotations
 
