@@ -8,7 +8,7 @@ import pytest
 
 from oncekey.core.model import Code
 from oncekey.testing.checker import LOOKS, Rule, check
-from oncekey.testing.history import Effect, Final, History, Kind, Operation, Proof, Write
+from oncekey.testing.history import Effect, Final, History, Kind, Lapse, Operation, Proof, Sighting, Write
 
 SCOPE, KEY = "tenant", "key"
 A, B = "body-a", "body-b"
@@ -340,6 +340,26 @@ def test_an_answer_that_is_removed_too_early_by_a_clock_that_nobody_can_set() ->
     reaped = write(5000, None, 1, 2, proof=Proof.VERSION, proven_version=2, elapsed=100)
 
     assert broken(History(writes=(*GOOD.writes, reaped))) == {Rule.KEPT}
+
+
+def test_what_is_seen_only_while_it_happens() -> None:
+    for lapse, rule in ((Lapse.OVERLAP, Rule.ONE_RUNNER), (Lapse.HELD, Rule.EMPTY_HANDS)):
+        assert broken(but(sightings=(Sighting(lapse, SCOPE, KEY, "first", 3),))) == {rule}
+
+
+def test_a_life_whose_time_is_over_binds_nobody() -> None:
+    """In one commit nothing is written before the end, so the old row is there while its key is used anew."""
+    writes = tuple(replace(one, expires_at=500) for one in GOOD.writes)
+    late = op("late", 50, 60, kind=Kind.FAIL, status=None, body=None, code=Code.IN_PROGRESS)
+
+    assert Rule.REAL_TIME in broken(but(writes=writes, operations=(*GOOD.operations, replace(late, latest=499))))
+    assert Rule.REAL_TIME not in broken(but(writes=writes, operations=(*GOOD.operations, replace(late, latest=500))))
+
+
+def test_what_has_begun_denies_nothing() -> None:
+    done = effect("payment", 5)
+    told = replace(record("failed_retryable", status=None, body=None), begun=True)
+    assert broken(History(business=(done,), records=(told,), healed=True)) <= {Rule.NO_PHANTOM}
 
 
 def test_what_is_left_unfinished_after_heal() -> None:

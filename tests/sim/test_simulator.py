@@ -36,14 +36,19 @@ def crowd() -> list[Run]:
 
 @pytest.mark.parametrize("number", range(20))
 def test_no_seed_breaks_a_promise(number: int) -> None:
-    """R78, S1-S8, S11, L1, L3; F1-F3, F9, F11, F39-F41: 2,000 runs of the real code."""
+    """R78, S1-S8, S11-S13, L1, L3; F1-F3, F9, F11, F39-F41: 2,000 runs of the lifecycle that ships."""
     assert not broken([simulate(seed) for seed in chunk(number)])
 
 
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("name", ["outside", "reused", "unheard", "restored"])
+NARROWER = [(name, number) for name in ("outside", "reused", "unheard", "restored") for number in range(3)]
+
+
+@pytest.mark.parametrize(("name", "number"), [*NARROWER, ("claimed", 0), ("mixed", 0)])
 def test_no_seed_of_a_narrower_world_breaks_one(name: str, number: int) -> None:
-    """F34 where everybody is busy around the lease, F1 where keys are reused, F8 where replies are lost, F38."""
+    """F34 where everybody is busy around the lease, F1 where keys are reused, F8 where replies are lost, F38.
+
+    And R116, R123 where some hosts run LOCAL in one commit while others claim first.
+    """
     assert not broken([simulate(seed, scenario=SCENARIOS[name]) for seed in chunk(number)])
 
 
@@ -95,6 +100,31 @@ MOVES = {
     ("purge", "completed", None),
     ("purge", "failed_retryable", None),
     ("purge", "expired", None),
+    # In one commit.
+    ("commit_new", None, "completed"),
+    ("commit_retryable", "failed_retryable", "completed"),
+    ("commit_anew", "completed", "completed"),
+    ("commit_anew", "failed_retryable", "completed"),
+    ("commit_anew", "expired", "completed"),
+    ("defer_new", None, "pending"),
+    ("defer_anew", "completed", "pending"),
+    ("defer_anew", "failed_retryable", "pending"),
+    # Steps.
+    ("checkpoint", "in_progress", "in_progress"),
+    ("announce", "in_progress", "in_progress"),
+    ("result", "in_progress", "in_progress"),
+    ("result", "unknown", "in_progress"),
+    ("withdraw", "in_progress", "in_progress"),
+    ("settle_handed_back", "in_progress", "failed_retryable"),
+    ("resolve_result", "unknown", "failed_retryable"),
+    ("expire", "failed_retryable", "unknown"),
+    # A call that a worker makes.
+    ("settle_deferred", "in_progress", "pending"),
+    ("take_up", "pending", "in_progress"),
+    ("deliver", "in_progress", "completed"),
+    ("postpone", "in_progress", "pending"),
+    ("park", "in_progress", "unknown"),
+    ("resolve_not_executed", "unknown", "pending"),
 }
 
 
@@ -121,6 +151,14 @@ def test_every_move_of_the_request_path_is_made(crowd: list[Run]) -> None:
         "'s lost commit: commits",
         "'s lost commit: rolls back",
         "waits for a lock",
+        "is interrupted before",
+        "is interrupted after",
+        "is interrupted before commit",
+        "is interrupted after commit",
+        "is interrupted before result",
+        "errand: claim",
+        "holder: holder other",
+        "holder: holder somebody",
         "sets the store's clock to +",
         "sets the store's clock to -",
         "does not trust the clock",
@@ -143,7 +181,9 @@ def test_everything_that_can_go_wrong_goes_wrong(crowd: list[Run], sign: str) ->
         (Kind.FAIL, Code.OUTCOME_UNKNOWN, False),
         (Kind.FAIL, Code.KEY_REUSED, False),
         (Kind.FAIL, Code.STORE_UNAVAILABLE, False),
-        (Kind.FAIL, Code.EXECUTION_FAILED, False),
+        (Kind.FAIL, None, False),
+        (Kind.INFO, Code.IN_PROGRESS, False),
+        (Kind.INFO, Code.EXECUTION_FAILED, False),
         (Kind.INFO, Code.OUTCOME_UNKNOWN, False),
         (Kind.INFO, None, False),
     ],
@@ -152,6 +192,15 @@ def test_every_answer_is_given(crowd: list[Run], kind: Kind, code: Code | None, 
     heard = {(op.kind, op.code, op.replayed) for run in crowd for op in run.history.operations}
 
     assert (kind, code, replayed) in heard
+
+
+def test_every_kind_of_effects_comes_to_a_success_both_ways(crowd: list[Run]) -> None:
+    """LOCAL in one commit and by a claim, OUTBOX too; PHASED and INLINE by a claim."""
+    kinds = {effect.kind for run in crowd for effect in (*run.history.business, *run.history.ledger)}
+    wrote = {write.name for run in crowd for write in run.history.writes}
+
+    assert kinds == {"order", "transfer", "payment", "settlement", "charge"}
+    assert wrote >= {"commit_new", "defer_new", "settle_completed", "settle_deferred", "checkpoint", "deliver"}
 
 
 def test_a_hung_handler_does_not_hold_its_key_for_ever() -> None:

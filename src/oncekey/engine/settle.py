@@ -176,7 +176,7 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
     except StoreError:
         # Past the lease, too: until somebody else owns the record, its owner's word is the best there is.
         yield Later(lambda: _settle_or_testify(run, lease, settlement), run.policy.deadline.total_seconds())
-        return in_doubt(run) if isinstance(settlement, Completed | Doubtful | Deferred) else refused(run, NOT_THERE)
+        return refused(run, NOT_THERE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
         _noted(run, settled)
         return None
@@ -193,7 +193,14 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
             case _:
                 pass
     yield from testimony.of_answer(run.store, lease, settlement, run.policy)
+    if settled.snapshot.record is None and not (run.enrolment.transactional or _did_nothing(run, settlement)):
+        return in_doubt(run)  # the record is lost, and what was done outside is not
     return _record_says(run, settled)
+
+
+def _did_nothing(run: Run, settlement: Settlement) -> bool:
+    """Whether "not accepted" is true of it. Whoever has steps may have taken some, whose replies were lost perhaps."""
+    return isinstance(settlement, Discarded) or (isinstance(settlement, Retryable) and run.course is None)
 
 
 def _settle_or_testify(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:

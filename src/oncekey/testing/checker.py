@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import Code, State
 from oncekey.testing.edges import illegal, premature, unproven
-from oncekey.testing.history import Kind
+from oncekey.testing.history import Kind, Lapse
 from oncekey.testing.story import stories
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Rule(StrEnum):
     OUTBOX = "S9 the outbox loses and invents nothing"
     CONSERVED = "S10 what was done is accounted for"
     KEPT = "S11 kept until expiry"
+    ONE_RUNNER = "S12 one runner under a lock"
+    EMPTY_HANDS = "S13 who waits holds nothing"
     PROGRESS = "L1 progress after heal"
     EMPTY = "L2 the outbox is empty after heal"
     TRUTH = "L3 the record tells the truth"
@@ -144,7 +146,8 @@ def _real_time(story: Story) -> Iterator[str]:
             continue
         for known in _ok(story):
             life = story.life_of(known)
-            lasted = life not in story.lives or story.lives[life].lasts(op.ended)
+            there = story.lives.get(life)
+            lasted = there is None or (there.lasts(op.ended) and there.binds(op))
             told_before = known.ended is not None and known.ended < op.invoked
             if not (told_before and lasted and known.fingerprint == op.fingerprint):
                 continue
@@ -159,7 +162,8 @@ def _mismatch(story: Story) -> Iterator[str]:
             continue
         for life in story.lives.values():
             other = life.fingerprint not in {None, op.fingerprint}
-            if other and life.spans(op.invoked, op.ended) and op.code != Code.KEY_REUSED:
+            stood = life.spans(op.invoked, op.ended) and life.binds(op)
+            if other and stood and op.code != Code.KEY_REUSED:
                 yield f"{op.id} sent {op.fingerprint} for a key of {life.fingerprint}, and heard {op.code or op.status}"
 
 
@@ -192,7 +196,7 @@ def _conserved(story: Story) -> Iterator[str]:
     if not story.healed or not story.records:
         return
     told = any(_success(op) for op in _ok(story))
-    open_ended = any(record.state == State.UNKNOWN for record in story.records)
+    open_ended = any(record.state == State.UNKNOWN or record.begun for record in story.records)
     # A client may give up before its answer is there; that it could have asked is enough.
     answered = {write.incarnation for write in story.writes if write.state == State.COMPLETED}
     for effect in story.ledger:
@@ -221,6 +225,14 @@ def _kept(story: Story) -> Iterator[str]:
                 yield f"{write.name} removed an answer {finished + ttl - write.elapsed} microseconds too early"
 
 
+def _one_runner(story: Story) -> Iterator[str]:
+    yield from _seen(story, Lapse.OVERLAP)
+
+
+def _empty_hands(story: Story) -> Iterator[str]:
+    yield from _seen(story, Lapse.HELD)
+
+
 def _progress(story: Story) -> Iterator[str]:
     if not story.healed:
         return
@@ -236,7 +248,8 @@ def _truth(story: Story) -> Iterator[str]:
     effects = _by_life(story)
     for record in story.records:
         done = effects.get(record.incarnation, [])
-        if record.state == State.FAILED_RETRYABLE and done:
+        # One that has begun says so itself: its steps are stored, and whoever comes next goes on behind them.
+        if record.state == State.FAILED_RETRYABLE and done and not record.begun:
             yield f"the record says that nothing was executed, and {_names(done)} was done"
 
 
@@ -253,12 +266,20 @@ LOOKS: Mapping[Rule, Callable[[Story], Iterator[str]]] = MappingProxyType(
         Rule.OUTBOX: _outbox,
         Rule.CONSERVED: _conserved,
         Rule.KEPT: _kept,
+        Rule.ONE_RUNNER: _one_runner,
+        Rule.EMPTY_HANDS: _empty_hands,
         Rule.PROGRESS: _progress,
         Rule.EMPTY: _empty,
         Rule.TRUTH: _truth,
     }
 )
 """Rule -> how it is looked for, total."""
+
+
+def _seen(story: Story, lapse: Lapse) -> Iterator[str]:
+    for one in story.sightings:
+        if one.lapse is lapse:
+            yield f"{one.operation}: {lapse}"
 
 
 def _ok(story: Story) -> list[Operation]:

@@ -34,6 +34,10 @@ class Died(BaseException):
     """The process is dead. Whoever still asks for something in it hears this, and nothing is done."""
 
 
+class Cut(BaseException):
+    """A thread is interrupted, as by Ctrl-C or by a server that ends it."""
+
+
 class When(StrEnum):
     """On which side of something."""
 
@@ -50,6 +54,8 @@ class Manner(StrEnum):
     """It stands still while others live on, and then goes on as if nothing had been."""
     OVERTAKE = "overtake"
     """It stands still while somebody else takes its work over and dies of it; then it goes on, as a zombie."""
+    INTERRUPT = "interrupt"
+    """The request is cancelled, by its client or by a server that stops; what it still has to do is done."""
     LOSE = "lose"
     """The reply is lost: whoever spoke cannot know whether it was heard."""
     KILL = "kill"
@@ -117,6 +123,8 @@ class Crasher:
         self.struck = False
         self.ticks = ticks
         self.clock = clock
+        self.task: asyncio.Task[Any] | None = None
+        """Whom an interruption cancels; without it, it is raised in the thread that is at the point."""
         self._faults = faults
         self._meanwhile = meanwhile
         self._times: Counter[tuple[Manner | None, When, str]] = Counter()
@@ -204,6 +212,11 @@ class Crasher:
         self._open.clear()
         self._inner.clear()
 
+    @property
+    def holds(self) -> bool:
+        """Whether a business transaction is open."""
+        return bool(self._open)
+
     def opened(self, tx: MortalTransaction) -> None:
         """A business transaction began."""
         self._open.append(tx)
@@ -227,6 +240,12 @@ class Crasher:
             case Manner.LOSE:
                 self.struck = True
                 raise CommitAmbiguousError(f"the reply was lost at {point}")
+            case Manner.INTERRUPT:
+                self.struck = True
+                if self.task is None:
+                    raise Cut(str(point))
+                # From whatever thread: it arrives when the task waits next.
+                self.task.get_loop().call_soon_threadsafe(self.task.cancel)
             case Manner.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Manner.STOP:
@@ -249,8 +268,8 @@ class MortalDriver:
         """Run one transaction, as far as it gets."""
         crasher = self._crasher
         await crasher.pause(When.BEFORE, transaction.name)
-        watched = replace(transaction, body=lambda: _watched(crasher, transaction.body()))
-        result: T = await self._inner.run(watched)
+        mortal = replace(transaction, body=lambda: watched(crasher, transaction.body()))
+        result: T = await self._inner.run(mortal)
         if transaction.mode is Mode.ATOMIC:
             crasher.reach(When.AFTER, f"{COMMIT}-{transaction.name}")
         await crasher.pause(When.AFTER, transaction.name)
@@ -286,7 +305,7 @@ class MortalTransaction:
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         self._crasher.alive()
-        result = await self.inner.step(_watched(self._crasher, steps, self))
+        result = await self.inner.step(watched(self._crasher, steps, self))
         await self._crasher.pause(When.AFTER, "step")
         return result
 
@@ -333,7 +352,7 @@ class MortalConnection:
         return say
 
 
-def _watched(crasher: Crasher, steps: Steps[T], tx: MortalTransaction | None = None) -> Steps[T]:
+def watched(crasher: Crasher, steps: Steps[T], tx: MortalTransaction | None = None) -> Steps[T]:
     """A transaction's body with a point before and after each of its statements."""
     try:
         statement = next(steps)

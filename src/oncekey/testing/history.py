@@ -42,6 +42,8 @@ class Operation:
     code: str | None = None
     incarnation: str | None = None
     client: str = ""
+    latest: int | None = None
+    """The latest that the store's clock said while it was under way."""
     promises: tuple[str, ...] = ()
     """The kinds of effects that a success of it means; without any, one of whatever kind will do."""
 
@@ -118,6 +120,26 @@ class Final:
     status: int | None = None
     body: bytes | None = None
     ticket: bool = False
+    begun: bool = False
+    """It has finished steps or an open call, so whoever comes next goes on with it."""
+
+
+class Lapse(StrEnum):
+    """What can be seen only while it happens: no record and no row tells of it afterwards."""
+
+    OVERLAP = "two handlers of a key ran at once, though the first one's transaction, and with it the lock, was open"
+    HELD = "a request waited with a transaction in its hands"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A lapse that was seen, of one operation."""
+
+    lapse: Lapse
+    scope: str
+    key: str
+    operation: str
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +165,5 @@ class History:
     writes: tuple[Write, ...] = ()
     records: tuple[Final, ...] = ()
     outbox: tuple[Dispatch, ...] = ()
+    sightings: tuple[Sighting, ...] = ()
     healed: bool = False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oncekey.testing.history import Dispatch, Effect, Final, History, Operation, Write
+    from oncekey.testing.history import Dispatch, Effect, Final, History, Operation, Sighting, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,12 @@ class Life:
     fingerprint: str | None
     began: int
     ended: int | None
+    expires_at: int | None = None
+    """As its last write says: from then on the key may be used anew, though the row may still be there."""
+
+    def binds(self, operation: Operation) -> bool:
+        """Whether its time was not over while an operation was under way, as far as anybody knows."""
+        return self.expires_at is None or operation.latest is None or operation.latest < self.expires_at
 
     def spans(self, begin: int, end: int) -> bool:
         """Whether the record was there, as this life, all the time between two events."""
@@ -43,6 +49,7 @@ class Story:
     writes: list[Write] = field(default_factory=list)
     records: list[Final] = field(default_factory=list)
     outbox: list[Dispatch] = field(default_factory=list)
+    sightings: list[Sighting] = field(default_factory=list)
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -56,11 +63,13 @@ class Story:
         current: Life | None = None
         for write in self.writes:
             if current is not None and (write.state is None or write.incarnation != current.incarnation):
-                lives[current.incarnation] = Life(current.incarnation, current.fingerprint, current.began, write.at)
+                lives[current.incarnation] = replace(current, ended=write.at)
                 current = None
-            if current is None and write.state is not None:
+            if write.state is None:
+                continue
+            if current is None:
                 current = Life(write.incarnation, write.fingerprint, write.at, None)
-                lives[write.incarnation] = current
+            lives[write.incarnation] = current = replace(current, expires_at=write.expires_at)
         return lives
 
     def life_of(self, item: Operation | Effect) -> str:
@@ -113,6 +122,8 @@ def stories(history: History) -> list[Story]:
         of(record.scope, record.key).records.append(record)
     for dispatch in history.outbox:
         of(dispatch.scope, dispatch.key).outbox.append(dispatch)
+    for sighting in history.sightings:
+        of(sighting.scope, sighting.key).sightings.append(sighting)
     return list(found.values())
 
 

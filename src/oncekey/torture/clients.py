@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from oncekey.torture.asking import Answer
 
-ROUTES: Final[Mapping[str, int]] = {"/orders": 3, "/payments": 4, "/transfers": 2, "/notifications": 2}
+ROUTES: Final[Mapping[str, int]] = {"/orders": 2, "/bookings": 2, "/payments": 4, "/transfers": 2, "/notifications": 2}
 """Where requests go, and how often compared with each other."""
+_LOCAL: Final = frozenset({"/orders", "/bookings"})
 FAULTS: Final = (
     Fault.DROP_AFTER.value,
     Fault.ERROR_AFTER.value,
@@ -56,7 +57,7 @@ class Wish:
     @property
     def charges(self) -> bool:
         """Whether the provider is asked."""
-        return self.route != "/orders"
+        return self.route not in _LOCAL
 
 
 @dataclass(slots=True)
@@ -157,7 +158,7 @@ def draw(key: str, chance: Random) -> Wish:
     """A wish by chance."""
     route = chance.choices(tuple(ROUTES), tuple(ROUTES.values()))[0]
     recognises = route != "/notifications" and chance.random() < 0.7  # noqa: PLR2004  (a share)
-    declines = route != "/orders" and chance.random() < 0.06  # noqa: PLR2004
+    declines = route not in _LOCAL and chance.random() < 0.06  # noqa: PLR2004
     wanted = Wanted(key, chance.randint(1, 1_000_000), recognises, declines)
     rival = replace(wanted, cents=wanted.cents + 1) if chance.random() < 0.08 else None  # noqa: PLR2004
     leaves = rival is None and chance.random() < 0.12  # noqa: PLR2004

@@ -22,6 +22,7 @@ ROW: FinalName = "business row"
 CHARGE: FinalName = "charge"
 PROMISES: FinalName[Mapping[str, tuple[str, ...]]] = {
     "/orders": (ROW,),
+    "/bookings": (ROW,),
     "/payments": (ROW, CHARGE),
     "/transfers": (ROW, CHARGE),
     "/notifications": (CHARGE,),

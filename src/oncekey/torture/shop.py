@@ -1,4 +1,4 @@
-"""The tortured application: one route for each kind of effects, with nothing in it but what can go wrong."""
+"""The tortured application: a route for each kind of effects, LOCAL in wait mode too, and only what can go wrong."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ RECEIPT: Final = "torture.receipt"
 TRANSFER: Final = "torture.transfer"
 TRANSFER_ONCE: Final = "torture.transfer.once"
 
+WAITS: Final = {"on_in_progress": "wait", "wait_max": 1.0}
+"""A duplicate of a booking waits for the first one's end, for less than a client is patient."""
+
 FAULT: Final = "x-torture-fault"
 PAUSE: Final = "x-torture-pause"
 RAISE: Final = "x-torture-raise"
@@ -46,7 +49,8 @@ class Shop:
         self._add_topics()
         self.app = Starlette(
             routes=[
-                Route("/orders", self._orders(), methods=["POST"]),
+                Route("/orders", self._local("/orders", "torture.order"), methods=["POST"]),
+                Route("/bookings", self._local("/bookings", "torture.booking", **WAITS), methods=["POST"]),
                 Route("/payments", self._payments(), methods=["POST"]),
                 Route("/transfers", self._transfers(), methods=["POST"]),
                 Route("/notifications", self._notifications(), methods=["POST"]),
@@ -62,11 +66,11 @@ class Shop:
         )
         self.once.install(self.app, tenant=lambda _: settings.tenant)
 
-    def _orders(self) -> Any:  # noqa: ANN401  (an endpoint)
-        @self.once.protect(effects=LOCAL, operation="torture.order")
+    def _local(self, path: str, operation: str, **policy: Any) -> Any:  # noqa: ANN401  (an endpoint)
+        @self.once.protect(effects=LOCAL, operation=operation, **policy)
         async def order(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
-            made = await self.books.add_row(op.connection, "/orders", wanted.customer, wanted.label)
+            made = await self.books.add_row(op.connection, path, wanted.customer, wanted.label)
             op.emit(RECEIPT, {"customer": wanted.customer})
             await _trouble(request)
             return JSONResponse({"id": made, "attempt": op.attempt}, HTTPStatus.CREATED)

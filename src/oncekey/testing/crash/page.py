@@ -44,6 +44,7 @@ _MANNERS: Final = {
     Manner.DIE: "the process is gone; what it had not committed is rolled back, and nothing is tidied up",
     Manner.PAUSE: "it stands still past its lease, others finish its work, and it goes on as a zombie",
     Manner.OVERTAKE: "it stands still past its lease, somebody takes over and dies of it, and it goes on as a zombie",
+    Manner.INTERRUPT: "the request is cancelled, once; what it still has to do is done, and the clock stands still",
     Manner.LOSE: "a write's reply is lost, or the write itself: whoever said it cannot know",
     Manner.KILL: "`kill -9` of a real server or worker, by itself, at the place",
     Manner.STOP: "SIGSTOP of a real server or worker, by itself, at the place; SIGCONT when others are done",

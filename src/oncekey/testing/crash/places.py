@@ -57,6 +57,10 @@ class Place:
         """A process's own way to it."""
         return wire.aconnect(self.url, clock=clock)
 
+    def blocking(self, clock: Callable[[], Instant] | None) -> Engine:
+        """A process's own way to it, in threads."""
+        return wire.connect(self.url.replace("+asyncpg", "", 1), clock=clock)
+
     async def insert(self, connection: Any, kind: str, key: str, amount: int, operation: str | None) -> None:  # noqa: ANN401
         """Write a business row as a handler does, through whatever connection it was given."""
         values = (kind, key, amount, operation)
@@ -66,6 +70,11 @@ class Place:
             await connection.execute(self.sql["insert_effect"], values)
         else:
             await connection.execute(self.sql["insert_effect"], *values)
+
+    def insert_now(self, connection: Any, kind: str, key: str, amount: int, operation: str | None) -> None:  # noqa: ANN401
+        """`insert` for a handler in a thread."""
+        name = "insert_effect" if self.kind is Kind.SQLITE else "insert_effect_psycopg"
+        connection.execute(self.sql[name], (kind, key, amount, operation))
 
     def look(self, key: str) -> dict[str, Rows]:
         """All that is left of one key, by name."""

@@ -377,7 +377,7 @@ class _Run:
         return row["intent"] is not None
 
 
-RULES: Final = frozenset(Rule) - {Rule.KEPT, Rule.MISMATCH}
+RULES: Final = frozenset(Rule) - {Rule.KEPT, Rule.MISMATCH, Rule.ONE_RUNNER, Rule.EMPTY_HANDS}
 """All that a crash can break; keys are reused and reaped elsewhere."""
 
 BY_THE_RECORD: Final = frozenset({Rule.ONE_ANSWER, Rule.REAL_TIME})

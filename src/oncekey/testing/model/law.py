@@ -27,13 +27,17 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
+from oncekey.core.onecommit import Locked, ground_for
 from oncekey.core.policy import Policy
 from oncekey.core.rulings import Next, answer_from, rule
 from oncekey.core.transitions import ROWS, Actor, Row, Table, Trigger, judge, tabulate
+from oncekey.engine import local
+from oncekey.testing.crash.patching import patched
 from oncekey.testing.model.world import CHARGE, REST, Answer, Breach, Item, Proc, Rec, Scenario
 
 if TYPE_CHECKING:
     from oncekey.core.model import Effects, Verdict
+    from oncekey.engine.local import Entry
 
 NOW = 1_000 * SECOND
 """The moment at which everybody looks: what has passed lies before it, everything else after it."""
@@ -90,6 +94,7 @@ class Trial:
         self._judged: dict[tuple[object, ...], Row | None] = {}
         self._answered: dict[tuple[object, ...], Verdict] = {}
         self._ruled: dict[tuple[object, ...], Next] = {}
+        self._entered: dict[tuple[object, ...], Entry] = {}
 
     def judged(
         self,
@@ -118,6 +123,19 @@ class Trial:
             ruled = self.law.rule(snapshot, self._claim(body, route, ours=ours), self.policy, self.table)
             self._ruled[asked] = ruled
         return self._ruled[asked]
+
+    def entered(self, rec: Rec | None, body: str, route: Effects, *, taken: bool) -> Entry:
+        """What the lifecycle makes of the lock and the look (`engine.local.enter`), under this law."""
+        asked = (rec, body, route, taken)
+        if asked not in self._entered:
+            look = Locked(got=not taken, snapshot=Snapshot(self._shown(rec, route), NOW), begun=NOW)
+            law, table = self.law, self.table
+            with patched(
+                (local, "rule", lambda snapshot, claim, policy: law.rule(snapshot, claim, policy, table)),
+                (local, "ground_for", lambda snapshot, claim: ground_for(snapshot, claim, table)),
+            ):
+                self._entered[asked] = local.enter(look, self._claim(body, route, ours=False), self.policy)
+        return self._entered[asked]
 
     def answered(self, rec: Rec | None, proc: Proc) -> Verdict:
         """What the caller of a refused owner hears."""

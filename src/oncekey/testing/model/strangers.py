@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from oncekey.core.model import Effects, State
+from oncekey.core.onecommit import Kind
 from oncekey.core.rulings import ClaimAgain, Doubt, Next, Supersede, TakeOver
 from oncekey.core.transitions import Actor, Trigger
+from oncekey.engine.local import Go
 from oncekey.testing.model.law import Trial, must
 from oncekey.testing.model.owner import reply_lost, standing
 from oncekey.testing.model.sets import Said
@@ -46,7 +48,7 @@ def _request(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     if isinstance(ruled, ClaimAgain | Supersede) and used_up:
         return
     if trial.scenario.one_commit:
-        yield from _open(world, proc, ruled)
+        yield from _open(trial, world, proc)
     if isinstance(ruled, ClaimAgain):
         yield from _claim(trial, world, proc)
     elif type(ruled) in _SWAPS:
@@ -86,12 +88,12 @@ def _new(trial: Trial, world: World, proc: Proc) -> Rec:
     return Rec(len(world.books) + 1, proc.body, scenario.effects, scenario.recovery, State.IN_PROGRESS, attempts=1)
 
 
-def _open(world: World, proc: Proc, ruled: Next) -> Iterator[Move]:
-    """LOCAL in one commit: the lock is taken and the record read in one statement (L1)."""
+def _open(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
+    """LOCAL in one commit: the lock is taken and the record read in one statement, and `enter` says what that means."""
     taken = any(other.at is At.OPEN for other in world.procs)
-    stale = world.rec is not None and world.rec.state is State.IN_PROGRESS
-    if isinstance(ruled, ClaimAgain | Supersede | TakeOver) and not taken and not stale:
-        opened = proc._replace(at=At.OPEN, fresh=True, value="" if isinstance(ruled, TakeOver) else "anew")
+    entry = trial.entered(world.rec, proc.body, proc.route, taken=taken)
+    if isinstance(entry, Go):
+        opened = proc._replace(at=At.OPEN, fresh=True, value="" if entry.ground.kind is Kind.RETRYABLE else "anew")
         yield _arrives(world, opened, f"{proc.body}: takes the lock and looks")
 
 

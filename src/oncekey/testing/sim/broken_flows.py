@@ -1,100 +1,146 @@
-"""Servers and workers with one rule broken: each class or flow differs from the real one in one method."""
+"""The lifecycle, a server and workers with one rule broken: each differs from the real one in one function."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid5
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.model import Code, Discarded, Lease, Replay, State
+from oncekey.core.model import Completed, Discarded, Lease, Replay, State
+from oncekey.core.onecommit import Sealed
 from oncekey.core.seed import seed_of
-from oncekey.engine import request
-from oncekey.testing.history import Kind
-from oncekey.testing.sim.handlers import InlineRun, LocalRun
-from oncekey.testing.sim.plan import raised
-from oncekey.testing.sim.serving import Answer, Serving, heartbeat
-from oncekey.testing.sim.steps import Commit, Reply, talk
+from oncekey.engine import admit, request, serve, settle
+from oncekey.engine.answering import refused
+from oncekey.engine.effects import Beat, Call, Commit, Life
+from oncekey.testing.lives import Heard
+from oncekey.testing.sim.runtime import Serving
+from oncekey.testing.sim.steps import Reply
 from oncekey.testing.sim.timing import POLICY
 from oncekey.testing.sim.workers import Operator, Reaper, Resolver
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey.core.model import Claim, Instant, Record, RecordId, Settlement, Snapshot, Verdict
+    from oncekey.core.answers import Answer
+    from oncekey.core.model import (
+        Bypass,
+        Claim,
+        Deferred,
+        Instant,
+        Parcel,
+        Record,
+        RecordId,
+        Settled,
+        Settlement,
+        Verdict,
+    )
     from oncekey.core.policy import Policy
-    from oncekey.core.settle import Ending
-    from oncekey.flow import Flow
-    from oncekey.ports import Records
-    from oncekey.testing.sim.parts import Begin
-    from oncekey.testing.sim.steps import OpenTransaction, Process
+    from oncekey.engine.effects import Tx
+    from oncekey.engine.local import Go
+    from oncekey.engine.run import Run
+    from oncekey.flow import Flow, Steps
+    from oncekey.ports import Locks, Outbox, Records
+    from oncekey.testing.lives import Said
+    from oncekey.testing.sim.runtime import Pulse
+    from oncekey.testing.sim.steps import Process
+
+Begin: TypeAlias = "Callable[[Records, Claim, Policy], Flow[Verdict]]"
+
+BEGIN: Final = request.begin
+SERVE: Final = serve.serve
+TOGETHER: Final = settle._together  # noqa: SLF001  (that is what a mutant is)
+GIVE_BACK: Final = admit._give_back  # noqa: SLF001  (that is what a mutant is)
 
 
-class ReleasesInFinally(Serving):
-    """Whatever happened, the claim is taken back at the end unless there was an answer."""
-
-    def answer(self) -> Process[Answer]:
-        """As the real one, and then the release."""
-        answer = yield from super().answer()
-        if answer.kind is not Kind.OK:
-            try:
-                yield from talk(self.store.settle(self._anything(), Discarded()))
-            except StoreError:
-                return answer
-        return answer
-
-    def _anything(self) -> Lease:
-        claim = self.claim
-        return Lease(claim.id, claim.incarnation, 1, 1, claim.effects, 0, 0, 0)
-
-
-class AcknowledgesBeforeCommit(LocalRun):
-    """The answer goes out while the transaction is still open."""
-
-    def commit(self, tx: OpenTransaction, settlement: Settlement) -> Process[Answer]:
-        """Answer, then commit."""
-        yield Reply(self.serving.caller, self.told(settlement))
-        return (yield from super().commit(tx, settlement))
-
-
-class TakesLostCommitForFailure(LocalRun):
-    """An error at COMMIT means that it failed."""
-
-    def lost_commit(self) -> Process[Answer]:
-        """Say so without looking."""
-        yield from ()
-        return Answer(Kind.FAIL, code=Code.EXECUTION_FAILED)
-
-
-class AnswersFromMemory(LocalRun):
-    """What the handler said is the answer, even if the settlement was refused."""
-
-    def says(self, snapshot: Snapshot) -> Answer:  # noqa: ARG002  (as the real one)
-        """Never mind the record."""
-        return Answer(Kind.OK, 201, b"made by " + self.host.name.encode(), incarnation=str(self.lease.incarnation))
-
-
-class CommitsTwice(LocalRun):
-    """The business commits first, the record afterwards."""
-
-    def commit(self, tx: OpenTransaction, settlement: Settlement) -> Process[Answer]:
-        """Two transactions where one was promised."""
-        tx.rows.clear()
-        self.world.database.locks.clear()
+def releases_in_finally(run: Run) -> Life[Answer | Bypass | None]:
+    """Whatever happened, the claim is taken back at the end unless there was an answer of the handler's."""
+    told = yield from SERVE(run)
+    if told is not None:
+        claim = run.claim
+        anything = Lease(claim.id, claim.incarnation, 1, 1, claim.effects, 0, 0, 0)
         try:
-            yield Commit(tx)
+            yield from run.store.settle(anything, Discarded())
         except StoreError:
-            return Answer(Kind.INFO, code=Code.OUTCOME_UNKNOWN)
-        return (yield from self.settled(settlement))
+            return told
+    return told
 
 
-class CallsUncertainNotExecuted(InlineRun):
-    """No reply is taken for "nothing happened": the exception releases the claim."""
+class AnswersBeforeItSettles(Serving):
+    """The answer goes out, and then the settlement begins: what the handler said is what the client hears."""
 
-    def handle(self) -> Process[Ending]:
-        """As the real one, but never in doubt."""
-        ending = yield from super().handle()
-        return raised(not_executed=True) if ending.status is None else ending
+    def handler(self, run: Run) -> Life[Said]:
+        """Answer as soon as there is an answer."""
+        said = yield from super().handler(run)
+        if said.status is not None:
+            own = Heard(said.status, said.body, said.headers, own=True)
+            yield Call(self._answered, (self.answer(own, run),))
+        return said
+
+    def _answered(self, answer: object) -> Process[None]:
+        yield Reply(self.caller, answer)
+
+
+class BeatsForEver(Serving):
+    """A heartbeat that knows no deadline."""
+
+    def beat(self, effect: Beat) -> Pulse:
+        """As the real one, twice as far as anybody looks."""
+        return super().beat(Beat(effect.renew, effect.every, effect.until * 1_000_000))
+
+
+def takes_lost_commit_for_failure(run: Run) -> Life[Answer]:
+    """An error at COMMIT means that it failed: say so without looking."""
+    yield from ()
+    return refused(run, settle.NOT_THERE)
+
+
+def answers_from_memory(run: Run, settled: Settled) -> None:  # noqa: ARG001  (as the real one)
+    """What the handler said is the answer, even if the settlement was refused."""
+    return
+
+
+def commits_twice(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
+    """The business commits first, the record afterwards: two transactions where one was promised."""
+    if not isinstance(settlement, Completed):
+        return (yield from TOGETHER(run, tx, settlement))
+    try:
+        yield Commit(tx)
+    except StoreError:
+        return refused(run, settle.NOT_THERE)
+    if run.go is not None:
+        return (yield from settle._sealed_alone(run, settlement))  # noqa: SLF001
+    return (yield from settle._alone(run, settlement))  # noqa: SLF001
+
+
+def proves_everything(error: BaseException, policy: Policy) -> bool:  # noqa: ARG001  (as the real one)
+    """No reply is taken for "nothing happened": any exception releases the claim."""
+    return True
+
+
+def notices_no_conflict(
+    locks: Locks,
+    outbox: Outbox | None,
+    claim: Claim,
+    go: Go,
+    settlement: Completed | Deferred,
+    *,
+    parcels: tuple[Parcel, ...] = (),
+) -> Steps[Sealed | None]:
+    """The record is inserted ON CONFLICT DO NOTHING, and whether a row was inserted is not asked."""
+    sealed = yield from locks.completing(claim, go.ground, settlement, go.begun)
+    if parcels and outbox is not None:
+        yield from outbox.putting(parcels)
+    return sealed or Sealed(expires_at=go.proceed.lease.expires_at, in_one_commit=True)
+
+
+def waits_with_its_connection(run: Run) -> Life[None]:
+    """A request that waits keeps its transaction, and whatever else it has."""
+    if run.lease is None and run.record is None:
+        yield from ()
+        return
+    yield from GIVE_BACK(run)
 
 
 class NeverWaits(Resolver):
@@ -131,15 +177,10 @@ class TrustsAnyClock(Reaper):
         return True
 
 
-def beats_for_ever(serving: Serving, lease: Lease, deadline: Instant) -> Process[None]:
-    """A heartbeat that knows no deadline."""
-    return (yield from heartbeat(serving, lease, deadline * 2))
-
-
 def claims_anew(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
     """A claim whose reply was lost is made again as somebody else's."""
     while True:
-        flow = request.begin(records, claim, policy)
+        flow = BEGIN(records, claim, policy)
         try:
             transaction = next(flow)
             while True:
@@ -160,7 +201,7 @@ def claims_anew(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]
 
 def claims_as_before(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
     """A claim whose reply was lost is said again word for word, however long ago that was."""
-    flow = request.begin(records, claim, policy)
+    flow = BEGIN(records, claim, policy)
     try:
         transaction = next(flow)
         while True:
@@ -177,7 +218,7 @@ def claims_as_before(records: Records, claim: Claim, policy: Policy) -> Flow[Ver
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
 
-def cached(begin: Begin) -> Begin:
+def cached() -> Begin:
     """A replay cache in front of the store that knows no expiry, no fingerprint and no incarnation (F40)."""
     answers: dict[str, Replay] = {}
 
@@ -185,7 +226,7 @@ def cached(begin: Begin) -> Begin:
         known = answers.get(claim.id.key)
         if known is not None:
             return known
-        verdict = yield from begin(records, claim, policy)
+        verdict = yield from BEGIN(records, claim, policy)
         if isinstance(verdict, Replay):
             answers[claim.id.key] = verdict
         return verdict

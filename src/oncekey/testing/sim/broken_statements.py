@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.stores.memory import COMMANDS
+from oncekey.testing.sim.onecommit import ONE_COMMIT
 from oncekey.testing.sim.upkeep import UPKEEP
 
 if TYPE_CHECKING:
@@ -16,13 +17,31 @@ Table: TypeAlias = dict[tuple[str, str], Line]
 Function: TypeAlias = "Callable[..., Rows]"
 Flaw: TypeAlias = Callable[[Function], Function]
 
-OWNERS: Final = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "discard")
-STRANGERS: Final = ("take_over", "supersede", "doubt", *UPKEEP)
+STEPS: Final = ("checkpoint", "announce", "result", "withdraw", "settle_handed_back")
+OWNERS: Final = (
+    "renew",
+    "settle_completed",
+    "settle_retryable",
+    "settle_unknown",
+    "settle_deferred",
+    "discard",
+    *STEPS,
+)
+_OF_A_PARCEL: Final = frozenset({"park", "postpone", "deliver"})
+STRANGERS: Final = (
+    "take_over",
+    "supersede",
+    "doubt",
+    "commit_retryable",
+    "commit_anew",
+    "defer_anew",
+    *(name for name in UPKEEP if name not in _OF_A_PARCEL),
+)
 
 
 def with_flaws(*flaws: tuple[Flaw, Iterable[str]]) -> dict[str, Command]:
     """All statements, the named ones with their flaw."""
-    commands: dict[str, Command] = {**COMMANDS, **UPKEEP}
+    commands: dict[str, Command] = {**COMMANDS, **ONE_COMMIT, **UPKEEP}
     for flaw, names in flaws:
         for name in names:
             command = commands[name]
@@ -131,6 +150,13 @@ def askers_fingerprint(row: Line, asked: Line) -> Line:
     over = row["lease_until"] is not None and row["lease_until"] <= row["now"]
     free = over or row["state"] == "failed_retryable"
     return {"fingerprint": asked["fingerprint"]} if free else {}
+
+
+def locks_nobody(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)
+    """Look, and say that the lock was got."""
+    lock = ONE_COMMIT["lock"]
+    assert callable(lock)
+    return lock(table, **{**params, "locks": {}})
 
 
 def anyhow(table: Table, **params: Any) -> Rows:  # noqa: ANN401  (a statement's parameters)

@@ -11,7 +11,7 @@ from oncekey.testing.sim.steps import Mailbox, Receive, Wait
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Effects, RecordId
-    from oncekey.testing.sim.serving import Answer
+    from oncekey.testing.sim.runtime import Answer
     from oncekey.testing.sim.steps import Process
     from oncekey.testing.sim.world import World
 
@@ -21,10 +21,11 @@ _PATIENCE: Final = (3 * SECOND, 30 * SECOND, 10 * MINUTE)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that clients use, and what its route does."""
+    """A key that clients use, what its route does, and whether that waits for a request under way."""
 
     id: RecordId
     effects: Effects
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

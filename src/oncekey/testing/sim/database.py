@@ -2,16 +2,18 @@
 
 A statement runs on a copy of its row; what it changed is published at once, or, inside a transaction, when
 that commits. A row that an open transaction has changed is locked: another writer waits for the outcome and
-then looks at the row that is there, as under READ COMMITTED.
+then looks at the row that is there, as under READ COMMITTED. Beside them it has PostgreSQL's try-locks, which nobody
+waits for and which end with their transaction.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.testing.history import Proof, Write
+from oncekey.testing.sim.onecommit import LOCKING, PUT
 from oncekey.testing.sim.steps import OpenTransaction, Saying
 
 if TYPE_CHECKING:
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Statement, Value
     from oncekey.testing.history import Effect
     from oncekey.testing.sim.clock import Clock
+    from oncekey.testing.sim.onecommit import Held
 
 Where: TypeAlias = tuple[str, str]
 Line: TypeAlias = dict[str, Any]
+ASKING: Final = frozenset({"held", "holder"})
+"""Statements about locks alone."""
 
 
 class Database:
@@ -32,6 +37,10 @@ class Database:
         self.business: list[Effect] = []
         self.log: list[Write] = []
         self.locks: dict[Where, OpenTransaction] = {}
+        self.held: Held = {}
+        """Locks that end with their transaction, by number."""
+        self.parcels: dict[str, Instant] = {}
+        """Incarnation -> until when a worker has its parcel; 0 if nobody has."""
         self._clock = clock
         self._idle_limit = idle_limit
         self._open: list[OpenTransaction] = []
@@ -39,7 +48,7 @@ class Database:
 
     def begin(self, host: str) -> OpenTransaction:
         """Open a business transaction."""
-        tx = OpenTransaction(host, self._clock.boot)
+        tx = OpenTransaction(host, self._clock.boot, self._clock.store)
         self._open.append(tx)
         return tx
 
@@ -47,14 +56,17 @@ class Database:
         """Run one statement; None means that it waits for somebody's lock."""
         if tx is not None:
             self._use(tx)
+        if statement.name == PUT:
+            assert tx is not None
+            tx.parcels.append(str(statement.params["parcel"]))
+            return []
+        if statement.name in ASKING:
+            return self._run(statement, {}, tx)
         where = (str(statement.params["scope"]), str(statement.params["key"]))
         seen = tx.rows[where] if tx is not None and where in tx.rows else self.table.get(where)
         self._looked[where] = max(self._clock.store, self._looked.get(where, 0))
         scratch = {} if seen is None else {where: dict(seen)}
-        now = statement.params["now"]
-        params = {**statement.params, "now": self._clock.store if now is None else now}
-        assert callable(statement.command)
-        rows = statement.command(scratch, **params)
+        rows = self._run(statement, scratch, tx)
         after = scratch.get(where)
         if after == seen:
             return rows
@@ -81,6 +93,7 @@ class Database:
         for where, line in tx.rows.items():
             self._publish(where, line, tx.said[where], at)
         self.business += [_dated(effect, at) for effect in tx.effects]
+        self.parcels |= dict.fromkeys(tx.parcels, 0)
         self._end(tx)
 
     def rollback(self, tx: OpenTransaction) -> None:
@@ -92,6 +105,10 @@ class Database:
         """Its connection is gone: the server rolls its transaction back."""
         for tx in [tx for tx in self._open if tx.host == host]:
             self._end(tx)
+
+    def opened_by(self, host: str) -> bool:
+        """Whether a host has a transaction open."""
+        return any(tx.host == host for tx in self._open)
 
     def drop_idle(self) -> None:
         """The server ends what has been idle in a transaction for too long (L4)."""
@@ -112,6 +129,16 @@ class Database:
         self._open.remove(tx)
         for where in tx.rows:
             del self.locks[where]
+        for number in [number for number, (holder, _) in self.held.items() if holder is tx]:
+            del self.held[number]
+
+    def _run(self, statement: Statement, scratch: dict[Where, Line], tx: OpenTransaction | None) -> Rows:
+        now = statement.params["now"]
+        params: dict[str, Any] = {**statement.params, "now": self._clock.store if now is None else now}
+        if statement.name in LOCKING:
+            params |= {"locks": self.held, "tx": tx}
+        assert callable(statement.command)
+        return statement.command(scratch, **params)
 
     def _publish(self, where: Where, line: Line | None, saying: Saying, at: int) -> None:
         before = self.table.get(where)

@@ -16,6 +16,7 @@ class Doom(StrEnum):
 
     CRASH = "crash"
     PAUSE = "pause"
+    CANCEL = "cancel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class Host:
     steps: int = 0
     alive: bool = True
     paused_until: Instant = 0
-    lost: bool = False
+    cut_off: bool = False
+    """Interrupted, and not told yet."""
     done: bool = False
-    trusted_until: Instant = 0
+    locks: bool = False
+    """Whether it knows the store's locks: an older version claims first."""
     callers: tuple[Mailbox, ...] = ()

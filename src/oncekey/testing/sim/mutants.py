@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from oncekey.engine import request
+from oncekey.engine import admit, deciding, local, request, serve, settle
 from oncekey.testing.checker import Rule
+from oncekey.testing.crash.patching import patched
 from oncekey.testing.sim import broken_flows as flows
 from oncekey.testing.sim import broken_statements as said
 from oncekey.testing.sim.broken_statements import OWNERS, STRANGERS, Flaw, with_flaws
 from oncekey.testing.sim.parts import Parts
-from oncekey.testing.sim.scenarios import EVERYDAY, OUTSIDE, RESTORED, REUSED, UNHEARD, Scenario
+from oncekey.testing.sim.scenarios import CLAIMED, EVERYDAY, MIXED, OUTSIDE, RESTORED, REUSED, UNHEARD, Scenario
 from oncekey.testing.sim.scheduler import NEVER
-from oncekey.testing.sim.workers import Operator, Reaper, Resolver, Sweeper, Worker
+from oncekey.testing.sim.workers import Operator, Reaper, Relay, Resolver, Sweeper, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,12 @@ def _said(flaw: Flaw, *names: str) -> Callable[[], Parts]:
     return lambda: Parts(commands=with_flaws((flaw, names)))
 
 
+def _code(*changes: tuple[Any, str, Any]) -> Callable[[], Parts]:
+    return lambda: Parts(patched=lambda: patched(*changes))
+
+
 def _worker(instead: type[Worker]) -> Callable[[], Parts]:
-    real: tuple[type[Worker], ...] = (Sweeper, Resolver, Reaper, Operator)
+    real: tuple[type[Worker], ...] = (Sweeper, Resolver, Reaper, Operator, Relay)
     workers = tuple(instead if kind.name == instead.name else kind for kind in real)
     return lambda: Parts(workers=workers)
 
@@ -47,17 +52,20 @@ def _takers_fingerprint() -> Parts:
 
 
 def _releases_in_finally() -> Parts:
-    return Parts(commands=with_flaws((lambda _: said.anyhow, ["discard"])), serving=flows.ReleasesInFinally)
+    return Parts(
+        commands=with_flaws((lambda _: said.anyhow, ["discard"])),
+        patched=lambda: patched((serve, "serve", flows.releases_in_finally)),
+    )
 
 
 def _no_deadline() -> Parts:
     late = said.pretending(deadline=NEVER)
-    return Parts(commands=with_flaws((late, ["renew"])), heartbeat=flows.beats_for_ever)
+    return Parts(commands=with_flaws((late, ["renew"])), serving=flows.BeatsForEver)
 
 
 def _reaps_anything() -> Parts:
     commands = with_flaws((lambda _: said.anyhow, ["purge"]))
-    return Parts(commands=commands, workers=(Sweeper, Resolver, flows.ReapsAnything, Operator))
+    return Parts(commands=commands, workers=(Sweeper, Resolver, flows.ReapsAnything, Operator, Relay))
 
 
 _NO_FENCE: Final = said.assuming(fence="fence")
@@ -149,7 +157,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "an error at COMMIT is taken for a roll-back",
         "the client is told that nothing happened, and it happened",
         Rule.NO_PHANTOM,
-        lambda: Parts(local=flows.TakesLostCommitForFailure),
+        _code((settle, "_lost_commit", flows.takes_lost_commit_for_failure)),
     ),
     Mutant(
         "hosts_clock",
@@ -163,7 +171,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "the client hears of a success that is not durable yet",
         "a crash takes back what was promised",
         Rule.NO_LOST_ACK,
-        lambda: Parts(local=flows.AcknowledgesBeforeCommit),
+        lambda: Parts(serving=flows.AnswersBeforeItSettles),
     ),
     Mutant(
         "renews_after_loss",
@@ -177,14 +185,14 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "a claim whose reply was lost is repeated as somebody else's, and conflicts with itself",
         "nobody runs the request until its lease is over",
         Rule.NO_PHANTOM,
-        lambda: Parts(begin=flows.claims_anew),
+        _code((request, "begin", flows.claims_anew)),
     ),
     Mutant(
         "claims_as_before",
         "a claim whose reply was lost is repeated in the incarnation that it had",
         "two lives of a key share one name, and an owner of the first may write to the second",
         Rule.LEGAL,
-        lambda: Parts(begin=flows.claims_as_before),
+        _code((request, "begin", flows.claims_as_before)),
         UNHEARD,
     ),
     Mutant(
@@ -192,21 +200,22 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "a refused settlement is answered with what the handler said",
         "the client gets an answer that no retry will ever get again",
         Rule.NO_LOST_ACK,
-        lambda: Parts(local=flows.AnswersFromMemory),
+        _code((settle, "_record_says", flows.answers_from_memory)),
+        CLAIMED,
     ),
     Mutant(
         "commits_twice",
         "business rows and settlement are two transactions",
         "a crash between the two runs the business again",
         Rule.ONE_EFFECT,
-        lambda: Parts(local=flows.CommitsTwice),
+        _code((settle, "_together", flows.commits_twice)),
     ),
     Mutant(
         "exception_releases",
         "a call without a reply is taken for one that was not made",
         "a retry charges again",
         Rule.ONE_EFFECT,
-        lambda: Parts(inline=flows.CallsUncertainNotExecuted),
+        _code((deciding, "proves_nothing_sent", flows.proves_everything)),
         OUTSIDE,
     ),
     Mutant(
@@ -266,7 +275,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "a replay cache that knows no expiry, fingerprint or incarnation",
         "another request's answer is replayed",
         Rule.NO_PHANTOM,
-        lambda: Parts(begin=flows.cached(request.begin)),
+        lambda: Parts(patched=lambda: patched((request, "begin", flows.cached()))),
     ),
     Mutant(
         "seed_from_incarnation",
@@ -283,6 +292,28 @@ _ALL: Final[tuple[Mutant, ...]] = (
         Rule.NO_LOST_ACK,
         lambda: Parts(seed=flows.seed_from_key),
         RESTORED,
+    ),
+    Mutant(
+        "commits_without_a_record",
+        "the record's insert meets another row and does nothing, and nobody asks whether it did",
+        "the handler's rows are committed, and the record speaks of another request's",
+        Rule.ONE_EFFECT,
+        _code((local, "sealing", flows.notices_no_conflict)),
+        MIXED,
+    ),
+    Mutant(
+        "no_lock",
+        "the lock is said to be had, whoever has it",
+        "two handlers run at once, up to the primary key",
+        Rule.ONE_RUNNER,
+        _said(lambda _: said.locks_nobody, "lock"),
+    ),
+    Mutant(
+        "waits_with_its_connection",
+        "a request that waits for another one keeps its transaction meanwhile",
+        "those who wait have all connections, and the one that they wait for gets none",
+        Rule.EMPTY_HANDS,
+        _code((admit, "_give_back", flows.waits_with_its_connection)),
     ),
 )
 

@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import MINUTE, SECOND
-from oncekey.core.settle import Ending
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from oncekey.testing.sim.weather import Weather
 
 HANG: Final = 10_000 * MINUTE
-_JSON: Final = ((b"content-type", b"application/json"),)
 
 
 class Course(StrEnum):
@@ -54,17 +52,3 @@ def draw_plan(dice: Dice, weather: Weather) -> Plan:
     """A handler's course; some hang for ever."""
     work = HANG if dice.chance(weather.hang) else dice.pick(_WORKS)
     return Plan(dice.pick(_COURSES), work, heeds_loss=dice.chance(0.5))
-
-
-def answered(status: int, body: bytes) -> Ending:
-    """The handler returned."""
-    return _ending(status, body)
-
-
-def raised(*, not_executed: bool = False) -> Ending:
-    """The handler raised."""
-    return _ending(None, None, raised=True, not_executed=not_executed)
-
-
-def _ending(status: int | None, body: bytes | None, *, raised: bool = False, not_executed: bool = False) -> Ending:
-    return Ending(status=status, headers=_JSON, body=body, entered=True, raised=raised, not_executed=not_executed)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class Scenario:
     """What kind of world it is, and which rules can be asked about it."""
 
-    effects: tuple[Effects, ...] = (Effects.LOCAL, Effects.INLINE)
+    effects: tuple[Effects, ...] = tuple(Effects)
+    locks: tuple[float, ...] = (1.0, 0.0, 0.5)
+    """How many hosts know the store's locks, so that LOCAL is one commit; the others claim first."""
     quiet: tuple[int, ...] = ()
     """The beats at which no client comes."""
     wakes: tuple[int, ...] = tuple(range(len(BEATS)))
@@ -45,6 +47,12 @@ REUSED: Final = Scenario(quiet=(3, 4, 5, 6), wakes=(7,))
 UNHEARD: Final = Scenario(quiet=(3, 4, 5, 6), wakes=(7,), weather=Weather(pause=0.8, lost_reply=0.4, lost_commit=0.2))
 """Replies are lost all the time, and whoever waits for one sleeps through the life of its own record."""
 
+CLAIMED: Final = Scenario(effects=(Effects.LOCAL,), locks=(0.0,))
+"""LOCAL where nobody knows a lock: a claim comes first, and can be lost to somebody else."""
+
+MIXED: Final = Scenario(effects=(Effects.LOCAL, Effects.OUTBOX), locks=(0.5,))
+"""Some hosts run LOCAL in one commit and some claim first, all at once."""
+
 RESTORED: Final = Scenario(
     effects=(Effects.INLINE,),
     provider_remembers=True,
@@ -55,6 +63,14 @@ RESTORED: Final = Scenario(
 """Records are lost, and a provider that remembers keys is what is left (F38)."""
 
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
-    {"everyday": EVERYDAY, "outside": OUTSIDE, "reused": REUSED, "unheard": UNHEARD, "restored": RESTORED}
+    {
+        "everyday": EVERYDAY,
+        "outside": OUTSIDE,
+        "reused": REUSED,
+        "unheard": UNHEARD,
+        "claimed": CLAIMED,
+        "mixed": MIXED,
+        "restored": RESTORED,
+    }
 )
 """All of them by name."""

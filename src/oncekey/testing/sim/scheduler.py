@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
+from oncekey.engine.effects import Interrupted
 from oncekey.testing.sim.hosts import Doom
-from oncekey.testing.sim.steps import Commit, Insert, Point, Receive, Reply, Rollback, Say, Wait
+from oncekey.testing.sim.steps import Commit, Insert, Open, Point, Receive, Reply, Rollback, Say, Wait
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant
@@ -120,7 +121,7 @@ class Scheduler:
 
     def _take(self, task: Task) -> None:
         self.turn += 1
-        if task.host is not None and self._doomed(task.host, task.step):
+        if task.host is not None and self._doomed(task, task.host):
             return
         task.blocked = None
         try:
@@ -133,8 +134,12 @@ class Scheduler:
                 self._resume(task, result)
 
     def _resume(self, task: Task, result: object) -> None:
+        host = task.host
+        if host is not None and host.cut_off and task.name == host.name:
+            # What was done was done: only its result does not reach the one who is interrupted.
+            host.cut_off, result = False, Interrupted()
         try:
-            if isinstance(result, StoreError):
+            if isinstance(result, StoreError | Interrupted):
                 task.step = task.process.throw(result)
             else:
                 task.step = task.process.send(result)
@@ -143,22 +148,43 @@ class Scheduler:
         else:
             task.due = self._due(task.step)
 
-    def _doomed(self, host: Host, step: Step) -> bool:
+    def _doomed(self, task: Task, host: Host) -> bool:
+        """Whether the step is not done now."""
+        step = task.step
         host.steps += 1
         doom = self._doom(host, step)
-        if doom is None:
+        if doom is None or (doom is Doom.CANCEL and task.name != host.name):
             return False
         host.fate = None
-        if doom is Doom.CRASH:
-            self.note(host.name, f"crashes before {_label(step)}")
-            self._kill(host)
-            return True
+        match doom:
+            case Doom.CRASH:
+                self.note(host.name, f"crashes before {_label(step)}")
+                self._kill(host)
+            case Doom.CANCEL:
+                return self._cancel(task, host)
+            case Doom.PAUSE:
+                self._pause(host, step)
+            case _:
+                assert_never(doom)
+        return True
+
+    def _cancel(self, task: Task, host: Host) -> bool:
+        """The request is interrupted, once: before its step is done, or after, when its result is on its way."""
+        # Of a transaction that nobody was told of a runtime leaves nothing open.
+        before = isinstance(task.step, Open) or self._dice.chance(0.5)
+        self.note(host.name, f"is interrupted {'before' if before else 'after'} {_label(task.step)}")
+        host.cut_off = True
+        if before:
+            task.blocked = None
+            self._resume(task, None)
+        return before
+
+    def _pause(self, host: Host, step: Step) -> None:
         until = self._nap()
         if isinstance(step, Point) and step.slack is not None:
             until = min(until, self.clock.boot + step.slack)
         host.paused_until = until
         self.note(host.name, f"stands still before {_label(step)} for {_seconds(until - self.clock.boot)}")
-        return True
 
     def _doom(self, host: Host, step: Step) -> Doom | None:
         if host.fate is not None and host.steps >= host.fate.step:
@@ -183,12 +209,16 @@ class Scheduler:
         match step:
             case Say():
                 return self._say(task, step)
+            case Open():
+                return self._open(task)
             case Insert(tx, effect):
                 self.note(task.name, f"inserts {effect.id}")
                 return self._database.insert(tx, effect)
             case Commit():
                 return self._commit(task, step)
             case Rollback(tx):
+                if task.host is not None and not tx.host:
+                    return None  # its connection is gone, and the server goes on with what it heard last
                 self.note(task.name, "rolls back")
                 return self._database.rollback(tx)
             case Receive(mailbox):
@@ -203,6 +233,11 @@ class Scheduler:
                 return None
             case _:
                 assert_never(step)
+
+    def _open(self, task: Task) -> OpenTransaction:
+        if task.host is not None and self._dice.chance(self.weather.unavailable):
+            raise StoreUnavailableError("simulated outage")
+        return self._database.begin(_author(task))
 
     def _say(self, task: Task, step: Say) -> Any:  # noqa: ANN401  (rows, or nothing while it is blocked)
         statement, tx = step.statement, step.tx
@@ -277,6 +312,8 @@ def _seen(rows: Any) -> str:  # noqa: ANN401  (rows of any statement)
     if not rows:
         return "no row"
     row = rows[0]
+    if "state" not in row:
+        return ", ".join(f"{name} {value}" for name, value in row.items())
     return f"{row['state'] or 'absent'} fence {row['fence']} version {row['version']}"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError
+from oncekey.engine.effects import Interrupted
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
@@ -33,10 +34,18 @@ class OpenTransaction:
 
     host: str
     used_at: int
+    begun: int = 0
+    """The store's clock when it began."""
     rows: dict[tuple[str, str], dict[str, Any] | None] = field(default_factory=dict)
     said: dict[tuple[str, str], Saying] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
+    parcels: list[str] = field(default_factory=list)
     open: bool = True
+
+    @property
+    def connection(self) -> OpenTransaction:
+        """What a handler writes through."""
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +68,11 @@ class Say:
     statement: Statement
     tx: OpenTransaction | None = None
     writes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Begin a business transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +132,7 @@ class Reply:
     content: object
 
 
-Step: TypeAlias = Say | Insert | Commit | Rollback | Wait | Point | Receive | Reply
+Step: TypeAlias = Say | Open | Insert | Commit | Rollback | Wait | Point | Receive | Reply
 Process: TypeAlias = Generator[Step, Any, T]
 
 
@@ -128,7 +142,7 @@ def talk(flow: Flow[T]) -> Process[T]:
         transaction = next(flow)
         while True:
             try:
-                result = yield from _transact(transaction)
+                result = yield from transact(transaction)
             except StoreError as error:
                 transaction = flow.throw(error)
             else:
@@ -142,10 +156,18 @@ def within(tx: OpenTransaction, steps: Steps[T]) -> Process[T]:
     return (yield from _spoken(steps, tx=tx, writes=True))
 
 
-def _transact(transaction: Transaction[T]) -> Process[T]:
-    # The request path has no atomic transaction of its own: what must be atomic rides in the business one.
-    assert transaction.mode is not Mode.ATOMIC
-    return (yield from _spoken(transaction.body(), tx=None, writes=transaction.mode is not Mode.READ))
+def transact(transaction: Transaction[T]) -> Process[T]:
+    """One transaction of a flow, statement by statement."""
+    if transaction.mode is not Mode.ATOMIC:
+        return (yield from _spoken(transaction.body(), tx=None, writes=transaction.mode is not Mode.READ))
+    tx: OpenTransaction = yield Open()
+    try:
+        result = yield from within(tx, transaction.body())
+        yield Commit(tx)
+    except (Exception, Interrupted):
+        yield Rollback(tx)
+        raise
+    return result
 
 
 def _spoken(steps: Steps[T], *, tx: OpenTransaction | None, writes: bool) -> Process[T]:

@@ -21,6 +21,8 @@ DEADLINE: Final = micros(POLICY.deadline)
 CALL_TIMEOUT: Final = micros(POLICY.call_timeout)
 TTL: Final = micros(POLICY.ttl)
 
+PARCEL_LEASE: Final = MINUTE
+"""How long a worker has a parcel; the call that it makes is over by then, or in doubt."""
 SWEEP_GRACE: Final = 5 * SECOND
 REAP_GRACE: Final = 5 * MINUTE
 CLOCK_TOLERANCE: Final = MINUTE

@@ -41,12 +41,28 @@ def resolve_executed(table: Table, *, now: Instant, outcome: str, **columns: Any
     return _written(line, now)
 
 
-def resolve_not_executed(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ANN401
-    """Row 21: the provider knows nothing of it, and was asked late enough."""
+def resolve_result(table: Table, *, now: Instant, memo: str, recovery_point: str, **proof: Any) -> Rows:  # noqa: ANN401
+    """Row 20: the provider's books have the result of the open call, for the handler to go on with."""
     line = _seen(table, proof)
     if line is None:
         return []
-    line.update(state="failed_retryable", reconcile_after=None)
+    line.update(
+        state="failed_retryable",
+        memo=memo,
+        recovery_point=recovery_point,
+        intent=None,
+        last_error=None,
+        reconcile_after=None,
+    )
+    return _written(line, now)
+
+
+def resolve_not_executed(table: Table, *, now: Instant, to: str, **proof: Any) -> Rows:  # noqa: ANN401
+    """Rows 21 and 22: the provider knows nothing of it, and was asked late enough."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(state=to, intent=None, reconcile_after=None)
     return _written(line, now)
 
 
@@ -59,12 +75,60 @@ def still_unknown(table: Table, *, now: Instant, wait: int, **proof: Any) -> Row
     return _written(line, now)
 
 
-def expire(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ANN401
-    """Row 29: kept, and marked."""
+def expire(table: Table, *, now: Instant, to: str, **proof: Any) -> Rows:  # noqa: ANN401
+    """Rows 18 and 29: what was begun is doubted, what is finished is kept and marked."""
     line = _seen(table, proof)
     if line is None or line["expires_at"] > now:
         return []
-    line.update(state="expired")
+    doubt = {"reconcile_after": now} if to == "unknown" else {}
+    line.update(state=to, **doubt)
+    return _written(line, now)
+
+
+def take_up(table: Table, *, now: Instant, owner: str, intent: str | None, **proof: Any) -> Rows:  # noqa: ANN401
+    """Row 24: a worker has the parcel, and says what it is going to do; the parcel's lease is the only one."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(
+        state="in_progress", owner=owner, lease_until=None, intent=intent, fence=line["fence"] + 1, last_run_at=now
+    )
+    return _written(line, now)
+
+
+def park(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:  # noqa: ANN401
+    """Rows 25 and 27: nobody may send it again, and nobody knows what became of it."""
+    line = _mine(table, proof)
+    if line is None:
+        return []
+    line.update(state="unknown", owner=None, last_error=last_error, reconcile_after=now)
+    return _written(line, now)
+
+
+def postpone(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ANN401
+    """Row 26: it was not sent, so it waits for the next attempt."""
+    line = _mine(table, proof)
+    if line is None:
+        return []
+    line.update(state="pending", owner=None, intent=None)
+    return _written(line, now)
+
+
+def deliver(table: Table, *, now: Instant, outcome: str, **columns: Any) -> Rows:  # noqa: ANN401
+    """Rows 6 and 7 in one: what the provider said is the answer."""
+    line = _mine(table, columns)
+    if line is None:
+        return []
+    line.update(
+        state="completed",
+        outcome=outcome,
+        owner=None,
+        intent=None,
+        last_error=None,
+        finished_at=now,
+        expires_at=max(line["expires_at"], now + line["ttl"]),
+        **{name: value for name, value in columns.items() if name.startswith("response_")},
+    )
     return _written(line, now)
 
 
@@ -81,8 +145,13 @@ UPKEEP: Mapping[str, Command] = MappingProxyType(
     {
         "sweep": sweep,
         "resolve_executed": resolve_executed,
+        "resolve_result": resolve_result,
         "resolve_not_executed": resolve_not_executed,
         "still_unknown": still_unknown,
+        "take_up": take_up,
+        "park": park,
+        "postpone": postpone,
+        "deliver": deliver,
         "expire": expire,
         "purge": purge,
     }
@@ -93,6 +162,16 @@ def _seen(table: Table, proof: Line) -> Line | None:
     line = table.get((proof["scope"], proof["key"]))
     if line and (line["incarnation"], line["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
         return line
+    return None
+
+
+def _mine(table: Table, proof: Line) -> Line | None:
+    """The row, if the worker that took it up still has it; one that comes by proves the version instead."""
+    if "seen_version" in proof:
+        return _seen(table, proof)
+    line = table.get((proof["scope"], proof["key"]))
+    if line and (line["incarnation"], line["fence"]) == (proof["incarnation"], proof["fence"]):
+        return line if line["state"] == "in_progress" else None
     return None
 
 

@@ -26,7 +26,9 @@ class Weather:
     hang: float = 0.0
     """A handler never comes back, while its heartbeat goes on."""
     cancelled: float = 0.0
-    """A settled request is settled again as a release: a cancellation that came late."""
+    """A request is interrupted at one of its steps: its client has gone, or its server stops."""
+    released: float = 0.0
+    """A settled request is settled again as a release."""
     provider: float = 0.0
     """A call to the provider goes wrong: refused, declined, or without a reply."""
     jumps: float = 0.0
@@ -45,7 +47,8 @@ def forecast(dice: Dice) -> Weather:
         lost_reply=dice.pick((0.0, 0.05, 0.25)),
         lost_commit=dice.pick((0.0, 0.2, 0.6)),
         hang=dice.pick((0.0, 0.0, 0.1)),
-        cancelled=dice.pick((0.0, 0.0, 0.4)),
+        cancelled=dice.pick((0.0, 0.2, 0.5)),
+        released=dice.pick((0.0, 0.0, 0.4)),
         provider=dice.pick((0.0, 0.3, 0.7)),
         jumps=dice.pick((0.0, 1.0)),
     )

@@ -1,26 +1,41 @@
-"""The workers: sweeper, resolver, reaper and operator. What each may do is asked of TRANSITIONS itself."""
+"""The workers: sweeper, resolver, reaper, operator and relay. What each may do is asked of TRANSITIONS itself."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
-from oncekey.core.model import State, StoredResponse
+from oncekey.core.memo import encode, recovery_point
+from oncekey.core.model import Effects, EntryKind, Lease, MemoEntry, State, StoredResponse
 from oncekey.core.rulings import LOCK_EXPIRED
 from oncekey.core.seed import downstream_key
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.rows import response_params, version_proof
-from oncekey.testing.sim.steps import Point, talk
-from oncekey.testing.sim.timing import CLOCK_TOLERANCE, DOUBT_WAIT, REAP_GRACE, SWEEP_GRACE, TTL
+from oncekey.stores.rows import memo_text, owner_proof, record_of, response_params, version_proof
+from oncekey.testing.history import Effect
+from oncekey.testing.sim.provider import Reaction
+from oncekey.testing.sim.shop import CHARGE
+from oncekey.testing.sim.steps import Mailbox, Point, Receive, talk
+from oncekey.testing.sim.timing import (
+    CALL_TIMEOUT,
+    CLOCK_TOLERANCE,
+    DOUBT_WAIT,
+    PARCEL_LEASE,
+    POLICY,
+    REAP_GRACE,
+    SWEEP_GRACE,
+    TTL,
+)
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record, RecordId
     from oncekey.flow import Flow, Rows, Steps, Value
     from oncekey.testing.sim.clock import Clock
     from oncekey.testing.sim.hosts import Host
+    from oncekey.testing.sim.provider import Outcome
     from oncekey.testing.sim.steps import Process
     from oncekey.testing.sim.world import World
 
@@ -122,20 +137,25 @@ class Resolver(Worker):
     name = "resolver"
 
     def act(self, record: Record, now: Instant) -> Process[None]:
-        """Rows 19, 21 and 23."""
+        """Rows 19 to 23."""
         if record.state is not State.UNKNOWN:
             return
         clock = self.world.clock
         # Waiting is measured by the resolver's own clock: the store's may be put right in the meantime.
-        since = self.first_seen.setdefault(str(record.incarnation), clock.boot)
+        since = self.first_seen.setdefault(f"{record.incarnation}/{record.fence}", clock.boot)
         waited = self.waited(since, clock.boot)
         yield Point("asks the provider")
         key = downstream_key(record.seed, "charge")
         charge = self.world.provider.charge_of(str(record.incarnation), key)
-        if charge is not None:
+        open_call = record.effects is not Effects.PHASED or record.intent is not None
+        if charge is not None and open_call:
             yield from self.executed(record, now, charge)
-        elif isinstance(judge(Trigger.NOT_EXECUTED, Actor.RESOLVER, Facts(record, now, waited=waited)), Row):
-            yield from self.say("resolve_not_executed", record)
+            return
+        row = judge(Trigger.NOT_EXECUTED, Actor.RESOLVER, Facts(record, now, waited=waited))
+        if isinstance(row, Row) and row.to is not None:
+            yield from self.say("resolve_not_executed", record, {"to": row.to.value})
+            if row.to is State.PENDING:
+                self.world.database.parcels[str(record.incarnation)] = 0
         elif record.reconcile_tries == 0:
             yield from self.say("still_unknown", record, {"wait": DOUBT_WAIT})
 
@@ -144,10 +164,17 @@ class Resolver(Worker):
         return now - since >= DOUBT_WAIT
 
     def executed(self, record: Record, now: Instant, charge: str) -> Process[None]:
-        """The provider's word is the answer."""
-        if isinstance(judge(Trigger.EXECUTED, Actor.RESOLVER, Facts(record, now)), Row):
-            response = StoredResponse(201, (), b"resolved: " + charge.encode())
-            yield from self.say("resolve_executed", record, {"outcome": "success", **response_params(response)})
+        """The provider's word is the answer, or the result that a phased handler goes on with."""
+        row = judge(Trigger.EXECUTED, Actor.RESOLVER, Facts(record, now, result_given=True))
+        if not isinstance(row, Row):
+            return
+        if row.to is State.COMPLETED:
+            said = _answer(record, 201, charge)
+            yield from self.say("resolve_executed", record, {"outcome": "success", **response_params(said)})
+            return
+        memo = (*record.memo, MemoEntry(CHARGE, EntryKind.CALL, encode(charge, POLICY.max_result_bytes)))
+        given: dict[str, Value] = {"memo": memo_text(memo), "recovery_point": recovery_point(memo)}
+        yield from self.say("resolve_result", record, given)
 
 
 class Reaper(Worker):
@@ -160,10 +187,11 @@ class Reaper(Worker):
         return self.world.watch.settled(now)
 
     def act(self, record: Record, now: Instant) -> Process[None]:
-        """Rows 29 and 30."""
+        """Rows 18, 29 and 30."""
         facts = Facts(record, now - REAP_GRACE, soft=self.world.soft)
-        if isinstance(judge(Trigger.EXPIRE, Actor.REAPER, facts), Row):
-            yield from self.say("expire", record)
+        row = judge(Trigger.EXPIRE, Actor.REAPER, facts)
+        if isinstance(row, Row) and row.to is not None:
+            yield from self.say("expire", record, {"to": row.to.value})
         elif isinstance(judge(Trigger.PURGE, Actor.REAPER, facts), Row):
             yield from self.say("purge", record)
 
@@ -177,6 +205,95 @@ class Operator(Sweeper):
     def act(self, record: Record, now: Instant) -> Process[None]:
         """Rows 14, 15 and 21; never on a live lease."""
         yield from self.swept(record, now)
+
+
+class Relay(Worker):
+    """Makes the call of a request that deferred it, once it has the parcel."""
+
+    name = "relay"
+
+    def trusts(self, now: Instant) -> bool:  # noqa: ARG002  (as the others)
+        """A parcel's lease is taken and compared by whoever has it; there is nothing to be early with."""
+        return True
+
+    def act(self, record: Record, now: Instant) -> Process[None]:
+        """Rows 24 to 27 and 7."""
+        parcels, life = self.world.database.parcels, str(record.incarnation)
+        if record.effects is not Effects.OUTBOX or life not in parcels or parcels[life] > self.world.clock.boot:
+            return
+        parcels[life] = self.world.clock.boot + PARCEL_LEASE
+        remembers = self.world.scenario.provider_remembers
+        facts = Facts(record, now, item_claimed=True, item_sent=record.intent is not None, item_repeatable=remembers)
+        row = judge(Trigger.WORKER_CLAIM, Actor.WORKER, facts)
+        if not isinstance(row, Row):
+            return
+        if row.to is State.UNKNOWN:
+            yield from self.say("park", record, {"last_error": "call_uncertain"})
+            return
+        owner = f"{self.host.name} {self.world.dice.uuid()}"
+        rows = yield from self.say("take_up", record, {"owner": owner, "intent": _intent(record, now)})
+        if rows:
+            yield from self._deliver(record_of(rows[0]))
+
+    def _deliver(self, record: Record) -> Process[None]:
+        yield Point("sends", critical=True, slack=self.world.scenario.send_slack)
+        reply_to = Mailbox()
+        effect = Effect(
+            f"{CHARGE} of {self.host.name}",
+            record.id.scope,
+            record.id.key,
+            record.fingerprint,
+            0,
+            incarnation=str(record.incarnation),
+            kind=CHARGE,
+        )
+        self.world.provider.send(effect, downstream_key(record.seed, CHARGE), reply_to)
+        outcome: Outcome | None = yield Receive(reply_to, CALL_TIMEOUT)
+        yield Point("has its reply" if outcome else "has no reply", critical=True)
+        match None if outcome is None else outcome.reaction:
+            case None:
+                yield from self.own("park", record, {"last_error": "call_uncertain"})
+            case Reaction.REFUSED:
+                yield from self.own("postpone", record, {})
+                self.world.database.parcels[str(record.incarnation)] = 0
+            case Reaction.DECLINED:
+                said = _answer(record, 402, "declined by the provider")
+                yield from self.own("deliver", record, {"outcome": "failure", **response_params(said)})
+            case _:
+                assert outcome is not None
+                said = _answer(record, 201, outcome.charge)
+                yield from self.own("deliver", record, {"outcome": "success", **response_params(said)})
+
+    def own(self, name: str, record: Record, params: dict[str, Value]) -> Process[Rows]:
+        """One statement that proves the ownership of whoever took the record up."""
+        said: dict[str, Value] = {**params, **owner_proof(Lease.of(record)), "now": self.world.now_of(self.host)}
+        statement = Statement(name, self.world.parts.commands[name], said)
+
+        def body() -> Steps[Rows]:
+            return (yield statement)
+
+        return (yield from talk(_flow(Transaction(name, Mode.SINGLE, body))))
+
+
+def _intent(record: Record, now: Instant) -> str:
+    sends = 1 if record.intent is None else record.intent.sends + 1
+    first = now if record.intent is None else record.intent.first_sent_at
+    return json.dumps(
+        {
+            "phase": CHARGE,
+            "downstream_key": downstream_key(record.seed, CHARGE),
+            "digest": "",
+            "sends": sends,
+            "first_sent_at": first,
+            "send_by": now + CALL_TIMEOUT,
+            "repeatable_until": None,
+        }
+    )
+
+
+def _answer(record: Record, status: int, what: str) -> StoredResponse:
+    """As a handler would have answered: the life that it is from stands in front."""
+    return StoredResponse(status, (), f"{record.incarnation} {what}".encode())
 
 
 def _flow(transaction: Transaction[Rows]) -> Flow[Rows]:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from oncekey.core.model import MINUTE, SECOND, RecordId, State
+from oncekey.engine import admit
+from oncekey.engine.run import Hints
 from oncekey.stores.keystore import KeyStore
+from oncekey.stores.locks import LockStore
+from oncekey.stores.statements import Statements
 from oncekey.testing import history
-from oncekey.testing.history import History, Kind, Operation
+from oncekey.testing.crash.patching import patched
+from oncekey.testing.history import History, Kind, Lapse, Operation, Sighting
 from oncekey.testing.sim.clients import Errand, Key, client
 from oncekey.testing.sim.clock import EPOCH, Clock
 from oncekey.testing.sim.database import Database
 from oncekey.testing.sim.dice import Dice
 from oncekey.testing.sim.hosts import Doom, Fate, Host
+from oncekey.testing.sim.onecommit import Outbox
 from oncekey.testing.sim.plan import Plan, draw_plan
 from oncekey.testing.sim.provider import Provider
+from oncekey.testing.sim.runtime import Asked
 from oncekey.testing.sim.scheduler import Scheduler
-from oncekey.testing.sim.serving import Asked
-from oncekey.testing.sim.steps import Point, Wait
+from oncekey.testing.sim.shop import PROMISES
+from oncekey.testing.sim.steps import OpenTransaction, Point, Wait
 from oncekey.testing.sim.timing import (
     BEATS,
     BIG_JUMP,
@@ -35,11 +44,13 @@ from oncekey.testing.sim.weather import FAIR, forecast
 from oncekey.testing.sim.workers import Watch
 
 if TYPE_CHECKING:
+    from oncekey import ports
     from oncekey.core.model import Duration, Instant
+    from oncekey.engine.run import Run
     from oncekey.testing.sim.database import Line
     from oncekey.testing.sim.parts import Parts
+    from oncekey.testing.sim.runtime import Answer
     from oncekey.testing.sim.scenarios import Scenario
-    from oncekey.testing.sim.serving import Answer
     from oncekey.testing.sim.steps import Mailbox, Process
     from oncekey.testing.sim.workers import Worker
 
@@ -66,9 +77,15 @@ class World:
         self.provider = Provider(self.scheduler, self.dice, remembers=scenario.provider_remembers)
         self.watch = Watch(self.clock)
         self.soft = self.dice.chance(0.3)
+        self._locks = self.dice.pick(scenario.locks)
+        self.crowd = self.dice.pick((0.0, 0.0, 0.2))
+        """How often the business transactions leave no place for another one."""
+        self.hints = Hints()
         self.notebook: dict[str, Instant] = {}
+        self._inside: dict[RecordId, list[OpenTransaction]] = {}
+        self._sightings: list[Sighting] = []
         self._keys = [
-            Key(RecordId(SCOPE, f"key-{number}"), self.dice.pick(scenario.effects))
+            Key(RecordId(SCOPE, f"key-{number}"), self.dice.pick(scenario.effects), waits=self.dice.chance(0.3))
             for number in range(1, self.dice.pick((2, 2, 3)))
         ]
         self.keys = tuple(key.id for key in self._keys)
@@ -77,6 +94,11 @@ class World:
 
     def run(self) -> History:
         """Chaos, then heal, then a last look by healthy clients."""
+        chance = patched((admit, "uuid4", self.dice.uuid))
+        with self.parts.patched(), chance, _quiet():
+            return self._run()
+
+    def _run(self) -> History:
         self._populate()
         self.scheduler.run(EPOCH + CHAOS)
         self._heal()
@@ -90,7 +112,26 @@ class World:
 
     def store_of(self, host: Host) -> KeyStore:
         """The store as this host speaks to it."""
-        return KeyStore(self.parts.commands, clock=self._clock_of(host))
+        clock = self._clock_of(host)
+        store = KeyStore(self.parts.commands, clock=clock)
+        store.outbox = cast("ports.Outbox", Outbox())
+        if host.locks:
+            store.locks = LockStore(Statements(self.parts.commands, clock), lambda: store.outbox)
+        return store
+
+    def entered(self, asked: Asked, run: Run) -> None:
+        """A handler runs now; in one commit it is the only one as long as its transaction is open."""
+        if run.go is None:
+            return
+        others = self._inside.setdefault(asked.id, [])
+        if any(tx.open for tx in others):
+            self.saw(Lapse.OVERLAP, asked)
+        others.append(run.tx)
+
+    def saw(self, lapse: Lapse, asked: Asked) -> None:
+        """Something happened that nothing will tell of afterwards."""
+        sighting = Sighting(lapse, asked.id.scope, asked.id.key, asked.operation, self.scheduler.turn)
+        self._sightings.append(sighting)
 
     def now_of(self, host: Host) -> Instant | None:
         """What this host says the time is; None leaves that to the store."""
@@ -100,19 +141,29 @@ class World:
     def send(self, name: str, key: Key, fingerprint: str, caller: Mailbox) -> None:
         """A request arrives at a host of its own."""
         self._operations[name] = Operation(
-            name, key.id.scope, key.id.key, fingerprint, self.scheduler.turn, None, Kind.INFO
+            name,
+            key.id.scope,
+            key.id.key,
+            fingerprint,
+            self.scheduler.turn,
+            None,
+            Kind.INFO,
+            latest=self.clock.store,
+            promises=PROMISES[key.effects],
         )
         weather = self.scheduler.weather
         plan = Plan() if weather is FAIR else draw_plan(self.dice, weather)
-        host = Host(name, self._fate(steps=8), self.dice.between(-SKEW, SKEW), callers=(caller,))
+        host = Host(name, self._fate(steps=12, cancels=True), self.dice.between(-SKEW, SKEW), callers=(caller,))
+        host.locks = self.dice.chance(self._locks)
         self.scheduler.note(name, f"sends {fingerprint} for {key.id.key}; the handler {plan.course}")
-        asked = Asked(name, key.id, key.effects, fingerprint)
+        asked = Asked(name, key.id, key.effects, fingerprint, waits=key.waits)
         self.scheduler.spawn(name, self.parts.serving(self, host, asked, plan, caller).run(), host)
         if not plan.hangs:
             self._serving.append(host)
 
     def heard(self, name: str, answer: Answer | None) -> None:
         """What its client heard, or that it heard nothing."""
+        self._look_at_the_clock()
         sent = replace(self._operations[name], ended=self.scheduler.turn)
         self._operations[name] = (
             sent
@@ -171,8 +222,17 @@ class World:
         offset = self.dice.between(-far, far)
         yield Point(f"sets the store's clock to {offset / SECOND:+.1f} s")
         if self.scheduler.weather is not FAIR:
+            self._look_at_the_clock()
             self.clock.offset = offset
+            self._look_at_the_clock()
             self.watch.look(self.clock.store)
+
+    def _look_at_the_clock(self) -> None:
+        """What the store's clock says now counts for everything under way."""
+        now = self.clock.store
+        for name, one in self._operations.items():
+            if one.ended is None and (one.latest or 0) < now:
+                self._operations[name] = replace(one, latest=now)
 
     def _lose_records(self, start: Duration) -> Process[None]:
         yield Wait(start)
@@ -183,6 +243,7 @@ class World:
     def _heal(self) -> None:
         self.scheduler.note("nemesis", "is gone: all is well from here")
         self.watch.look(self.clock.store)
+        self._look_at_the_clock()
         self.clock.offset = 0
         self.scheduler.weather = FAIR
         self.scheduler.wake()
@@ -198,8 +259,10 @@ class World:
             return False
         return all(line["state"] in _AT_REST for line in self.database.table.values())
 
-    def _fate(self, steps: int) -> Fate | None:
+    def _fate(self, steps: int, *, cancels: bool = False) -> Fate | None:
         weather, dice = self.scheduler.weather, self.dice
+        if cancels and dice.chance(weather.cancelled):
+            return Fate(Doom.CANCEL, dice.between(2, dice.pick((steps, 2 * steps))))
         if dice.chance(weather.crash):
             return Fate(Doom.CRASH, dice.between(2, steps))
         if dice.chance(weather.pause):
@@ -230,8 +293,21 @@ class World:
             business=tuple(self.database.business),
             writes=tuple(self.database.log),
             records=tuple(_final(line) for line in self.database.table.values()),
+            sightings=tuple(self._sightings),
             healed=True,
         )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What goes wrong is meant to, and told in the trace."""
+    log = logging.getLogger("oncekey")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _final(line: Line) -> history.Final:
@@ -244,4 +320,5 @@ def _final(line: Line) -> history.Final:
         status=line["response_status"],
         body=line["response_body"],
         ticket=line["reconcile_after"] is not None,
+        begun=line["memo"] is not None or line["intent"] is not None,
     )

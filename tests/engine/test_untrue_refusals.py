@@ -1,0 +1,112 @@
+"""What a client hears when a settlement cannot be written: "not accepted" only where nothing of it was done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oncekey.core.errors import NotExecuted, StoreUnavailableError
+from oncekey.core.model import Code, Effects
+from oncekey.core.policy import Policy
+from oncekey.drivers.memory import MemoryDriver
+from oncekey.engine import steps
+from oncekey.engine.breaker import Breaker
+from oncekey.engine.effects import Beat, Call, Effect, Later, Life
+from oncekey.engine.enrolment import Enrolment
+from oncekey.engine.run import Run, Site
+from oncekey.flow import Transaction
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing.claims import a_claim
+from oncekey.testing.crash.lives import Unasked
+from oncekey.testing.crash.runtime import Still
+from oncekey.testing.lives import Heard, Said, life
+
+POLICY = Policy()
+
+
+def heard(effects: Effects, handler: Callable[[Run], Life[Said]], settling: Callable[[MemoryDriver], None]) -> Heard:
+    """One life over a memory store, in which something happens just before the settlement."""
+    store, driver = MemoryStore(), MemoryDriver()
+    claim = replace(a_claim(effects=effects), recovery=POLICY.recovery_for(effects))
+    site = Site(store, Breaker(), float, float)
+    flow = life(Run(site, claim, Enrolment("pay", effects, POLICY, None), Unasked()), handler)
+
+    def perform(effect: Effect) -> Any:
+        match effect:
+            case Transaction(name="settle"):
+                settling(driver)
+                return driver.run(effect)
+            case Transaction():
+                return driver.run(effect)
+            case Call(fn=fn, arguments=arguments):
+                return fn(*arguments)
+            case Beat():
+                return Still()
+            case Later():
+                return None
+            case _:
+                return None
+
+    try:
+        effect = next(flow)
+        while True:
+            try:
+                result = perform(effect)
+            except Exception as error:
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(result)
+    except StopIteration as stop:
+        told: Heard = stop.value
+        return told
+
+
+def charged_and_failed(run: Run) -> Life[Said]:
+    assert run.course is not None
+    yield from steps.call(run.store, run.course, "charge", lambda _: "ch_1", repeatable=True, given=None)
+    raise RuntimeError
+
+
+def not_sent(run: Run) -> Life[Said]:
+    yield Call(lambda: None)
+    raise NotExecuted("nobody was reached")
+
+
+def charged(run: Run) -> Life[Said]:
+    yield Call(lambda: "ch_1")
+    return Said(201, b"{}")
+
+
+def outage(_: MemoryDriver) -> None:
+    raise StoreUnavailableError("down")
+
+
+def restored_backup(driver: MemoryDriver) -> None:
+    driver.table.clear()
+
+
+@pytest.mark.parametrize(
+    ("effects", "handler", "settling", "code"),
+    [
+        (Effects.PHASED, charged_and_failed, outage, Code.OUTCOME_UNKNOWN),
+        (Effects.PHASED, not_sent, outage, Code.OUTCOME_UNKNOWN),
+        (Effects.INLINE, charged, outage, Code.OUTCOME_UNKNOWN),
+        (Effects.INLINE, not_sent, outage, Code.STORE_UNAVAILABLE),
+        (Effects.INLINE, charged, restored_backup, Code.OUTCOME_UNKNOWN),
+        (Effects.INLINE, not_sent, restored_backup, Code.STORE_UNAVAILABLE),
+        (Effects.PHASED, charged_and_failed, restored_backup, Code.OUTCOME_UNKNOWN),
+    ],
+)
+def test_not_accepted_is_said_only_of_what_did_nothing(
+    effects: Effects,
+    handler: Callable[[Run], Life[Said]],
+    settling: Callable[[MemoryDriver], None],
+    code: Code,
+) -> None:
+    """R75, R143: found by the simulator as S4, the first time that it ran phased handlers."""
+    answer = heard(effects, handler, settling)
+
+    assert (answer.status, answer.code) == (503, code)
