@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oncekey.drivers.sqlite_files import repaired_module
     from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+    from oncekey.engine.operation import Operation, SyncOperation
     from oncekey.frameworks.asgi.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
     from oncekey.resolvers import Declined, Executed, Question, Sighting, Undecided, Unexecuted
@@ -48,7 +48,7 @@ _PLACES = {
     "oncekey.drivers.sqlite_files": ("repaired_module",),
     "oncekey.effects": ("INLINE", "LOCAL", "OUTBOX", "PHASED"),
     "oncekey.engine.enrolment": ("Enrolment",),
-    "oncekey.frameworks.asgi.operation": ("Operation", "SyncOperation"),
+    "oncekey.engine.operation": ("Operation", "SyncOperation"),
     "oncekey.frameworks.asgi.resuming": ("resumed_as",),
     "oncekey.once": ("SINGLE_TENANT", "Once"),
     "oncekey.resolvers": ("Declined", "Executed", "Question", "Sighting", "Undecided", "Unexecuted"),

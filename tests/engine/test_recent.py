@@ -15,8 +15,8 @@ from oncekey.core.onecommit import Ground, Kind
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.local import _as_claimed
+from oncekey.engine.operation import Operation
 from oncekey.engine.recent import OVERHEAD, Answers, Hints
-from oncekey.frameworks.asgi.operation import Operation
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
 
 CACHED = Policy(replay_cache=timedelta(seconds=30))

@@ -5,10 +5,10 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-import oncekey.frameworks.asgi.operation as ops
+import oncekey.engine.operation as ops
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.operation import Operation as Op
+from oncekey.engine.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation as Op
 
 Typed = Operation[dict[str, int]]
 

@@ -16,7 +16,7 @@ from harness.calls import counted
 from harness.cutting import CuttingProxy
 from harness.dsn import through
 from oncekey.effects import LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 BUDGETS = {"asyncpg": (150, 110), "psycopg": (175, 110), "sqlite": (160, 110)}
 """Calls for a new key and for a replay."""

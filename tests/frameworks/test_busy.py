@@ -19,7 +19,7 @@ from oncekey.drivers.sqlite_lane import Lane
 from oncekey.drivers.sqlite_writer import Writer
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.breaker import FAILURES
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 
 async def busy(_: Any) -> Any:

@@ -17,8 +17,8 @@ from harness.asgi import cancelled_at, until
 from harness.ledger import Gate, down
 from oncekey.core.model import MINUTE, SECOND
 from oncekey.effects import INLINE, LOCAL
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi import exchange
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.threads import ThreadedTransaction
 from oncekey.runtimes import aio
 from oncekey.testing.clock import ManualClock

@@ -13,7 +13,7 @@ from harness.ledger import Ledger
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, PHASED
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.once import Once
 
 TOKENS = {"token-a": "acme", "token-b": "bolt"}

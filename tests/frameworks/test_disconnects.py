@@ -14,8 +14,8 @@ from frameworks.shop import Shop
 from harness.asgi import Caller, until
 from harness.ledger import Gate
 from oncekey.effects import INLINE, LOCAL
+from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi.intake import Intake
-from oncekey.frameworks.asgi.operation import Operation
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])

@@ -14,7 +14,7 @@ from frameworks.shop import Shop
 from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecuted, StoreUnavailableError
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 
 class DeclinedError(Exception):

@@ -18,8 +18,8 @@ from harness.ledger import Ledger
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import SINGLE_TENANT, Once
 
 

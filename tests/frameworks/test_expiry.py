@@ -11,7 +11,7 @@ from oncekey.core.choices import OnExpired
 from oncekey.core.model import HOUR, MINUTE, SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.testing.clock import ManualClock
 
 

@@ -13,7 +13,7 @@ from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.frameworks.routes import routed
 
 

@@ -12,7 +12,7 @@ from harness.asgi import until
 from harness.ledger import Gate
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 
 class Slow:

@@ -16,7 +16,7 @@ from oncekey.core.fingerprint import Selection
 from oncekey.core.policy import Policy
 from oncekey.core.scope import BindTo
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 
 class OrderIn(BaseModel):

@@ -13,7 +13,7 @@ from harness.ledger import Gate, down
 from oncekey.core.errors import LeaseLostError
 from oncekey.core.model import MINUTE, SECOND
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.testing.clock import ManualClock
 
 

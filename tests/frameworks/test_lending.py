@@ -20,8 +20,8 @@ from harness.asgi import Caller, cancelled_at, until
 from harness.ledger import Ledger, down
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL, PHASED
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.exchange import current
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import Once
 
 

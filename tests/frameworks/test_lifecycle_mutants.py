@@ -10,9 +10,9 @@ from fastapi.responses import StreamingResponse
 from frameworks.shop import Shop
 from oncekey.core.answers import Answer
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.capture import Capture
+from oncekey.engine.capture import Capture
+from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.asgi.operation import Operation
 from oncekey.frameworks.asgi.types import Message
 
 

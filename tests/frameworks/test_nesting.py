@@ -21,7 +21,7 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, PHASED
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.once import SINGLE_TENANT, Once
 from oncekey.testing.clock import ManualClock
 from oncekey.workers.completer import Completer

@@ -15,8 +15,8 @@ from frameworks.shop import new_key
 from harness.asgi import Caller
 from oncekey.core.errors import BodyInvalidError
 from oncekey.effects import INLINE, LOCAL
+from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi import claiming
-from oncekey.frameworks.asgi.operation import Operation
 
 
 @pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])

@@ -13,7 +13,7 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.breaker import FAILURES, PAUSE, Breaker
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.runtimes import aio
 
 

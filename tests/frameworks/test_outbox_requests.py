@@ -25,8 +25,8 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.effects import INLINE, LOCAL, OUTBOX
 from oncekey.engine import migrate
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.flow import drive
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.clock import ManualClock

@@ -18,7 +18,7 @@ from harness.asgi import cancelled_at, until
 from harness.databases import DatabaseServer
 from oncekey.core.errors import TransactionControlError
 from oncekey.effects import INLINE, LOCAL, PHASED
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 DEFAULT: dict[str, Any] = {"pool_timeout": 10}  # 5 and 10 more, as SQLAlchemy has it
 SMALL: dict[str, Any] = {"pool_size": 2, "max_overflow": 0, "pool_timeout": 10}

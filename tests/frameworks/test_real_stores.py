@@ -17,7 +17,7 @@ from frameworks.shop import new_key
 from harness.asgi import cancelled_at, until
 from oncekey.core.errors import TransactionControlError
 from oncekey.effects import INLINE, LOCAL, PHASED
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 KINDS = ["sqlite", "psycopg", "asyncpg"]
 

@@ -17,7 +17,7 @@ from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.testing.clock import ManualClock
 
 

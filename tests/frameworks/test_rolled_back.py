@@ -17,7 +17,7 @@ from sqlalchemy import text
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.sqlshop import opened
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 POSTGRES = ("asyncpg", "psycopg", "def")
 SQLITE = ("sqlite", "sqlite def")

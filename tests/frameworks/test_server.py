@@ -16,7 +16,7 @@ from harness.asgi import until
 from harness.ledger import Ledger
 from harness.served import PATIENCE, Served, Wire
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 HTTP = ["h11", "httptools"]
 

@@ -16,7 +16,7 @@ from harness.asgi import Caller, until
 from harness.ledger import Ledger
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, PHASED
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 SLOW = (408, "idempotency_body_too_slow")
 

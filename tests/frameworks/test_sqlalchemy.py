@@ -22,7 +22,7 @@ from harness.dsn import through
 from harness.proxy import Proxy
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 DIALECTS = ("asyncpg", "psycopg")
 COMMIT = {"asyncpg": b"COMMIT;", "psycopg": b"COMMIT\0"}

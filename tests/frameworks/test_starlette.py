@@ -21,7 +21,7 @@ from harness.ledger import Ledger
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 
 def starlette_shop(**shopping: Any) -> Shop:

@@ -17,7 +17,7 @@ from frameworks.shop import KEY, Shop
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 PATHSEND = {"http.response.pathsend": {}, "http.response.zerocopysend": {}, "http.response.trailers": {}}
 

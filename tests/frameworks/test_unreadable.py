@@ -16,7 +16,7 @@ from harness.asgi import Caller
 from oncekey.core.keys import key_digest
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 UNREADABLE = (500, "idempotency_record_unreadable")
 SPOILT = {

@@ -17,7 +17,7 @@ from local.databases import lock_for
 from oncekey import wire
 from oncekey.core.policy import Policy
 from oncekey.effects import LOCAL
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing.claims import a_claim
 

@@ -22,7 +22,7 @@ from harness.proxy import Proxy
 from local.databases import locks_held, rows
 from oncekey.core.policy import Policy
 from oncekey.effects import LOCAL, OUTBOX
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 
 WAYS = ("asyncpg", "psycopg", "def")

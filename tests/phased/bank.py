@@ -27,8 +27,8 @@ from oncekey.core.errors import Rejected
 from oncekey.core.model import MINUTE, Record, RecordId
 from oncekey.core.policy import Policy
 from oncekey.effects import PHASED
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing.clock import ManualClock
 from oncekey.wire import aconnect, connect

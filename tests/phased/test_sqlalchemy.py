@@ -13,7 +13,7 @@ from frameworks.shop import tenant_of
 from harness.asgi import Caller
 from oncekey.core.policy import Policy
 from oncekey.effects import PHASED
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.once import Once
 from oncekey.workers.completer import Completer
 from phased.bank import KEY, Provider

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from frameworks.shop import new_key
 from harness.asgi import Caller, Reply
 from oncekey.effects import LOCAL
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 
 OWN = ("asyncpg", "psycopg", "def")

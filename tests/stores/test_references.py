@@ -10,7 +10,7 @@ import pytest
 from frameworks.realshop import PostgresDatabase, RealShop
 from harness.pages import ROOT
 from oncekey.effects import LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.workers.reaper import Reaper
 
 ORDERS = "CREATE TABLE bills (item text, key_scope text, key_text text)"

@@ -12,7 +12,7 @@ import pytest
 from oncekey.core.errors import CallUncertainError, ConfigurationError, NotExecuted, Rejected, ReplayDivergedError
 from oncekey.core.seed import downstream_key
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing import operation, sync_operation
 from oncekey.testing.operation import Called, Sent

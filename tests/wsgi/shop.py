@@ -28,7 +28,7 @@ from flask.views import MethodView
 
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, PHASED
-from oncekey.frameworks.asgi.operation import SyncOperation
+from oncekey.engine.operation import SyncOperation
 from oncekey.once import Once
 
 PATIENCE = 30.0

@@ -13,7 +13,7 @@ from oncekey.demo.problems import ProblemError
 from oncekey.demo.tenants import Tenant
 from oncekey.demo.wishes import Wished
 from oncekey.effects import INLINE
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.topics import Reply
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from oncekey.demo.models import Order, OrderIn, place
 from oncekey.demo.problems import ProblemError
 from oncekey.demo.tenants import Tenant
 from oncekey.effects import LOCAL
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 
 if TYPE_CHECKING:
     from oncekey.demo.orders import Orders

@@ -16,7 +16,7 @@ from oncekey.demo.problems import ProblemError
 from oncekey.demo.tenants import Tenant
 from oncekey.demo.wishes import Wished
 from oncekey.effects import PHASED
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.topics import Message
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from oncekey.demo.problems import MEDIA_TYPE
 from oncekey.demo.tenants import Tenant
 from oncekey.demo.wishes import Wished
 from oncekey.effects import OUTBOX
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.topics import Message, Reply
 
 if TYPE_CHECKING:

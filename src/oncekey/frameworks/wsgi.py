@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+    from oncekey.engine.capture import Capture
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi.capture import Capture
     from oncekey.frameworks.wsgi_installation import WsgiInstallation
 
 
@@ -113,8 +113,8 @@ class _Response:
         if capture.status is None and self.started is not None:
             status, headers = self.started
             lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-            capture.start({"status": int(status[:3]), "headers": lines})
-        capture.body({"body": piece, "more_body": True})
+            capture.start(int(status[:3]), lines)
+        capture.body(piece, more=True)
         return capture.refused is None
 
 

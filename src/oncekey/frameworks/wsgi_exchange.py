@@ -14,15 +14,15 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.answering import refusal
+from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, claim_of
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.enrolment import SAFE
+from oncekey.engine.operation import SyncOperation, operation_of
 from oncekey.engine.run import Run
 from oncekey.engine.serve import NOT_ENTERED, Unkeyed, serve
 from oncekey.engine.steps import Stepping
-from oncekey.frameworks.asgi.capture import Capture
-from oncekey.frameworks.asgi.operation import SyncOperation, operation_of
 from oncekey.frameworks.asgi.threads import not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_blocking, unkeyed_operation
 from oncekey.frameworks.wsgi_messages import lines_of, parts_of, read_ahead, told

@@ -17,12 +17,12 @@ from oncekey.core.memo import decode
 from oncekey.core.model import Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.engine.operation import NO_OUTBOX, Conn, Operation, SyncOperation
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.engine.steps import Stepping
 from oncekey.flow import Mode, Transaction
-from oncekey.frameworks.asgi.operation import NO_OUTBOX, Conn, Operation, SyncOperation
 from oncekey.runtimes.aio import AsyncRuntime, Drain
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.stores.memory import MemoryStore

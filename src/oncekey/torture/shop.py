@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from oncekey.core.errors import NotExecuted, Rejected
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.once import Once
 from oncekey.topics import Message, Reply
 from oncekey.torture.books import Books

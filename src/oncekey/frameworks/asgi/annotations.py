@@ -11,7 +11,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.engine.operation import Operation, SyncOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

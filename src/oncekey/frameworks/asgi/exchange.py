@@ -17,11 +17,11 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Bypass, Code, Deferred, Refuse
 from oncekey.engine.answering import refusal
+from oncekey.engine.capture import Capture
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.run import Run
 from oncekey.engine.serve import NOT_ENTERED, serve
-from oncekey.frameworks.asgi.capture import Capture
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
@@ -133,9 +133,9 @@ class Exchange:
             assert capture is not None
             kind = message["type"]
             if kind == "http.response.start":
-                capture.start(message)
+                capture.start(message["status"], message.get("headers", ()))
             elif kind == "http.response.body":
-                capture.body(message)
+                capture.body(message.get("body", b""), more=message.get("more_body", False))
                 if capture.refused or capture.complete:
                     await self.finish()
             else:

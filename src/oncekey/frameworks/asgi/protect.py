@@ -17,13 +17,13 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.enrolment import SAFE
+from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks import wsgi_exchange
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
 from oncekey.frameworks.asgi.lending import LendingRuntime
 from oncekey.frameworks.asgi.nesting import request_for
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation, operation_of
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 from oncekey.runtimes.aio import flush

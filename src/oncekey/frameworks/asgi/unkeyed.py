@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Effects
 from oncekey.core.settle import Business, Ending, decide
+from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.engine.serve import Unkeyed, serve_unkeyed
 from oncekey.frameworks.asgi.lending import lend
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.runtimes.aio import Changed, shielded
 

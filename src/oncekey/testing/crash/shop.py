@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncekey.core.model import Effects
-from oncekey.frameworks.asgi.operation import Operation
+from oncekey.engine.operation import Operation
 from oncekey.once import SINGLE_TENANT, Once
 from oncekey.topics import Message, Reply
 

@@ -6,11 +6,10 @@ import tempfile
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from oncekey.core.model import Headers
     from oncekey.core.policy import Policy
-    from oncekey.frameworks.asgi.types import Message
 
 PIECE = 64 * 1024
 
@@ -30,21 +29,20 @@ class Capture:
         self.complete = False
         self.refused: str | None = None
 
-    def start(self, message: Message) -> None:
-        """The status line and the headers; tuples, because outer middleware changes lists in place."""
-        self.status = message["status"]
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The status and the header lines; tuples, because outer middleware changes lists in place."""
+        self.status = status
         lines = []
-        for name, value in message.get("headers", ()):
+        for name, value in headers:
             lines.append((bytes(name), bytes(value)))
             if name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream"):
                 self.refused = "event_stream_cannot_be_enrolled"
         self.headers = tuple(lines)
 
-    def body(self, message: Message) -> None:
-        """One more piece of the body."""
-        chunk = message.get("body", b"")
+    def body(self, chunk: bytes, *, more: bool) -> None:
+        """One more piece of the body, and whether another one follows."""
         self.size += len(chunk)
-        self.complete = not message.get("more_body", False)
+        self.complete = not more
         if self.refused or not chunk:
             return
         if self.size > self._policy.max_spool_bytes:
