@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.flow import Statement
-from oncekey.stores.locks import STATEMENTS
+from oncekey.stores.locks import ASKED, WRITTEN
 from oncekey.stores.memory import claim as reserve
 from oncekey.stores.memory import find, supersede
 
@@ -27,7 +27,7 @@ Table: TypeAlias = dict[tuple[str, str], Line]
 Held: TypeAlias = "dict[int, tuple[OpenTransaction, int]]"
 """Number of a lock -> who holds it, and the mark of its request."""
 
-LOCKING: Final = frozenset(STATEMENTS)
+LOCKING: Final = frozenset((*ASKED, *WRITTEN))
 PUT: Final = "put_parcel"
 _ANSWERED: Final = {"state": "completed", "recovery_point": "finished", "owner": None, "lease_until": None}
 _DEFERRED: Final = {"state": "pending", "recovery_point": "started", "owner": None, "lease_until": None}
@@ -40,14 +40,14 @@ def lock(
     tx: OpenTransaction,
     lock: int,
     mark: int,
-    scope: str,
-    key: str,
+    scope: bytes,
+    key: bytes,
     now: Instant,
     **_: Columns,
 ) -> Rows:
-    """Try the lock, then look."""
+    """Try the lock, then look. Texts are bytes where a statement may travel with BEGIN."""
     holder, other = locks.setdefault(lock, (tx, mark))
-    row = find(table, scope=scope, key=key, now=now)[0]
+    row = find(table, scope=scope.decode(), key=key.decode(), now=now)[0]
     return [{**row, "locked": holder is tx, "other": holder is not tx and other != mark, "begun": tx.begun}]
 
 
@@ -137,6 +137,9 @@ ONE_COMMIT: Mapping[str, Command] = MappingProxyType(
         "commit_anew": commit_anew,
         "defer_new": defer_new,
         "defer_anew": defer_anew,
+        # Nothing travels with BEGIN or COMMIT here: the runtime runs what it would stand for.
+        "enter": "",
+        "seal": "",
     }
 )
 

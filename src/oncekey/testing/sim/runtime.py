@@ -35,7 +35,8 @@ from oncekey.engine.effects import (
     TakeBack,
 )
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.run import Hints, Run, Site
+from oncekey.engine.recent import Hints
+from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction
 from oncekey.testing.history import Kind, Lapse
 from oncekey.testing.lives import FAILED, life

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from oncekey.core.model import MINUTE, SECOND, RecordId, State
 from oncekey.engine import admit
-from oncekey.engine.run import Hints
+from oncekey.engine.recent import Hints
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.locks import LockStore
 from oncekey.stores.statements import Statements
