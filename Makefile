@@ -64,7 +64,7 @@ pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
 	@if grep -n '://' requirements/*.txt; then echo 'pins must not name a host' >&2; exit 1; fi
 
 clean: ## Remove .venv, caches and builds (the demo's database stays)
-	rm -rf .venv .venv-lowest dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-bench bench-results dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Empty when $(PYTHON) will do, else the one line that says what is wrong; the code must parse on any Python 3.

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -16,8 +16,6 @@ from orders import BEGIN, INSERT, POOL, SETTLE, OrderIn, charge, made
 
 import oncekey
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, Message, Once, Operation, Policy, Reply
-
-CACHED_ANSWERS = 10_000
 
 if not str(oncekey.__file__).startswith(os.environ.get("BENCH_SOURCES", "")):
     raise ImportError("these are not the sources of the baseline")
@@ -67,25 +65,12 @@ def asyncpg(dsn: str) -> FastAPI:
 
 def asyncpg_cached(dsn: str) -> FastAPI:
     """LOCAL with the cache of finished answers."""
-    settings = cached_settings()
-    if not settings:
-        raise NotImplementedError("this version of oncekey has no setting named cache")
-    app, once = _installed(Once(_through("asyncpg", dsn), migrate=True, **settings))
+    if "replay_cache" not in {field.name for field in dataclasses.fields(Policy)}:
+        raise NotImplementedError("this version of oncekey keeps no answers in memory")
+    policy = Policy(replay_cache=timedelta(minutes=10))
+    app, once = _installed(Once(_through("asyncpg", dsn), migrate=True, policy=policy))
     _add_orders(app, once)
     return app
-
-
-def cached_settings() -> dict[str, Any]:
-    """How this version switches its cache of finished answers on: as a setting of `Once` or of a policy, if at all."""
-    fields = {field.name: field.default for field in dataclasses.fields(Policy)}
-    if "cache" in fields:
-        return {"policy": Policy(cache=_on(fields["cache"]))}
-    parameter = inspect.signature(Once).parameters.get("cache")
-    return {} if parameter is None else {"cache": _on(parameter.default)}
-
-
-def _on(default: object) -> object:
-    return CACHED_ANSWERS if isinstance(default, int) and not isinstance(default, bool) else True
 
 
 def psycopg(dsn: str) -> FastAPI:
