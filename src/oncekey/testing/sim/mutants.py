@@ -80,6 +80,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "a slow owner completes a record that its successor owns",
         Rule.FENCED,
         _said(_NO_FENCE, *OWNERS),
+        CLAIMED,
     ),
     Mutant(
         "fence_without_incarnation",
