@@ -1,37 +1,14 @@
-"""Figures of a run: per slice, per round as ratios, and as the table and the JSON that people read."""
+"""Figures of a run: what a slice of load came to, and medians with their range over rounds."""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, field
-
-from bench.load import Volley
-
-BASE = "unprotected"
-KINDS = (BASE, "new key", "replay")
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """One kind of request, measured once."""
-
-    rate: float
-    p50_ms: float
-    p99_ms: float
-    requests: int
-    cpu_us: float | None = None
-    """What one request cost the server's own process; None where the system does not say."""
-
-    @classmethod
-    def of(cls, volley: Volley, cpu_seconds: float | None = None) -> Slice:
-        ordered = sorted(volley.latencies)
-        return cls(
-            rate=volley.rate,
-            p50_ms=_at(ordered, 0.50) * 1000,
-            p99_ms=_at(ordered, 0.99) * 1000,
-            requests=volley.count,
-            cpu_us=None if cpu_seconds is None else cpu_seconds / volley.count * 1e6,
-        )
+class BenchError(Exception):
+    """The figures would be wrong, or there would be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,74 +20,76 @@ class Range:
     high: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Range:
+    def of(cls, values: Sequence[float]) -> Range:
         return cls(statistics.median(values), min(values), max(values))
 
 
-@dataclass(slots=True)
-class Result:
-    """All rounds on one store: kind of request -> one slice per round."""
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One variant under load for a moment. Processors' seconds are None where the system does not say them."""
 
-    store: str
-    rounds: dict[str, list[Slice]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
-
-    def rate(self, kind: str) -> Range:
-        return Range.of([each.rate for each in self.rounds[kind]])
-
-    def ratio(self, kind: str) -> Range:
-        """As a share of the unprotected rate of the same round: what a noisy machine still lets one say."""
-        pairs = zip(self.rounds[kind], self.rounds[BASE], strict=True)
-        return Range.of([each.rate / base.rate for each, base in pairs])
-
-    def cpu_us(self, kind: str) -> float | None:
-        costs = [each.cpu_us for each in self.rounds[kind] if each.cpu_us is not None]
-        return statistics.median(costs) if costs else None
-
-    def latency(self, kind: str) -> tuple[float, float]:
-        slices = self.rounds[kind]
-        return statistics.median(s.p50_ms for s in slices), statistics.median(s.p99_ms for s in slices)
+    seconds: float
+    latencies: Sequence[float]
+    server_seconds: float | None
+    store_seconds: float | None
+    foreign_cores: float | None
+    """Cores that were busy with what is no part of this bench."""
 
 
-def table(results: list[Result]) -> str:
-    """The results for people."""
-    header = (
-        f"{'store':<10} {'request':<12} {'requests/s':>20} {'ratio to unprotected':>22}"
-        f" {'server us/request':>18} {'p50 ms':>8} {'p99 ms':>8}"
-    )
-    lines = [header]
-    for result in results:
-        lines.append("")
-        for kind in KINDS:
-            rate, ratio = result.rate(kind), result.ratio(kind)
-            p50, p99 = result.latency(kind)
-            shown_rate = f"{rate.median:.0f} ({rate.low:.0f}-{rate.high:.0f})"
-            shown_ratio = "1.00" if kind == BASE else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
-            cpu = result.cpu_us(kind)
-            shown_cpu = "?" if cpu is None else f"{cpu:.0f}"
-            lines.append(
-                f"{result.store:<10} {kind:<12} {shown_rate:>20} {shown_ratio:>22}"
-                f" {shown_cpu:>18} {p50:>8.1f} {p99:>8.1f}"
-            )
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One variant in one round: all of its slices together."""
+
+    requests: int
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    server_us: float | None
+    store_us: float | None
+    foreign_cores: float | None
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> Figures:
+        ordered = sorted(latency for each in slices for latency in each.latencies)
+        if not ordered:
+            raise BenchError("no answer came")
+        requests = len(ordered)
+        foreign = [each.foreign_cores for each in slices if each.foreign_cores is not None]
+        return cls(
+            requests=requests,
+            rate=requests / sum(each.seconds for each in slices),
+            p50_ms=_at(ordered, 0.50) * 1000,
+            p99_ms=_at(ordered, 0.99) * 1000,
+            server_us=_each((one.server_seconds for one in slices), requests),
+            store_us=_each((one.store_seconds for one in slices), requests),
+            foreign_cores=statistics.fmean(foreign) if foreign else None,
+        )
+
+    @property
+    def cpu_us(self) -> float | None:
+        """Processors' time of one request, in the server and in its store."""
+        return None if self.server_us is None or self.store_us is None else self.server_us + self.store_us
 
 
-def document(results: list[Result], settings: dict[str, object]) -> dict[str, object]:
-    """The results for programs."""
-    return {
-        "settings": settings,
-        "stores": {
-            result.store: {
-                kind: {
-                    "requests_per_second": asdict(result.rate(kind)),
-                    "ratio": asdict(result.ratio(kind)),
-                    "rounds": [asdict(each) for each in result.rounds[kind]],
-                }
-                for kind in KINDS
-            }
-            for result in results
-        },
-    }
+def _each(seconds: Iterable[float | None], requests: int) -> float | None:
+    known = list(seconds)
+    return None if None in known else sum(one for one in known if one is not None) / requests * 1e6
 
 
-def _at(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+def _at(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def by_rate(ours: Sequence[Figures], base: Sequence[Figures]) -> list[float]:
+    """Requests per second as a share of the base's, of the same round each."""
+    return [one.rate / other.rate for one, other in zip(ours, base, strict=True)]
+
+
+def by_cpu(ours: Sequence[Figures], base: Sequence[Figures]) -> list[float] | None:
+    """The base's processors' time as a share of ours, of the same round each: 0.5 is twice the cost."""
+    shares = []
+    for one, other in zip(ours, base, strict=True):
+        if not one.cpu_us or not other.cpu_us:
+            return None
+        shares.append(other.cpu_us / one.cpu_us)
+    return shares

@@ -2,6 +2,7 @@
 
 The peers are procrastinate and pgqueuer (`pip install --group bench`), on the same PostgreSQL, with as many messages,
 as many workers in one process and as many messages in work at a time; the function that is called does nothing.
+`--lines 200` gives ours messages that keep an order, in so many lines; `--awaits` lets its function await something.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ class Queue(Protocol):
 class Ours:
     """oncekey's outbox: messages of `op.emit`, and the relay that `oncekey worker` runs."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, lines: int = 0, awaits: bool = False) -> None:
         self._url = url
+        self._lines = lines
+        self._awaits = awaits
 
     async def open(self, stack: AsyncExitStack) -> None:
         from oncekey.wire import aconnect  # noqa: PLC0415
@@ -55,6 +58,7 @@ class Ours:
         await self._engine.migrate()
 
     async def fill(self, count: int) -> None:
+        self._count = count
         from oncekey.core.model import Parcel, ParcelKind, RecordId  # noqa: PLC0415
         from oncekey.flow import Mode, Transaction  # noqa: PLC0415
 
@@ -68,7 +72,7 @@ class Ours:
                 payload=json.dumps({"n": number}),
                 downstream_key=str(uuid.uuid4()),
                 position=0,
-                order_by=None,
+                order_by=f"line-{number % self._lines}" if self._lines else None,
             )
 
         outbox = self._engine.store.outbox
@@ -81,24 +85,42 @@ class Ours:
         from oncekey.core.policy import Policy  # noqa: PLC0415
         from oncekey.topics import Message, Topics  # noqa: PLC0415
         from oncekey.workers.relay import Relay  # noqa: PLC0415
+        from oncekey.workers.service import Service  # noqa: PLC0415
 
-        topics, called = Topics(), 0
+        topics, called, over = Topics(), 0, asyncio.Event()
+        last: dict[str, int] = {}
 
-        @topics.topic(TOPIC)
-        async def noop(message: Message) -> None:
+        def count(message: Message) -> None:
             nonlocal called
-            called += message.payload["n"] >= 0
+            line, number = message.order_by, message.payload["n"]
+            if line is not None:
+                if last.get(line, -1) >= number:
+                    raise BenchError(f"{line}: {number} came after {last[line]}")
+                last[line] = number
+            called += 1
+            if called == self._count:
+                over.set()
+
+        if self._awaits:
+
+            @topics.topic(TOPIC)
+            async def noop(message: Message) -> None:
+                await asyncio.sleep(0)
+                count(message)
+        else:
+
+            @topics.topic(TOPIC)
+            async def noop(message: Message) -> None:
+                count(message)
 
         outbox, run = self._engine.store.outbox, self._engine.driver.run
         assert outbox is not None
-
-        async def loop() -> None:
-            relay = Relay(outbox, run, topics, Policy(), concurrency=batch)
-            while await relay.run_once():
-                pass
-            await relay.drain()
-
-        await asyncio.gather(*(loop() for _ in range(loops)))
+        services = [Service([Relay(outbox, run, topics, Policy(), concurrency=batch)]) for _ in range(loops)]
+        running = [asyncio.create_task(service.run()) for service in services]
+        await over.wait()
+        for service in services:
+            service.stop()  # what was delivered is acknowledged
+        await asyncio.gather(*running)
         return called
 
 
@@ -187,7 +209,7 @@ class Pgqueuer:
         return self._called - before
 
 
-KINDS: dict[str, tuple[str, Callable[[str], Queue]]] = {
+KINDS: dict[str, tuple[str, Callable[..., Queue]]] = {
     "oncekey asyncpg": ("asyncpg", Ours),
     "oncekey psycopg": ("psycopg", Ours),
     "procrastinate": ("psycopg", Procrastinate),
@@ -196,11 +218,13 @@ KINDS: dict[str, tuple[str, Callable[[str], Queue]]] = {
 PEERS = ("procrastinate", "pgqueuer")
 
 
-async def measure(kinds: dict[str, str], messages: int, rounds: int, loops: int, batch: int) -> dict[str, list[float]]:
+async def measure(
+    kinds: dict[str, str], messages: int, rounds: int, loops: int, batch: int, **ours: Any
+) -> dict[str, list[float]]:
     """Rounds in which each takes its turn, and who comes first changes; messages per second of each."""
     rates: dict[str, list[float]] = {name: [] for name in kinds}
     async with AsyncExitStack() as stack:
-        queues = {name: KINDS[name][1](url) for name, url in kinds.items()}
+        queues = {name: KINDS[name][1](url, **({} if name in PEERS else ours)) for name, url in kinds.items()}
         for queue in queues.values():
             await queue.open(stack)
         names = list(queues)
@@ -242,6 +266,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds (5)")
     parser.add_argument("--loops", type=int, default=2, help="workers per queue, in one process (2)")
     parser.add_argument("--batch", type=int, default=100, help="messages in work per worker (100)")
+    parser.add_argument("--lines", type=int, default=0, help="lines in which ours keeps an order (0: none)")
+    parser.add_argument("--awaits", action="store_true", help="our function awaits something")
     parser.add_argument("--without-peers", action="store_true", help="only ours")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     said = parser.parse_args(words)
@@ -258,7 +284,8 @@ def main(words: list[str] | None = None) -> int:
             for peer in PEERS:
                 if peer in urls:
                     urls[peer] = "postgresql:" + urls[peer].partition(":")[2]
-            rates = asyncio.run(measure(urls, said.messages, said.rounds, said.loops, said.batch))
+            ours = {"lines": said.lines, "awaits": said.awaits}
+            rates = asyncio.run(measure(urls, said.messages, said.rounds, said.loops, said.batch, **ours))
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

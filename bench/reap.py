@@ -88,7 +88,7 @@ def fill(connection, rows):
     """Finished records that expired yesterday."""
     from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found once `places` was entered)
 
-    connection.execute("TRUNCATE oncekey.record, oncekey.audit")
+    connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.audit")
     fill_postgres(connection, 1, rows, age=2 * DAY, finished=True)
     connection.execute("VACUUM ANALYZE oncekey.record")
     connection.execute("CHECKPOINT")

@@ -31,7 +31,15 @@ CLAIMS = 2000
 LOOKS = 50
 GRACE = 300_000_000
 AFTER = {"after_at": -1, "after_scope": "", "after_key": "", "limit": 1000}
-SEEN = json.dumps([{"scope": "shop|tenant-1", "key": "k", "incarnation": str(uuid.uuid4()), "version": 1}])
+ENDING = {
+    **AFTER,
+    "age": GRACE,
+    "until": 2**62,
+    "soft": False,
+    "trusted_for": None,
+    "noted": True,
+    **dict.fromkeys(("trigger", "actor", "who", "why"), ""),
+}
 
 
 def statements():
@@ -44,7 +52,7 @@ def statements():
         "resumable": {"after_created": 0, "after_scope": "", "after_key": "", "limit": 100},
         "expiring": {**AFTER, "age": GRACE},
         "kept_expired": {**AFTER, "age": GRACE},
-        "purge_expired": {"seen": SEEN, "grace": GRACE},
+        "purge_expired": ENDING,
         "live_keys": {"scope": "shop|tenant-1", "limit": 1000},
         "unknown_due": AFTER,
     }

@@ -16,15 +16,19 @@ POSTGRES: Final = "oncekey.stores.postgres"
 SQLITE: Final = "oncekey.stores.sqlite"
 _RECORD_TABLE: Final = re.compile(r"CREATE TABLE oncekey[._]record(?:_\d+)? \((?P<body>.*?)\n\)", re.DOTALL)
 _ADDED: Final = re.compile(
-    r"ALTER TABLE oncekey\.record ADD COLUMN (?P<name>[a-z_]+) (?P<kind>[a-z]+)(?P<null> NOT NULL)?;"
+    r"ALTER TABLE oncekey\.record ADD COLUMN (?P<name>[a-z_]+) (?P<kind>[a-z]+)(?P<null> NOT NULL)?(?: DEFAULT -?\d+)?;"
     r"(?: *-- (?P<why>.*))?"
 )
 
 _COLUMN: Final = re.compile(
-    r"^    (?P<name>[a-z_]+) +(?P<kind>[A-Za-z]+) *(?P<null>NOT NULL)?(?: PRIMARY KEY)?,? *(?:-- (?P<why>.*))?$",
+    r"^    (?P<name>[a-z_]+) +(?P<kind>[A-Za-z]+) *(?P<null>NOT NULL)?(?: PRIMARY KEY| DEFAULT \d+)?,? *(?:-- (?P<why>.*))?$",
     re.MULTILINE,
 )
 _CONSTRAINT: Final = re.compile(r"CONSTRAINT (?P<name>[a-z_]+) CHECK")
+_DROPPED: Final = re.compile(r"DROP COLUMN (?P<name>[a-z_]+)")
+_WORK_TABLE: Final = re.compile(r"CREATE TABLE oncekey\.work \((?P<body>.*?)\n\)", re.DOTALL)
+_SHARED: Final = frozenset({"incarnation", "scope", "key", "memo_version"})
+_RULE: Final = re.compile(r"^(?:    \(|SELECT )'(?P<name>[a-z_]+)',", re.MULTILINE)
 
 WHY: Final[Mapping[str, str]] = {
     "recovery": "what a lease that ran out means, stored for the same reason",
@@ -43,6 +47,7 @@ WHY: Final[Mapping[str, str]] = {
     "response_headers": "of the stored answer: a JSON list of pairs, in order, repeated ones kept",
     "response_schema": "the version of this way of storing, so that old answers stay readable",
     "last_error": "a short code, never the text of an exception: those quote what clients sent",
+    "memo_version": "the version at which memo or intent were last written, in both tables; 0: there are none",
     "reconcile_after": "when an unknown outcome may be looked into",
     "reconcile_tries": "how often it was looked into",
     "created_at": "when this life of the key began",
@@ -69,6 +74,11 @@ CHECKS: Final[Mapping[str, str]] = {
     "owned_in_progress": "what is in progress has an owner and a lease",
     "owned_only_in_progress": "and nothing else has: an old owner's name cannot come back",
     "unknown_has_ticket": "what nobody knows says at least why",
+    "outcome_known": "no outcome that the code does not know",
+    "memo_has_version": "a memo or an intent without the version at which it was written",
+    "tries_count_up": "no counter goes below where it starts",
+    "work_fits": "a record and its other row that were not written together",
+    "work_has_record": "what belongs to no record any more",
 }
 """What each constraint keeps out."""
 
@@ -76,6 +86,7 @@ CHECKS: Final[Mapping[str, str]] = {
 class Column(NamedTuple):
     """A column as its migration has it."""
 
+    table: str
     name: str
     kind: str
     required: bool
@@ -88,8 +99,9 @@ def page() -> str:
     rows = [
         (
             f"`{column.name}`",
+            f"`{column.table}`",
             f"`{column.kind}`",
-            f"`{other[column.name].kind}`",
+            f"`{other[column.name].kind}`" if column.name in other else "",
             "" if column.required else "yes",
             column.why or WHY[column.name],
         )
@@ -105,7 +117,10 @@ def page() -> str:
         "The primary key is `(scope, key)`: a key alone is never looked up, and every statement of the request path is "
         "served by this one index. Instants and durations are microseconds; instants are by the store's clock.",
         "## Columns of a record",
-        table(("Column", "PostgreSQL", "SQLite", "Null", "Why"), rows),
+        "On PostgreSQL a record is two rows. `record` has what every key has. `work` has what only unfinished, failed or phased "
+        "work has; its row is there when something is in it, and gone with the record. The view `oncekey.whole` is both. On "
+        "SQLite there is one row ([ADR 0031](../adr/0031-the-record-is-two-rows.md)).",
+        table(("Column", "Table", "PostgreSQL", "SQLite", "Null", "Why"), rows),
         "Your own tables may refer to a record by `(scope, key)`, which a handler has as `op.scope` and `op.key`. "
         "Records are removed when they have expired, and your rows must not go with them: do it without a foreign "
         "key, or on PostgreSQL with this one, whose two columns may be null. It is deferred, because a LOCAL request "
@@ -113,7 +128,12 @@ def page() -> str:
         FOREIGN_KEY,
         "On SQLite leave it out: oncekey does not switch the enforcement of foreign keys on.",
         "## Constraints",
-        table(("Constraint", "What it keeps out or sees to"), [(f"`{name}`", CHECKS[name]) for name in constraints()]),
+        "The table refuses a row that breaks one of its own. On PostgreSQL each costs time with every write, so `record` has one "
+        "only; `oncekey doctor` looks for rows that break the others.",
+        table(
+            ("Constraint", "PostgreSQL", "SQLite", "What it keeps out or sees to"),
+            [(f"`{name}`", *constraints()[name], CHECKS[name]) for name in constraints()],
+        ),
         "## PostgreSQL",
         *_statements(POSTGRES),
         "## SQLite",
@@ -123,13 +143,29 @@ def page() -> str:
 
 def columns(package: str) -> list[Column]:
     """The columns of a store's records, in order."""
-    found = [*_COLUMN.finditer(_records(package)), *_ADDED.finditer(_migrations(package))]
-    return [Column(one["name"], one["kind"], one["null"] is not None, one["why"]) for one in found]
+    text = _migrations(package)
+    found = [*_COLUMN.finditer(_records(package)), *_ADDED.finditer(text)]
+    there = [Column("record", one["name"], one["kind"], one["null"] is not None, one["why"]) for one in found]
+    gone = {one["name"] for one in _DROPPED.finditer(text)}
+    beside = [
+        Column("work", one["name"], one["kind"], one["null"] is not None, one["why"])
+        for body in _WORK_TABLE.finditer(text)
+        for one in _COLUMN.finditer(body["body"])
+        if one["name"] not in _SHARED
+    ]
+    return [*(one for one in there if one.name not in gone), *beside]
 
 
-def constraints() -> list[str]:
-    """The names of the constraints."""
-    return [found["name"] for found in _CONSTRAINT.finditer(_records(POSTGRES))]
+def constraints() -> dict[str, tuple[str, str]]:
+    """The names of the constraints, and who keeps each: on PostgreSQL, and on SQLite."""
+    sqlite = [one["name"] for one in _CONSTRAINT.finditer(_records(SQLITE))]
+    work = [one["name"] for body in _WORK_TABLE.finditer(_migrations(POSTGRES)) for one in _CONSTRAINT.finditer(body[0])]
+    looked_for = [one["name"] for one in _RULE.finditer(load(POSTGRES, "doctor.sql")["vital_rows"])]
+    kept: dict[str, tuple[str, str]] = {}
+    for name in dict.fromkeys((*sqlite, *looked_for, *work)):
+        postgres = "`work`" if name in work else "`doctor`" if name in looked_for else "`record`"
+        kept[name] = (postgres, "the table" if name in sqlite else "")
+    return kept
 
 
 def _records(package: str) -> str:

@@ -49,6 +49,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "
         "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer.",
         "wait_max": "How long `wait` waits; then it is 409.",
+        "replay_cache": "Keep answers that were read from the store in this process and give them again without asking, "
+        "for at most this long; None asks every time. A `keys bust` elsewhere is noticed after that time.",
         "on_unknown": "The status of the answer while the outcome is unknown.",
         "reconcile_interval": "The `Retry-After` of an unknown outcome that nobody will look at sooner.",
     },
@@ -95,7 +97,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "only after it.",
         "sweep_interval": "How often the sweeper looks for leases that ran out.",
         "reap_interval": "How often the reaper looks for expired records.",
-        "reap_batch": "How many records the reaper removes at once; after a time-out half as many.",
+        "reap_batch": "How many records the reaper removes at once, at most: a batch has as many as take a moment.",
         "audit": "Whether moves that no request made are written to the audit.",
         "audit_ttl": "How long lines of the audit are kept.",
     },

@@ -47,7 +47,18 @@ class Statement:
     command: Command
     params: dict[str, Value] = field(default_factory=dict)
     folds: bool = False
-    """Whether it may travel in the message of a BEGIN or a COMMIT: it then has to answer with at most one row."""
+    """Whether it may travel in the message of a BEGIN or a COMMIT: it then has to answer with at most one row.
+
+    With a BEGIN it sets the transaction's own time-outs, so a driver sends no others along.
+    """
+    told: str | None = None
+    """The same for a driver that can send such a message only as text, and so sees no rows.
+
+    It tells its row as JSON, in a notice with the SQLSTATE `OK001`. With a BEGIN it may also tell nothing: then
+    `command` is to be executed. Its parameters are those of `command`, and all texts among them are bytes.
+    """
+    reads: bool = False
+    """Whether it may be answered before its transaction begins, where beginning is to wait for a turn to write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,13 @@ from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
+from oncekey.frameworks.wsgi_installation import WsgiInstallation, installed
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.options import (
     NO_LIFESPAN,
     NO_THREADS,
     NO_WSGI,
+    NO_WSGI_APP,
     SINGLE_TENANT,
     STRANGE_ENROLMENT,
     InlineOptions,
@@ -46,6 +48,7 @@ from oncekey.workers.tasks import presence_of, tasks_for
 
 if TYPE_CHECKING:
     from datetime import timedelta
+    from wsgiref.types import WSGIApplication, WSGIEnvironment
 
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
@@ -66,7 +69,8 @@ class Once:
 
     `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `memory:`), or the application's own SQLAlchemy
     `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in the working folder.
-    `migrate=True` creates and updates oncekey's own tables at start-up, otherwise `oncekey migrate up` does.
+    `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations, otherwise `oncekey migrate up`
+    does, which alone runs `post` ones.
     `workers=True` runs what `oncekey worker` would run inside of `lifespan`: one process is then enough.
     """
 
@@ -92,6 +96,7 @@ class Once:
         self._running: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._lifespans: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._installed: dict[Any, Installation] = {}
+        self._threaded: list[WsgiInstallation] = []
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
         self._connecting = Lock()
@@ -151,7 +156,7 @@ class Once:
                 )
             protected = protect(handler, enrolment)
             self.enrolled[enrolment.operation] = protected
-            for installation in self._installed.values():
+            for installation in self._installations:
                 installation.admit(enrolment)
             return protected
 
@@ -266,6 +271,26 @@ class Once:
         self._installed[wrapped] = installation
         return wrapped
 
+    def wsgi(
+        self,
+        app: WSGIApplication,
+        *,
+        tenant: Callable[[WSGIEnvironment], str],
+        principal: Callable[[WSGIEnvironment], str] | None = None,
+        enrol: Mapping[str, Enrolment] | None = None,
+    ) -> WSGIApplication:
+        """Protect a WSGI application: `def` handlers by `@once.protect`, others by path; resolvers get the environ.
+
+        A Flask application is changed in place and returned, so its own test client is protected, too. WSGI has no
+        lifespan: the checks of `lifespan` are made with the first request of each process.
+        """
+        if not isinstance(self.store, str):
+            raise ConfigurationError(NO_WSGI_APP)
+        installation = WsgiInstallation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
+        self._admit_all(installation)
+        self._threaded.append(installation)
+        return installed(app, installation)
+
     # Running
 
     @asynccontextmanager
@@ -328,9 +353,13 @@ class Once:
         """The applications that it is installed in."""
         return tuple(self._installed)
 
+    @property
+    def _installations(self) -> list[Installation | WsgiInstallation]:
+        return [*self._installed.values(), *self._threaded]
+
     def healthy(self) -> bool:
         """Whether requests reach the store: a process whose own leases run out must not take others for dead."""
-        return all(installation.breaker.closed for installation in self._installed.values())
+        return all(one.breaker.closed for one in self._installations)
 
     def wake(self) -> None:
         """Tell the workers of this process that parcels were committed; without such it does nothing."""
@@ -340,7 +369,7 @@ class Once:
     def _work(self) -> asyncio.Task[None]:
         tasks = tasks_for(self)
         self._service = Service(tasks, presence=presence_of(self, tasks), grace=DRAIN_SECONDS)
-        for installation in self._installed.values():
+        for installation in self._installations:
             installation.wake = self.wake
         return asyncio.create_task(self._service.run(), name="oncekey-workers")
 
@@ -350,7 +379,7 @@ class Once:
         `stop` does so too, but a server calls it only after its requests have ended: call this when a signal asks
         the process to stop, and long operations need not be waited for.
         """
-        for installation in self._installed.values():
+        for installation in self._installations:
             installation.stopping = True
 
     async def stop(self) -> None:
@@ -405,7 +434,17 @@ class Once:
                 self._blocking = connect(self.store)
             return self._blocking
 
-    def _admit_all(self, installation: Installation) -> None:
+    def start_blocking(self) -> None:
+        """The checks of `start` for a process that serves WSGI."""
+        engine = self.blocking()
+        if self._migrate:
+            engine.migrate()
+        engine.check()
+        enrolments = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
+        check_effects(engine, enrolments, self.blocking)
+        warn_of_memory(engine, os.environ, multiprocessing.parent_process())
+
+    def _admit_all(self, installation: Installation | WsgiInstallation) -> None:
         installation.inline_calls = lambda: self.resolvers.inline_calls
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]

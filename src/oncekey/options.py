@@ -29,6 +29,10 @@ NO_WSGI = (
     "once.webhook_wsgi needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: give it a URL, or "
     "take webhooks by once.webhook in the ASGI application"
 )
+NO_WSGI_APP = (
+    "once.wsgi needs blocking connections, and Once was given a SQLAlchemy AsyncEngine: give it a URL, "
+    "postgresql://... or sqlite:///..."
+)
 NO_LIFESPAN = (
     "once.lifespan is not running, so nothing was checked at start-up and nothing waits for settlements at a stop: "
     "give the application lifespan=once.lifespan, or once.lifespan_with(its_own); a test that has no server enters "
@@ -56,6 +60,7 @@ class Shared(TypedDict, total=False):
     key: Literal["required", "optional"]
     in_progress: InProgress | Literal["conflict", "accepted", "wait"]
     wait_max: timedelta | float
+    replay_cache: timedelta | float | None
     lease: timedelta | float
     deadline: timedelta | float
     ttl: timedelta | float

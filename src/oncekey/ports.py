@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from oncekey.core.onecommit import Ground, Holder, Locked, Sealed
     from oncekey.core.transitions import Trigger
-    from oncekey.flow import Flow, Rows, Statement, Steps, Transaction
+    from oncekey.flow import Flow, Fold, Rows, Statement, Steps, Transaction
 
 __all__ = [
     "AsyncDriver",
@@ -47,6 +47,7 @@ __all__ = [
     "Crowds",
     "Driver",
     "FoldingTransaction",
+    "Folds",
     "Inspect",
     "LentSession",
     "Locks",
@@ -61,6 +62,7 @@ __all__ = [
     "Shares",
     "SteppingSession",
     "Store",
+    "SyncFoldingTransaction",
     "Upkeep",
 ]
 
@@ -129,8 +131,13 @@ class Outbox(Protocol):
     def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
         """Write parcels as part of an open transaction."""
 
-    def due(self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration) -> Flow[tuple[HeldParcel, ...]]:
-        """Claim what is due, longest waiting first; `owner` names this very call."""
+    def due(
+        self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
+    ) -> Flow[tuple[HeldParcel, ...]]:
+        """Claim what is due, longest waiting first, at most `careful` of it deferred or tried before.
+
+        `owner` names this very call.
+        """
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Acknowledge delivered messages; what another worker has taken since is left out."""
@@ -181,13 +188,25 @@ class Outbox(Protocol):
 class Locks(Protocol):
     """LOCAL in one commit, in stores with a lock that ends with its transaction (L1)."""
 
+    @property
+    def one_writer(self) -> bool:
+        """Whether the lock keeps everybody from writing: then what only reads must not take it, nor wait for it."""
+
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4)."""
+        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4). It folds."""
 
     def completing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
     ) -> Steps[Sealed | None]:
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
+
+    def sealing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Fold[Sealed] | None:
+        """`completing` as one statement that fails where the key is taken, so that it may travel with the COMMIT.
+
+        None: this one has to be written by `completing`.
+        """
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
@@ -321,6 +340,21 @@ class AsyncShares(Protocol):
 
     async def begin(self) -> AsyncOpenTransaction:
         """Open a business transaction (its first statement begins it where a store locks writers)."""
+
+
+@runtime_checkable
+class Folds(Protocol):
+    """A blocking driver that sends the first statement of a business transaction in the message of its BEGIN."""
+
+    def begin_with(self, first: Steps[T]) -> tuple[SyncFoldingTransaction, T]:
+        """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
+
+
+class SyncFoldingTransaction(OpenTransaction, Protocol):
+    """A business transaction of blocking code whose last statement can travel in the message of its COMMIT."""
+
+    def commit_with(self, last: Statement) -> Rows | None:
+        """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
 
 
 @runtime_checkable

@@ -11,12 +11,12 @@ from oncekey.core.model import Effects
 from oncekey.engine.kept_request import check_sealing
 from oncekey.engine.shell import UNSHARED
 from oncekey.options import NO_LIFESPAN
-from oncekey.ports import AsyncShares
+from oncekey.ports import AsyncShares, Shares
 from oncekey.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.shell import AsyncEngine
+    from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.installation import Installation
 
 log = logging.getLogger("oncekey")
@@ -34,10 +34,12 @@ class Installed(Protocol):
         """The applications that it is installed in."""
 
 
-def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]) -> None:
+def check_effects(
+    engine: AsyncEngine | Engine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]
+) -> None:
     """Refuse handlers whose effects need what the store, its driver or this installation does not have."""
     sharing = [enrolment for enrolment in enrolments if enrolment.effects is not Effects.INLINE]
-    if sharing and not isinstance(engine.driver, AsyncShares):
+    if sharing and not isinstance(engine.driver, AsyncShares | Shares):
         raise ConfigurationError(f"{sharing[0].operation}: {UNSHARED.format(effects=sharing[0].effects.name)}")
     if any(enrolment.blocking for enrolment in sharing):
         blocking()  # a missing blocking driver is found now, and not at the first request
@@ -46,7 +48,7 @@ def check_effects(engine: AsyncEngine, enrolments: Iterable[Enrolment], blocking
             check_sealing(enrolment.policy.secret)
 
 
-def warn_of_memory(engine: AsyncEngine, environ: Mapping[str, str], parent: object) -> None:
+def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], parent: object) -> None:
     """Say that a store in memory protects one process only, and louder where there are several.
 
     Servers with several processes say so by `WEB_CONCURRENCY`, or start them as children of one.

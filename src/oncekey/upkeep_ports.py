@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from oncekey.core.audit import AuditEntry, Note
+    from oncekey.core.audit import AuditEntry, Mover, Note
     from oncekey.core.census import Census, Roll
     from oncekey.core.model import (
         Completed,
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     )
     from oncekey.core.operate import Forbidden, Move, Moved, Search, Whereabouts
     from oncekey.core.resolution import Call, Evidence, Heard, Verdict
-    from oncekey.core.upkeep import Page, Run
+    from oncekey.core.upkeep import Expired, Gone, Page, Place, Run
     from oncekey.flow import Flow, Steps
 
 
 class Upkeep(Protocol):
     """What sweepers and reapers ask and write; what is due is the core's decision, and each write proves V.
+
+    Only what is finished and expired goes by the core's conditions in the statement itself, without being read first.
 
     `noting` makes the line of the audit about a record that was moved; it is written in the same transaction.
     """
@@ -50,15 +52,17 @@ class Upkeep(Protocol):
     def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
         """Records that are marked as expired since at least `age`, longest ago first; without their answers."""
 
-    def purge(
-        self, seen: Sequence[Record], grace: Duration, noting: Callable[[Record], Note] | None = None
-    ) -> Flow[int]:
-        """Delete what is still as it was read, finished and expired for `grace` (row 30); how many that were."""
+    def purge(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
+        """Delete what is finished and expired, longest ago first, from behind a place on (row 30).
 
-    def mark(
-        self, seen: Sequence[Record], grace: Duration, noting: Callable[[Record], Note] | None = None
-    ) -> Flow[int]:
-        """Mark the same as EXPIRED (row 29); how many that were."""
+        A `mover` is told to the audit; without one there are no lines.
+        """
+
+    def purge_kept(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
+        """Delete what is marked as expired, in the same way (row 30)."""
+
+    def mark(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
+        """Mark what has an answer and is expired, in the same way (row 29)."""
 
     def abandon(
         self, seen: Record, answer: Completed, kept: Duration, noting: Callable[[Record], Note] | None = None

@@ -81,7 +81,7 @@ def connect(url: str, *, clock: Callable[[], Instant] | None = None) -> Engine:
             return Engine(MemoryStore(clock=clock), MemoryDriver())
         case Kind.SQLITE:
             blocking = _driver("sqlite").SqliteDriver(address.place, module=_sqlite_module(address))
-            return Engine(SqliteStore(clock=clock), blocking)
+            return Engine(SqliteStore(writer=blocking.writer, clock=clock), blocking)
         case Kind.POSTGRES:
             if address.package == "asyncpg":
                 raise ConfigurationError("asyncpg is for `async def` only: use postgresql+psycopg:// here")
@@ -99,7 +99,7 @@ def aconnect(url: str, *, clock: Callable[[], Instant] | None = None) -> AsyncEn
             return AsyncEngine(MemoryStore(clock=clock), AsyncMemoryDriver())
         case Kind.SQLITE:
             driver = _driver("sqlite_async").AsyncSqliteDriver(address.place, module=_sqlite_module(address))
-            return AsyncEngine(SqliteStore(clock=clock), driver)
+            return AsyncEngine(SqliteStore(writer=driver.writer, clock=clock), driver)
         case Kind.POSTGRES:
             driver = _postgres_async(address.package)(address.place, pool_size=address.pool_size)
             return AsyncEngine(PostgresStore(clock=clock), driver)

@@ -1,84 +1,288 @@
-"""The bench runs, and says what it says from what it measured."""
+"""The bench runs, leaves nothing behind, and says what it says from what it measured."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bench.figures import BASE, Result, Slice, document, table
+from bench.counting import Relay
+from bench.figures import BenchError, Figures, Slice, by_cpu, by_rate
 from bench.load import Load, fire
+from bench.page import doublings, page, steps
+from bench.results import between_markers, readme, tables
+from bench.serving import Serving, Stores
+from bench.variants import By, Chosen, Place, Ratio, Sends, Variant, chosen, without
 
-from bench import startup
-from harness.ports import free_port
+from bench import clocks, results, rounds, startup
+from harness.processes import children, is_alive
 
 ROOT = Path(__file__).parents[2]
+SHORT = ("--rounds", "1", "--turns", "1", "--requests", "20", "--connections", "2", "--without-peers")
 
 
-def _slice(rate: float) -> Slice:
-    return Slice(rate=rate, p50_ms=1, p99_ms=2, requests=100)
+def _bench(*words: str) -> list[str]:
+    return [sys.executable, "-m", "bench", *words]
 
 
-def test_a_quick_run_prints_ratios(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "bench", "--quick", "--store", "sqlite", "--json", str(figures)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+def test_a_short_run_writes_figures_and_a_page(tmp_path: Path) -> None:
+    # No minute is left after the first round, so that the second one does not begin.
+    words = ("--rounds", "2", "--minutes", "0", "--only", "local,sqlite-replay", "--out", str(tmp_path))
+    command = _bench(*SHORT, *words)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("sqlite")]
-    assert [row[1] for row in rows] == ["unprotected", "new", "replay"]
-    measured = json.loads(figures.read_text())["stores"]["sqlite"]
-    assert measured[BASE]["ratio"] == {"median": 1, "low": 1, "high": 1}
-    for kind in ("new key", "replay"):
-        assert 0 < measured[kind]["ratio"]["low"] <= measured[kind]["ratio"]["median"]
-        assert len(measured[kind]["rounds"]) == 2
+    said = json.loads((tmp_path / "results.json").read_text())
+    assert said["settings"]["rounds"] == 1
+    measured = said["variants"]
+    assert {"stock", "local", "unkeyed", "sqlite-replay"} <= set(measured)
+    for one in measured.values():
+        assert [found["requests"] for found in one["rounds"]] == [20]
+        assert one["rate"]["low"] > 0
+    assert measured["local"]["counts"]["messages"] > measured["stock"]["counts"]["messages"] - 1
+    assert measured["local"]["counts"]["transactions"] == 1
+    assert measured["sqlite-replay"]["counts"] is None
+    if sys.platform == "linux":
+        assert measured["local"]["store_us"]["low"] > 0
+        assert measured["sqlite-replay"]["store_us"]["high"] == 0
+        assert said["ratios"]["local/stock"]["cpu"]["low"] > 0
+    assert "LOCAL new key / unprotected write" in done.stdout
+    assert str(ROOT) not in json.dumps(said)
+    assert "<svg" in (tmp_path / "index.html").read_text()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_server_behind(tmp_path: Path, sign: signal.Signals) -> None:
+    command = _bench(*SHORT, "--only", "passing", "--rounds", "1000", "--out", str(tmp_path))
+    bench = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert bench.stderr is not None
+    for line in bench.stderr:
+        if "round 1 of" in line:
+            break
+    started = children(bench.pid)
+    assert len(started) >= 3, "PostgreSQL and two servers"
+    bench.send_signal(sign)
+    bench.communicate(timeout=60)
+    assert bench.returncode != 0
+    ends = time.monotonic() + 60
+    while any(is_alive(pid) for pid in started):
+        assert time.monotonic() < ends, "a process is left"
+        time.sleep(0.05)
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_server_ends_with_the_bench_that_started_it() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "served"), "bare"]
+    served = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert served.stdout is not None
+    assert int(served.stdout.readline()) > 0
+    served.communicate(timeout=60)  # closes its standard input, as the end of the bench does
+    assert served.returncode == 1
+
+
+def _figures(rate: float, cpu: float | None = 100.0) -> Figures:
+    return Figures(100, rate, 1.0, 2.0, cpu, None if cpu is None else 0.0, 0.5)
+
+
+def test_figures_are_of_all_slices_of_a_round() -> None:
+    slices = [Slice(1.0, [0.001, 0.003], 0.002, 0.001, 1.0), Slice(1.0, [0.002, 0.002], 0.004, 0.001, 0.0)]
+    found = Figures.of(slices)
+    assert (found.requests, found.rate, found.p50_ms, found.p99_ms) == (4, 2.0, 2.0, 3.0)
+    assert found.server_us == pytest.approx(1500)
+    assert found.cpu_us == pytest.approx(2000)
+    assert found.foreign_cores == 0.5
+    assert Figures.of([Slice(1.0, [0.1], None, None, None)]).cpu_us is None
+    with pytest.raises(BenchError):
+        Figures.of([Slice(1.0, [], 0.0, 0.0, None)])
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    result = Result("sqlite")
-    result.rounds[BASE] = [_slice(100), _slice(1000), _slice(10)]
-    result.rounds["new key"] = [_slice(50), _slice(600), _slice(7)]
-    result.rounds["replay"] = [_slice(200), _slice(2000), _slice(20)]
-    ratio = result.ratio("new key")
-    assert (ratio.low, ratio.median, ratio.high) == (0.5, 0.6, 0.7)
-    assert "0.60 (0.50-0.70)" in table([result])
-    assert document([result], {})["settings"] == {}
+    base = [_figures(100, 10), _figures(1000, 20)]
+    ours = [_figures(50, 40), _figures(600, 20)]
+    assert by_rate(ours, base) == [0.5, 0.6]
+    assert by_cpu(ours, base) == [0.25, 1.0]
+    assert by_cpu([_figures(1, None)], [_figures(1)]) is None
+
+
+def _document(rates: dict[str, list[float]]) -> dict[str, Any]:
+    variants = tuple(Variant(name, f"the {name} <request>", "local", "here") for name in rates)
+    ratios = (Ratio("local/stock", "local / stock", "local", "stock", By.CPU),)
+    measured = rounds.Measured(
+        Chosen((Place("here", "asyncpg"),), variants, ratios),
+        {name: [_figures(rate, 1000 / rate) for rate in found] for name, found in rates.items()},
+        {},
+        {"cached": "there is <none>"},
+    )
+    machine = {"cores": 2, "processor": "a & b", "system": "s", "python": "3", "postgresql": "15", "packages": {}}
+    return results.document(
+        measured, rounds.Plan(), machine | {"load_before": 0}, {"now": "a" * 40, "changed": False}, {}
+    )
+
+
+def test_tables_show_medians_and_ranges() -> None:
+    document = _document({"stock": [100, 100, 100], "local": [50, 60, 80]})
+    assert "0.60 (0.50-0.80)*" in tables(document)
+    assert "missing: cached: there is <none>" in tables(document)
+    assert "| 0.60 (0.50-0.80) | 0.60 (0.50-0.80) |" in readme(document)
+    assert document["machine"]["cpu_spread"] == pytest.approx(0.225)  # the median of nought and 7.5 of 16.7
+
+
+def test_the_readme_is_compared_between_its_markers() -> None:
+    figures = readme(_document({"stock": [100], "local": [50]}))
+    assert between_markers(f"# A\n\n{figures}\n\nmore") == figures
+    with pytest.raises(BenchError, match="no figures"):
+        between_markers("# A README without figures")
+
+
+def test_the_page_needs_nothing_from_outside_and_quotes_what_it_shows() -> None:
+    said = page(_document({"stock": [100, 110], "local": [50, 60]}))
+    assert "://" not in said
+    assert "src=" not in said
+    assert "<script" not in said
+    assert "there is &lt;none&gt;" in said
+    assert "a &amp; b" in said
+    assert said.count("<li><span") == 1 + 2 + 2  # a ratio, two costs, two waits
+
+
+def test_scales_hold_what_they_show() -> None:
+    assert doublings([0.3, 5.0]) == [0.25, 0.5, 1, 2, 4, 8]
+    assert doublings([1.0]) == [0.5, 1, 2]
+    for highest in (1, 7, 99, 1234, 99_999):
+        ticks = steps(highest)
+        assert ticks[0] == 0
+        assert ticks[-1] >= highest
+        assert 3 <= len(ticks) <= 7
+
+
+def test_whoever_is_compared_comes_with_what_it_is_compared_with() -> None:
+    replay = chosen(["replay-elsewhere"])
+    assert {variant.name for variant in replay.variants} == {"bare", "local", "replay-elsewhere"}
+    assert [ratio.name for ratio in replay.ratios] == ["replay-elsewhere/bare"]
+    assert "idemkit" in {place.name for place in chosen(["local"]).places}
+    assert all(place.peer is None for place in chosen(peers=False).places)
+    with pytest.raises(BenchError, match="known are"):
+        chosen(["nonsense"])
+
+
+def test_a_baseline_stands_beside_ours_only() -> None:
+    both = chosen(["local", "replay-elsewhere"], baseline=True)
+    before = {place.name: place for place in both.places if place.before}
+    assert set(before) == {"asyncpg@before", "cached@before", "elsewhere@before"}
+    assert before["elsewhere@before"].shares == "asyncpg@before"
+    assert "local/before" in {ratio.name for ratio in both.ratios}
+    left = without(both, ["cached", "cached@before"])
+    assert not any("cached" in name for ratio in left.ratios for name in (ratio.ours, ratio.base))
+
+
+def test_keys_of_one_process_are_replayed_once_by_another() -> None:
+    made = rounds.Keys(Sends.NEW, "/orders", settled := rounds.deque())
+    elsewhere = rounds.Keys(Sends.ELSEWHERE, "/orders", settled)
+    sent = made.next()
+    assert elsewhere.next() is None  # not before it was answered
+    made.answered()
+    assert elsewhere.next() == sent
+    assert elsewhere.next() is None
+    assert b"idempotency-key" not in (rounds.Keys(Sends.NO_KEY, "/orders", settled).next() or b"")
+
+
+def test_no_round_begins_that_would_end_too_late() -> None:
+    # It began at 0, the first round at 100; two rounds took 20 seconds each.
+    assert not rounds._too_late(0, 100, 140, 2, minutes=160 / 60)
+    assert rounds._too_late(0, 100, 140, 2, minutes=159 / 60)
+
+
+def test_rows_that_are_missing_are_no_figures(tmp_path: Path) -> None:
+    wanted = chosen(["sqlite"], peers=False)
+    stores = Stores(None, tmp_path)
+    field = rounds.Field(wanted, Serving(stores, {}, None), 1)
+    [address] = stores.addresses(wanted.places[0])
+    field._executed["sqlite", "bench_order"] = 2
+    with closing(sqlite3.connect(address.removeprefix("sqlite:///"))) as file:
+        file.execute("INSERT INTO bench_order (product, quantity) VALUES ('p', 1)")
+        file.commit()
+        with pytest.raises(BenchError, match="2 requests were executed, and bench_order has 1 rows"):
+            field.check(stores)
+        file.execute("INSERT INTO bench_order (product, quantity) VALUES ('p', 1)")
+        file.commit()
+        field.check(stores)
+
+
+def test_processor_time_grows_with_work() -> None:
+    before = clocks.seconds_of(os.getpid())
+    if before is None:
+        assert sys.platform != "linux"
+        return
+    sum(range(200_000))
+    after = clocks.seconds_of(os.getpid())
+    assert after is not None
+    assert after > before
+    assert clocks.added({1: 2.0, 2: 1.0}, {1: 2.5, 3: 0.25}) == 0.75  # 2 has ended, 3 is new
 
 
 @asynccontextmanager
-async def _answering(answer: bytes) -> AsyncIterator[int]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+async def _serving(end: bytes, answer: bytes | None = None) -> AsyncIterator[int]:
+    """A server that answers whatever ends so, always the same or with what it was sent."""
+    talks = set()
 
-    port = free_port()
-    server = await asyncio.start_server(serve, "127.0.0.1", port)
-    yield port
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talks.add(asyncio.current_task())
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while said := await reader.readuntil(end):
+                writer.write(said if answer is None else answer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
     server.close()
+    await asyncio.gather(*talks, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
         (b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}", None),
+        (b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", None),
         (b"HTTP/1.1 201 Created\r\nIdempotent-Replayed: true\r\ncontent-length: 0\r\n\r\n", "an answer with replayed"),
-        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n", "HTTP/1.1 503 Service Unavailable"),
+        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n", "http/1.1 503 service unavailable"),
     ],
 )
 async def test_wrong_answers_are_no_figures(answer: bytes, complaint: str | None) -> None:
-    load = Load(lambda: b"GET / HTTP/1.1\r\n\r\n", b"201", unmarked=b"replayed", connections=2, at_most=20)
-    async with _answering(answer) as port:
-        volley = await fire(port, load)
+    load = Load(lambda: b"GET / HTTP/1.1\r\n\r\n", b"201", unmarked=b"replayed", at_most=20)
+    async with _serving(b"\r\n\r\n", answer) as port:
+        volley = await fire(port, load, connections=2)
     assert volley.wrong[:1] == ([] if complaint is None else [complaint])
-    assert 2 <= volley.count <= 22
-    assert volley.rate > 0
+    assert volley.count == 20 if complaint is None else volley.count < 20
+    assert volley.seconds > 0
+
+
+async def test_a_load_ends_with_its_requests() -> None:
+    left = [b"GET / HTTP/1.1\r\n\r\n"] * 3
+    async with _serving(b"\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n") as port:
+        volley = await fire(port, Load(lambda: left.pop() if left else None, b"200"), connections=2)
+    assert (volley.count, volley.wrong) == (3, [])
+
+
+async def test_the_relay_counts_turns_not_packets() -> None:
+    async with _serving(b";") as port, await Relay.open(port) as relay:
+        reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+        for words in (b"begin;", b"insert;", b"commit;"):
+            writer.write(words[:3])
+            await writer.drain()
+            writer.write(words[3:])
+            assert await reader.readexactly(len(words)) == words
+        assert relay.turns == 3
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_start_up_is_compared_within_one_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

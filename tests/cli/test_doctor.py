@@ -15,9 +15,13 @@ from oncekey import wire
 from oncekey.core import doctor
 from oncekey.core.census import Census, Queue, Roll, Waiting, Worker
 from oncekey.core.doctor import Level
+from oncekey.core.migrations import Phase
 from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
+from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Run
+from oncekey.engine import migrate
 from oncekey.flow import drive
+from oncekey.testing.claims import a_claim
 
 
 def examined(url, *options):
@@ -129,6 +133,55 @@ def test_postgresql_says_more(postgres_dsn):
     assert any("track_counts is off" in one["seen"] for one in about(said, "settings", "warning"))
     assert {one["seen"].partition(":")[0] for one in about(said, "dead rows")} >= {"record", "outbox", "audit"}
     assert about(said, "idle transactions", "ok")
+
+
+BROKEN = {
+    "state = 'done'": "state_known",
+    "effects = 'magic'": "effects_known",
+    "recovery = 'hope'": "recovery_known",
+    "fence = 0": "counts_up",
+    "version = 0": "counts_up",
+    "attempts = -1": "counts_up",
+    "outcome = 'perhaps', state = 'expired', owner = NULL, lease_until = NULL": "outcome_known",
+    "response_status = 200": "answer_only_when_done",
+    "outcome = 'success'": "answer_only_when_done",
+    "owner = NULL": "owned_in_progress",
+    "lease_until = NULL": "owned_in_progress",
+    "state = 'failed_retryable'": "owned_only_in_progress",
+    "state = 'unknown', owner = NULL, lease_until = NULL": "unknown_has_ticket",
+    "memo_version = 9": "work_fits",
+    "incarnation = gen_random_uuid()": "work_has_record",
+    "state = 'completed', owner = NULL, lease_until = NULL, outcome = 'success', response_status = 200, "
+    "response_headers = '[]', response_schema = 1, finished_at = 1": "completed_has_no_intent",
+}
+
+
+def test_rows_that_mean_nothing_are_errors(postgres_dsn):
+    """What the table does not refuse by itself; each alone, and nothing about a row that is as it should be."""
+    with closing(wire.connect(postgres_dsn)) as engine, psycopg.connect(postgres_dsn, autocommit=True) as raw:
+        engine.migrate()
+        rules = dict.fromkeys(BROKEN)
+        for change in BROKEN:
+            claim = a_claim(request=b"kept")
+            engine.begin(claim, Policy())
+            raw.execute("UPDATE oncekey.work SET intent = '{}', memo_version = 1")
+            raw.execute("UPDATE oncekey.record SET memo_version = 1")
+            assert [one["level"] for one in about(examined(postgres_dsn), "records")] == ["ok"]
+            raw.execute(f"UPDATE oncekey.record SET {change}".encode())
+            rules[change] = {one["seen"] for one in about(examined(postgres_dsn), "records", "error")}
+            raw.execute("TRUNCATE oncekey.record, oncekey.work")
+    for change, rule in BROKEN.items():
+        assert f"1 against the rule {rule}" in rules[change], change
+
+
+def test_a_post_that_waits_is_a_note(postgres_dsn):
+    with closing(wire.connect(postgres_dsn)) as engine:
+        drive(migrate.up(engine.store.schema, only=Phase.PRE), engine.driver.run)
+        beat(engine)
+    said = examined(postgres_dsn)
+    (finding,) = about(said, "schema")
+    assert (finding["level"], said["level"]) == ("note", "note")
+    assert about(said, "records", "ok")
 
 
 # The rules by themselves: what no test may do to a server that others share.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import http_sf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.golden import keys as golden_keys
 from core.properties import stable, thorough
+from oncekey.core import keys as keys_module
 from oncekey.core.errors import KeyMalformedError, MalformedError
 from oncekey.core.keys import HeaderSyntax, KeyFormat, key_digest, looks_personal, parse_key
 
@@ -322,3 +326,34 @@ def test_a_log_shows_a_digest_instead_of_the_key():  # R18, R195
     assert key_digest(LETTER_FIRST) != key_digest(SHOUTED)
     assert len(key_digest(DIGIT_FIRST)) == 16
     assert DIGIT_FIRST[:8] not in key_digest(DIGIT_FIRST)
+
+
+def _slowly_personal(key: str) -> bool:
+    """What `looks_personal` says without its short cuts."""
+    return any(
+        pattern.search(key) for pattern in (keys_module._EMAIL, keys_module._PHONE, keys_module._SOCIAL_SECURITY)
+    )
+
+
+def test_no_short_cut_overlooks_anything():  # R18
+    found = 0
+    for line in islice(golden_keys(77), 20_000):
+        key = line.decode()
+        found += looks_personal(key)
+        assert looks_personal(key) == _slowly_personal(key), key
+    assert found > 500
+
+
+_PIECES = ["5", "55", "555", "1234", "-", " ", ".", "(", ")", "+", "+1", "@", "%40", "a", "é", "_", "٣", "x.de", "45"]
+
+
+@thorough
+@given(st.lists(st.sampled_from(_PIECES), max_size=14).map("".join))
+def test_no_short_cut_overlooks_what_is_put_together(key):  # R18
+    assert looks_personal(key) == _slowly_personal(key)
+
+
+@pytest.mark.parametrize("key", ["555-123-4567", "123-45-6789", "é555-123-4567", "555-123-4567é", "_123-45-6789_"])
+def test_a_number_alone_is_personal(key):  # R18
+    assert looks_personal(key)
+    assert _slowly_personal(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oncekey.core import media as media_module
 from oncekey.core.media import MediaType, media_type_of
 
 
@@ -60,3 +61,11 @@ def test_parameters_by_name():
     assert media[b"a"] == b"1"
     assert media[b"c"] is None
     assert media.without(b"a", b"c") == MediaType(b"text/x", ((b"b", b"2"),))
+
+
+def test_what_is_long_is_parsed_and_not_kept_in_memory():
+    before = media_module._parsed.cache_info().currsize
+    long = b"application/json; x=" + b"y" * 500
+    assert media_type_of(long) == MediaType(b"application/json", ((b"x", b"y" * 500),))
+    assert media_module._parsed.cache_info().currsize == before
+    assert media_module._parsed.cache_info().maxsize is not None

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.properties import stable, thorough
+from oncekey.core import scope as scope_module
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.scope import MAX_SCOPE_LENGTH, BindTo, bound_scope, scope_of
 
@@ -148,3 +149,19 @@ def test_a_scope_is_short_printable_and_always_the_same(parts):  # R24
     assert len(scope) <= MAX_SCOPE_LENGTH
     assert scope.isascii()
     assert scope.isprintable()
+
+
+@pytest.mark.parametrize("part", [["acme"], {"a": 1}, None, 7, b"acme", ("acme",)])
+def test_a_part_that_is_no_text_is_named_for_what_it_is(part):  # R23
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=f"a {type(part).__name__} and not a str"):
+            scope_of("-", part)
+
+
+def test_what_is_long_is_not_kept_in_memory():
+    before = scope_module._scope.cache_info().currsize
+    assert {scope_of("-", f"{number}" * 300) for number in range(10, 20)} == {
+        scope_of("-", f"{number}" * 300) for number in range(10, 20)
+    }
+    assert scope_module._scope.cache_info().currsize == before
+    assert scope_module._scope.cache_info().maxsize is not None

@@ -31,9 +31,11 @@ from oncekey.core.settle import (
     Ending,
     Progress,
     Reading,
+    by_table,
     decide,
     kept_headers,
     read,
+    returned,
     stored_response,
 )
 
@@ -90,6 +92,42 @@ def rows(effects, ending, policy=None):
 def test_the_table_is_total():
     assert set(ACTS) == set(product(Effects, On5xx))
     assert all(set(row) == set(Reading) for row in ACTS.values())
+
+
+# P4, L6
+@pytest.mark.parametrize(
+    ("effects", "on_5xx"),
+    [(LOCAL, On5xx.CLASSIFY), (PHASED, On5xx.CLASSIFY), (OUTBOX, On5xx.CLASSIFY)]
+    + [(INLINE, on_5xx) for on_5xx in On5xx],
+)
+def test_the_short_path_says_what_the_table_says(effects, on_5xx):
+    policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({409, 503}), max_response_bytes=len(BODY))
+    flags = ("entered", "raised", "not_executed", "kept", "rolled_back")
+    settings = [dict(zip(flags, setting, strict=True)) for setting in product((False, True), repeat=len(flags))]
+    ways = [
+        Progress(*setting, parked=parked, halted=halted, unused=unused)
+        for setting in product((False, True), repeat=4)
+        for parked, halted, unused in product((None, "replay_diverged"), (False, True), (False, True))
+    ]
+    for status, body in product((201, 404, 500, None), (BODY, None)):
+        for setting, progress in product(settings, ways):
+            ending = Ending(status, ((b"location", b"/7"),), body, progress=progress, **setting)
+            assert decide(effects, policy, ending) == by_table(effects, policy, ending)
+    for deferred, error, undone in product(((), (A,), (A, B)), (None, "card_declined"), (False, True)):
+        progress = Progress(undone=undone, begun=True)
+        ending = ended(201, deferred=deferred, error=error, progress=progress)
+        assert decide(effects, policy, ending) == by_table(effects, policy, ending)
+
+
+@pytest.mark.parametrize("effects", Effects)
+def test_the_short_path_is_for_successes_of_every_status(effects):
+    policy = Policy(max_response_bytes=len(BODY))
+    headers = ((b"Content-Type", b"text/plain"), (b"connection", b"etag"), (b"etag", b"1"))
+    for status, body in product((None, *range(1000)), (BODY, b"", BODY + b"!", None)):
+        ending = ended(status, headers=headers, body=body)
+        short = returned(effects, policy, status, headers, body)
+        done = status is not None and 200 <= status < 400 and body in (BODY, b"") and effects is not OUTBOX
+        assert short == (by_table(effects, policy, ending) if done else None)
 
 
 # P4, L6, F5, F6: nothing that a handler, an app or an operator does has no meaning

@@ -24,8 +24,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
 
-# F1: no_fence, unconditional_unlock. F8, F20: lost_commit_is_failure. F12: lock_in_the_select_list. F14: upsert.
-# F24: key_from_the_attempt. F29: reruns_pending. F38: key_from_the_incarnation. R78, R123, R125.
+# F1: no_fence, unconditional_unlock_of_calls. F8, F20: lost_commit_is_failure. F12: lock_in_the_select_list.
+# F14: upsert. F24: key_from_the_attempt. F29: reruns_pending. F38: key_from_the_incarnation. R78, R123, R125.
 @pytest.mark.parametrize(("mutant", "kind"), HUNTS, ids=[f"{mutant.name}-{kind}" for mutant, kind in HUNTS])
 async def test_a_mutant_is_caught(mutant: Mutant, kind: Kind, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     name = f"mutant_{uuid.uuid4().hex}"

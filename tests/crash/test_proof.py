@@ -52,7 +52,7 @@ async def test_a_request_survives_everything(place: Place, case: Case) -> None:
     assert_doubts(case, verdicts)
     zombies = any(verdict.overtaken for verdict in verdicts)
     stepwise = case.thorough and case.effects in {Effects.PHASED, Effects.OUTBOX}
-    assert zombies is (stepwise or claims_first(place, case)), "nobody was overtaken, or somebody who could not be"
+    assert zombies is stepwise, "nobody was overtaken, or somebody who could not be"
 
 
 def assert_thorough(case: Case, seen: Verdict, planned: list[Fault]) -> None:
@@ -68,11 +68,6 @@ def assert_thorough(case: Case, seen: Verdict, planned: list[Fault]) -> None:
     manners = {fault.manner for fault in planned}
     everything = {Manner.DIE, Manner.PAUSE, Manner.OVERTAKE, Manner.LOSE}
     assert manners == (everything if case.thorough else {Manner.DIE})
-
-
-def claims_first(place: Place, case: Case) -> bool:
-    """LOCAL has something to take over only where it has a claim (L1)."""
-    return case.effects is Effects.LOCAL and place.kind is Kind.SQLITE
 
 
 def assert_doubts(case: Case, verdicts: list[Verdict]) -> None:

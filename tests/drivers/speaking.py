@@ -33,3 +33,10 @@ def items_of(answers) -> list[str]:
 
 
 ALL_ITEMS = saying(Mode.READ, "SELECT item FROM orders ORDER BY id")
+
+
+def a_stranger(path, module):
+    """Somebody who writes to a SQLite file and is not of this process, as far as its drivers know."""
+    connection = module.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    return connection

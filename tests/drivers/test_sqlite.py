@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from drivers.speaking import ALL_ITEMS, insert, items, saying
+from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, saying
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailableError
 from oncekey.drivers import sqlite_files
 from oncekey.drivers.memory import MemoryDriver
@@ -136,14 +136,13 @@ def test_a_database_in_memory_is_not_shared_and_so_refused(module):
 
 
 def test_another_writer_that_does_not_end_is_an_outage(driver, path, module):
-    other = SqliteDriver(path, module=module).begin()
-    other.connection.execute("INSERT INTO orders (item) VALUES ('tea')")
+    other = a_stranger(path, module)
 
     with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
         driver.run(saying(Mode.SINGLE, insert("milk")))
     with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
         driver.run(saying(Mode.ATOMIC, insert("milk")))
-    other.rollback()
+    other.close()
 
     assert items(driver) == []
 
@@ -212,7 +211,7 @@ WRITES_TOO_MUCH = """
     from importlib import import_module
     from oncekey.core.errors import StoreUnavailableError
     from oncekey.drivers.sqlite import SqliteDriver
-    from drivers.speaking import insert, items, saying
+    from drivers.speaking import a_stranger, insert, items, saying
     from oncekey.flow import Mode
 
     driver = SqliteDriver(sys.argv[1], module=import_module(sys.argv[2]))
@@ -316,7 +315,7 @@ WRITES_UNTIL_KILLED = """
     import itertools, sys
     from importlib import import_module
     from oncekey.drivers.sqlite import SqliteDriver
-    from drivers.speaking import insert, saying
+    from drivers.speaking import a_stranger, insert, saying
     from oncekey.flow import Mode
 
     driver = SqliteDriver(sys.argv[1], module=import_module(sys.argv[2]))

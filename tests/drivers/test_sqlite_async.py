@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from drivers.speaking import ALL_ITEMS, insert, items_of, saying
+from drivers.speaking import ALL_ITEMS, a_stranger, insert, items_of, saying
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Replay
 from oncekey.core.policy import Policy
@@ -344,18 +344,15 @@ async def test_a_commit_that_nobody_waits_for_is_made_all_the_same(driver):  # P
 
 async def test_a_failed_first_statement_leaves_the_turn_to_others(path, module):
     driver = AsyncSqliteDriver(path, busy_timeout=0.01, module=module)
-    other = SqliteDriver(path, module=module)
-    theirs = other.begin()
-    theirs.connection.execute(INSERT, ("tea",))
+    other = a_stranger(path, module)
     tx = await driver.begin()
     with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
         await tx.connection.execute(INSERT, ("milk",))
     await tx.rollback()
-    theirs.rollback()
+    other.close()
 
     await driver.run(saying(Mode.SINGLE, insert("sugar")))
     assert await items(driver) == ["sugar"]
-    other.close()
     await driver.close()
 
 

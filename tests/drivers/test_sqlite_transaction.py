@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from drivers.speaking import ALL_ITEMS, insert, items, items_of, saying
+from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, items_of, saying
 from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Proceed, Replay, State
 from oncekey.core.policy import Policy
@@ -279,13 +279,12 @@ def test_a_handler_that_ended_it_after_all_is_reported_at_the_commit(driver, cap
 
 
 def test_a_turn_that_does_not_come_is_an_outage_and_can_be_tried_again(driver, path, module):
-    other = SqliteDriver(path, module=module).begin()
-    other.connection.execute(INSERT, ("tea",))
+    other = a_stranger(path, module)
     tx = driver.begin()
 
     with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
         tx.connection.execute(INSERT, ("milk",))
-    other.rollback()
+    other.close()
     tx.connection.execute(INSERT, ("milk",))
     tx.commit()
 

@@ -27,7 +27,7 @@ class SqliteFile:
     """
 
     records = "oncekey_record"
-    left_by_a_rollback = ("failed_retryable",)  # it claims first
+    left_by_a_rollback = ()  # LOCAL in one commit: what is rolled back was never there
 
     def __init__(self, path: Path) -> None:
         self.path = path

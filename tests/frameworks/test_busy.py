@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
 from oncekey.core.errors import StoreBusyError
 from oncekey.drivers.slots import AsyncSlots, Slots
 from oncekey.drivers.sqlite_lane import Lane
+from oncekey.drivers.sqlite_writer import Writer
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.breaker import FAILURES
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
@@ -42,6 +45,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     watched(Slots, "acquire", lambda slots: slots.full)
     watched(AsyncSlots, "acquire", lambda slots: slots.full)
     watched(Lane, "enter", lambda lane: lane.taken)
+    watched(Writer, "take", lambda writer: writer.busy)
     return waited
 
 
@@ -80,7 +84,7 @@ async def test_a_busy_pool_does_not_close_an_open_breaker() -> None:
     assert not installation.breaker.closed
 
 
-@pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg-def", "sqlite"])
+@pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg-def", "sqlite", "sqlite-def"])
 async def test_a_stored_answer_is_served_while_every_slot_is_taken(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, waits: list[str]
 ) -> None:
@@ -126,10 +130,46 @@ async def test_a_stored_answer_is_served_while_every_slot_is_taken(
         assert (again.status, again.body, again.replayed) == (201, first.body, True)
         assert (await shop.send("/orders?item=other", key=done)).status == 422
         assert (await shop.send("/orders?item=slow", key=running)).status == 409
+        assert (await shop.send("/orders?item=other", key=running)).status == 422  # R38
         assert waits == []
         go.set()
         assert (await slow).status == 201
         assert shop.rows == ["slow", "tea"]
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])
+async def test_another_processs_writer_keeps_new_keys_waiting_and_no_replay(tmp_path: Path, blocking: bool) -> None:
+    # R96, R110: nobody here knows which key it writes for
+    shop = RealShop(SqliteFile(tmp_path / "shop.db"))
+
+    if blocking:
+
+        @shop.app.post("/orders", status_code=201)
+        @shop.once.protect(effects=LOCAL, operation="create")
+        def create(op: SyncOperation) -> None:
+            shop.database.insert_blocking(op.connection, str(op.key))
+    else:
+
+        @shop.app.post("/orders", status_code=201)
+        @shop.once.protect(effects=LOCAL, operation="create")
+        async def create(op: Operation) -> None:
+            await shop.database.insert(op.connection, str(op.key))
+
+    async with shop.open():
+        known, unknown = new_key(), new_key()
+        assert (await shop.send(key=known)).status == 201
+        engine = shop.once.blocking() if blocking else shop.once.asynchronous()
+        file = engine.driver.file if blocking else engine.driver._driver.file  # type: ignore[union-attr]
+        file.busy_timeout = 0.05
+        file.close()
+        file._closed = False
+        with closing(sqlite3.connect(shop.database.path, isolation_level=None)) as stranger:
+            stranger.execute("BEGIN IMMEDIATE")
+            assert (await shop.send(key=known)).replayed
+            refused = await shop.send(key=unknown)
+            assert (refused.status, refused.code) == (503, "idempotency_store_unavailable")
+        assert (await shop.send(key=unknown)).status == 201
+        assert len(shop.rows) == 2
 
 
 async def test_a_stored_answer_is_served_while_every_session_is_taken(postgres_dsn: str, waits: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import psycopg
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from frameworks.realshop import RealShop, SqliteFile
 from frameworks.shop import LedgerOnce, Shop, tenant_of
 from harness.asgi import Caller, cancelled_at, until
 from harness.ledger import Ledger, down
@@ -382,3 +384,36 @@ async def test_the_route_is_seen_in_routers_and_mounts() -> None:
         assert (await shop.send(target, key=f"key-000000000000{number}")).status == 200
     assert shop.ledger.rows == ["router", "mount"]
     assert shop.ledger.open == 0
+
+
+@pytest.mark.parametrize("ends", ["answers", "fails"])
+async def test_who_waits_for_sqlites_writer_goes_on_with_what_it_was_lent(tmp_path: Path, ends: str) -> None:
+    # R82, L8: the dependency reads before the claim without becoming the writer, and the handler writes through it
+    shop = RealShop(SqliteFile(tmp_path / "shop.db"))
+    entered, looked, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def counted(connection: Annotated[Any, Depends(shop.once.connection)]) -> Any:
+        await connection.execute("SELECT count(*) FROM orders")
+        if entered.is_set():
+            looked.set()
+        return connection
+
+    @shop.app.post("/orders", status_code=201)
+    @shop.once.protect(effects=LOCAL, operation="create", in_progress="wait")
+    async def create(connection: Annotated[Any, Depends(counted)]) -> None:
+        shop.runs.append(1)
+        await connection.execute("INSERT INTO orders VALUES (?)", (f"tea {len(shop.runs)}",))
+        if not entered.is_set():
+            entered.set()
+            await go.wait()
+            if ends == "fails":
+                raise HTTPException(500)
+
+    async with shop.open(), asyncio.timeout(20):
+        first = asyncio.create_task(shop.send())
+        await entered.wait()
+        second = asyncio.create_task(shop.send())
+        await looked.wait()
+        go.set()
+        assert [(await one).status for one in (first, second)] == [201 if ends == "answers" else 500, 201]
+        assert shop.rows == ["tea 1" if ends == "answers" else "tea 2"]

@@ -13,6 +13,7 @@ from fastapi import Request
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import new_key
 from harness.asgi import Caller
+from oncekey.core.errors import BodyInvalidError
 from oncekey.effects import INLINE, LOCAL
 from oncekey.frameworks.asgi import claiming
 from oncekey.frameworks.asgi.operation import Operation
@@ -63,13 +64,13 @@ async def test_a_large_body_is_compared_beside_the_event_loop(database: Any, mon
     """A megabyte of short numbers takes a second: the loop goes on serving others meanwhile."""
     shop = RealShop(database)
     threads: list[int] = []
-    compare = claiming.fingerprint
+    compare = claiming.fingerprint_for
 
-    def watched(*args: Any, **kwargs: Any) -> str:
+    def watched(*args: Any, **kwargs: Any) -> Any:
         threads.append(threading.get_ident())
         return compare(*args, **kwargs)
 
-    monkeypatch.setattr(claiming, "fingerprint", watched)
+    monkeypatch.setattr(claiming, "fingerprint_for", watched)
 
     @shop.app.post("/orders")
     @shop.once.protect(effects=INLINE)
@@ -89,17 +90,44 @@ async def test_a_large_body_is_compared_beside_the_event_loop(database: Any, mon
     assert threading.get_ident() not in large
 
 
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_the_routes_own_choice_is_made_in_the_event_loop(size: int, tmp_path: Path) -> None:  # R39
+    """It may touch what belongs to the loop; only the hashing of a large body goes elsewhere."""
+    shop = RealShop(SqliteFile(tmp_path / "shop.db"))
+    threads: list[int] = []
+
+    def chosen(request: Any) -> dict[str, object]:
+        threads.append(threading.get_ident())
+        if request.body.startswith(b"!"):
+            raise BodyInvalidError("It cannot be read.")
+        return {"first": request.body[:1].decode()}
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=INLINE, fingerprint=chosen)
+    async def create() -> dict[str, str]:
+        return {}
+
+    async with shop.open():
+        headers = [("Idempotency-Key", new_key())]
+        bodies = [b"a" * size, b"a" + b"b" * size, b"b" * size, b"!" * size]
+        replies = [await Caller(shop.app, "POST", "/orders", headers=headers, body=body).run() for body in bodies]
+    assert [(reply.status, reply.replayed) for reply in replies[:2]] == [(200, False), (200, True)]
+    assert replies[2].code == "idempotency_key_reused_with_different_payload"
+    assert (replies[3].code, len(threads)) == ("idempotency_body_invalid", 4)
+    assert set(threads) == {threading.get_ident()}
+
+
 async def test_a_client_that_leaves_while_its_body_is_compared_claims_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     begun, go_on = threading.Event(), threading.Event()
-    compare = claiming.fingerprint
+    compare = claiming.fingerprint_for
 
-    def slow(*args: Any, **kwargs: Any) -> str:
+    def slow(*args: Any, **kwargs: Any) -> Any:
         begun.set()
         assert go_on.wait(30)
         return compare(*args, **kwargs)
 
-    monkeypatch.setattr(claiming, "fingerprint", slow)
+    monkeypatch.setattr(claiming, "fingerprint_for", slow)
 
     @shop.app.post("/orders")
     @shop.once.protect(effects=INLINE)

@@ -141,7 +141,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         return SqliteFile(tmp_path / "shop.db"), blocking
     dsn = request.getfixturevalue("shared_dsn")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter")
+        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter")
         connection.execute("DROP TABLE IF EXISTS orders")
     return PostgresDatabase(dsn, package, pool_size=3), blocking
 

@@ -16,7 +16,7 @@ from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import new_key
 from harness.asgi import cancelled_at, until
 from oncekey.core.errors import TransactionControlError
-from oncekey.effects import INLINE, LOCAL
+from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 
 KINDS = ["sqlite", "psycopg", "asyncpg"]
@@ -67,6 +67,39 @@ async def test_one_row_and_one_answer(database: Any) -> None:
         )
         assert (await shop.send("/orders?item=coffee")).status == 422
         assert (shop.rows, shop.runs, shop.states) == (["tea"], ["tea"], ["completed"])
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])
+async def test_what_was_begun_under_other_effects_is_taken_over_first(blocking_database: Any, blocking: bool) -> None:
+    # L3, F14: a deploy changed them; the claim must not wait for the transaction of its own request
+    before = RealShop(blocking_database)
+
+    @before.app.post("/orders", status_code=201)
+    @before.once.protect(effects=PHASED, operation="create")
+    async def phased(op: Operation) -> None:
+        raise HTTPException(503)
+
+    async with before.open() as shop:
+        assert (await shop.send()).status == 503
+        assert shop.states == ["failed_retryable"]
+    after = RealShop(blocking_database)
+    if blocking:
+
+        @after.app.post("/orders", status_code=201)
+        @after.once.protect(effects=LOCAL, operation="create")
+        def create(op: SyncOperation) -> None:
+            blocking_database.insert_blocking(op.connection, "tea")
+    else:
+
+        @after.app.post("/orders", status_code=201)
+        @after.once.protect(effects=LOCAL, operation="create")
+        async def create(op: Operation) -> None:
+            await blocking_database.insert(op.connection, "tea")
+
+    async with after.open() as shop:
+        assert (await shop.send()).status == 201
+        assert (await shop.send()).replayed
+        assert (shop.rows, shop.states) == (["tea"], ["completed"])
 
 
 async def test_a_replay_survives_a_restart(database: Any) -> None:
@@ -291,7 +324,7 @@ async def test_a_request_may_be_cancelled_at_every_await(database: Any) -> None:
             assert ran or not stored
         else:
             pytest.fail("the request never came to its end")
-        assert number > 4
+        assert number > 3  # BEGIN, the order and COMMIT are awaited, whatever travels with them
         assert "in_progress" not in shop.states
 
 

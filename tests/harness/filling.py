@@ -10,7 +10,7 @@ INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, outcome, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
     recovery_point, response_status, response_headers, response_body, response_schema, last_error,
-    reconcile_after, reconcile_tries, created_at, last_run_at, finished_at, expires_at)
+    created_at, last_run_at, finished_at, expires_at)
 SELECT
     'shop|tenant-' || mod(n, 1000), md5(n::text), md5('i' || n)::uuid, 'create_order', 'local', 'retry',
     'POST', '/orders',
@@ -24,13 +24,17 @@ SELECT
     CASE WHEN made.state = 'completed' THEN convert_to('{"id":' || n || ',"total_cents":4200}', 'UTF8') END,
     CASE WHEN made.state = 'completed' THEN 1 END,
     CASE WHEN made.state IN ('unknown', 'failed_retryable') THEN 'time_out' END,
-    CASE WHEN made.state = 'unknown' THEN %(now)s + 60000000 END, 0,
     made.at, made.at, CASE WHEN made.state = 'completed' THEN made.at + 20000 END, made.at + 86400000000
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n,
      LATERAL (SELECT CASE WHEN %(finished)s THEN 'completed'
                           WHEN mod(n, 1000) < 2 THEN 'in_progress' WHEN mod(n, 1000) < 4 THEN 'unknown'
                           WHEN mod(n, 1000) < 14 THEN 'failed_retryable' ELSE 'completed' END AS state,
                      %(now)s - %(age)s - mod(n * 7919, 82800000000) AS at) AS made
+"""
+DOUBTED = """
+INSERT INTO oncekey.work (incarnation, scope, key, reconcile_after)
+SELECT incarnation, scope, key, %(now)s + 60000000 FROM oncekey.record WHERE state = 'unknown'
+ON CONFLICT DO NOTHING
 """
 
 
@@ -49,3 +53,4 @@ def fill_postgres(connection: Any, first: int, last: int, *, age: int = 0, finis
             "finished": finished,
         }
         connection.execute(POSTGRES, given)
+        connection.execute(DOUBTED, given)

@@ -143,25 +143,16 @@ async def test_others_who_come_twice_do_not_disturb_each_other(package: str, dsn
         assert isinstance(await at.look(again(claim)), Replay)
 
 
-@pytest.mark.parametrize("held", ["by a version without marks", "by one that is just ending"])
-async def test_a_holder_without_a_mark_proves_nothing(package: str, dsn: str, held: str) -> None:
+async def test_a_holder_without_a_mark_proves_nothing(package: str, dsn: str) -> None:
     # R38: a false 422 would end a client's retries, so it needs a mark that was seen and not one that was missed
     async with desk(package, dsn) as at:
         claim = a_claim()
         lock = lock_for(claim)
         with psycopg.connect(dsn) as older:
-            if held == "by a version without marks":
-                older.execute("SELECT oncekey.lock_key(%s, %s, %s, 9000, 9000)", [lock.number, *id_of(claim)])
-            else:
-                older.execute("SELECT pg_advisory_xact_lock(%s)", [lock.number])
+            older.execute("SELECT pg_advisory_xact_lock(%s)", [lock.number])
             assert await at.look(claim) == local.BUSY
             assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.BUSY
             assert await adrive(at.locks.holder(lock), at.engine.driver.run) is Holder.SOMEBODY
-
-
-def id_of(claim: Claim) -> tuple[str, str]:
-    """Scope and key."""
-    return claim.id.scope, claim.id.key
 
 
 async def test_what_was_committed_before_the_holder_was_seen_counts(package: str, dsn: str) -> None:
@@ -240,8 +231,8 @@ async def test_who_was_here_first_stays_so_between_two_transactions(package: str
 
 async def test_without_the_mark_another_body_is_told_to_wait(package: str, dsn: str) -> None:
     # R38: who misses the lock cannot know whose it is
-    spoil(dsn, "lock_request", "marked := pg_try_advisory_xact_lock_shared(family, mark)", "marked := true")
-    spoil(dsn, "lock_request", "PERFORM pg_try_advisory_xact_lock(family, mark)", "NULL")
+    spoil(dsn, "lock_request_2", "marked := pg_try_advisory_xact_lock_shared(family, mark)", "marked := true")
+    spoil(dsn, "lock_request_2", "marked := pg_try_advisory_xact_lock(family, mark)", "NULL")
     async with desk(package, dsn) as at:
         claim = a_claim()
         _, tx = await at.enter(claim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -29,7 +29,7 @@ from oncekey.core.model import (
 )
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.rows import COLUMNS, headers_text, memo_text
+from oncekey.stores.rows import COLUMNS, WORK, headers_text, memo_text
 from oncekey.testing.clock import START
 from oncekey.testing.contract.world import World
 
@@ -163,8 +163,9 @@ def a_parcel(row: Record, kind: ParcelKind = ParcelKind.DEFER) -> Parcel:
 def look(world: World, row: Record) -> dict[str, Any]:
     """Every column of a row, and on PostgreSQL the version of the tuple that holds it."""
     postgres = _is_postgres(world)
-    columns = [*COLUMNS, "xmin::text AS xmin"] if postgres else list(COLUMNS)
-    table = "oncekey.record" if postgres else "oncekey_record"
+    tuple_of = "(SELECT xmin::text FROM oncekey.record WHERE scope = :scope AND key = :key) AS xmin"
+    columns = [*COLUMNS, tuple_of] if postgres else list(COLUMNS)
+    table = "oncekey.whole" if postgres else "oncekey_record"
     text = f"SELECT {', '.join(columns)} FROM {table} WHERE scope = :scope AND key = :key"
     (found,) = _say(world, text, {"scope": row.id.scope, "key": row.id.key, "now": None})
     names = [*COLUMNS, "xmin"] if postgres else list(COLUMNS)
@@ -210,8 +211,17 @@ def _insert(world: World) -> str:
     if not _is_postgres(world):
         return f"INSERT INTO oncekey_record ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{c}' for c in COLUMNS)})"
     kinds = dict.fromkeys(_NUMBERS, "bigint") | _TYPES
-    values = ", ".join(f":{name}::{kinds.get(name, 'text')}" for name in COLUMNS)
-    return f"INSERT INTO oncekey.record ({', '.join(COLUMNS)}) VALUES ({values})"
+    hot = [name for name in COLUMNS if name not in WORK]
+
+    def values(names: Iterable[str]) -> str:
+        return ", ".join(f":{name}::{kinds.get(name, 'text')}" for name in names)
+
+    begun = "CASE WHEN :memo::text IS NULL AND :intent::text IS NULL THEN 0 ELSE :version::bigint END"
+    beside = ("incarnation", "scope", "key", *sorted(WORK))
+    return (
+        f"WITH hot AS (INSERT INTO oncekey.record ({', '.join(hot)}, memo_version) VALUES ({values(hot)}, {begun})) "
+        f"INSERT INTO oncekey.work ({', '.join(beside)}, memo_version) VALUES ({values(beside)}, {begun})"
+    )
 
 
 def _hold(world: World) -> str:

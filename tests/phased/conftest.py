@@ -42,7 +42,7 @@ def make_bank(request: pytest.FixtureRequest, path: Path, package: str, *, block
         return Bank(database, blocking=blocking)
     dsn = request.getfixturevalue("phased_dsn")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter, effect")
+        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, effect")
         connection.execute("DROP TABLE IF EXISTS orders")
     return Bank(PostgresDatabase(dsn, package, pool_size=3), blocking=blocking)
 
@@ -81,5 +81,5 @@ def mixed_bank(request: pytest.FixtureRequest, tmp_path: Path) -> Bank:
 def empty(phased_dsn: str) -> None:
     """The shared database, emptied, for a test that makes its own bank."""
     with psycopg.connect(phased_dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter, effect")
+        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, effect")
         connection.execute("DROP TABLE IF EXISTS orders")

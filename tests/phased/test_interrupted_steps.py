@@ -266,7 +266,9 @@ class Place:
 
 @asynccontextmanager
 async def opened(bank: Bank) -> AsyncIterator[Place]:
-    engine, asynchronous = connect(bank.database.url, clock=bank.clock), aconnect(bank.database.url, clock=bank.clock)
+    url = bank.database.url
+    engine = connect(url.replace("+asyncpg", "+psycopg"), clock=bank.clock)
+    asynchronous = aconnect(url, clock=bank.clock)
     try:
         await asynchronous.migrate()
         yield Place(bank, engine, asynchronous)

@@ -90,7 +90,7 @@ class Postgres:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.execute("DROP TABLE IF EXISTS rows")
-        self.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter")
+        self.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter")
         self.execute(TABLE.format(id="SERIAL"))
 
     def execute(self, sql: str) -> list[Any]:

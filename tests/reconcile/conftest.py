@@ -17,7 +17,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking, under_asyncio
 from phased.conftest import make_bank, phased_dsn  # noqa: F401  (a fixture)
 
-TABLES = "record, oncekey.outbox, oncekey.dead_letter, oncekey.audit, oncekey.call, oncekey.evidence"
+TABLES = "record, oncekey.work, oncekey.outbox, oncekey.dead_letter, oncekey.audit, oncekey.call, oncekey.evidence"
 
 
 @pytest.fixture(scope="session")

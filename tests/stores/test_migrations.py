@@ -135,8 +135,9 @@ def test_a_migration_may_hold_a_trigger(driver):
 def test_what_older_code_could_not_live_with_waits(driver):
     tomorrow = extended(("pre", "CREATE TABLE oncekey_a (a INTEGER)"), ("post", "DROP TABLE oncekey_a"))
 
+    drive(migrate.up(sqlite.tables()), driver.run)
     ran = drive(migrate.up(tomorrow, only=Phase.PRE), driver.run)
-    assert [one.phase for one in ran] == [Phase.PRE] * (len(tomorrow.migrations) - 1)
+    assert [one.phase for one in ran] == [Phase.PRE]
     drive(migrate.check(tomorrow), driver.run)  # new code runs
     drive(migrate.check(sqlite.tables()), driver.run)  # and old code still does
 

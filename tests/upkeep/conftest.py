@@ -35,7 +35,7 @@ def upkeep_dsn(postgres_server):
 def empty_dsn(upkeep_dsn):
     """The same, empty."""
     with psycopg.connect(upkeep_dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
+        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
     return upkeep_dsn
 
 

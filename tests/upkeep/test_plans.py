@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 
 import psycopg
@@ -18,17 +17,26 @@ from oncekey.stores.sqlite import SqliteStore
 
 DAY = 86_400_000_000
 AFTER = {"after_at": -1, "after_scope": "", "after_key": "", "limit": 1000}
-SEEN = {
-    "seen": json.dumps([{"scope": "s", "key": "k", "incarnation": "0" * 32, "version": 1}]),
-    "grace": 300_000_000,
+ENDING = {
+    **AFTER,
+    "age": 300_000_000,
+    "until": 4_000_000_000_000_000,
+    "soft": False,
+    "trusted_for": None,
+    "noted": True,
+    "trigger": "purge",
+    "actor": "reaper",
+    "who": "w",
+    "why": "expired",
 }
 WANTED = {
     "stale": (AFTER, "record_running"),
     "expiring": ({**AFTER, "age": 300_000_000}, "record_expiring"),
     "kept_expired": ({**AFTER, "age": 300_000_000}, "record_expired"),
     "runs": ({"limit": 1000}, "record_expiring"),
-    "purge_expired": (SEEN, "record_pkey"),
-    "mark_expired": (SEEN, "record_pkey"),
+    "purge_expired": (ENDING, "record_expiring"),
+    "purge_kept": (ENDING, "record_expired"),
+    "mark_expired": (ENDING, "record_expiring"),
     "history": ({"scope": "s", "key_digest": "d", "after": 0, "limit": 10}, "audit_key"),
     "forget_notes": ({"age": DAY, "limit": 1000}, "audit_pkey"),
     "find_key": ({"first": "key-12", "last": "key-13", "scope": None, "limit": 21}, "record_pkey"),
@@ -40,7 +48,7 @@ WANTED = {
 def full(upkeep_dsn):
     """100,000 records of yesterday and today, and as many lines of the audit."""
     with psycopg.connect(upkeep_dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
+        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
         fill_postgres(connection, 1, 50_000)
         fill_postgres(connection, 50_001, 100_000, age=DAY)
         connection.execute(

@@ -14,7 +14,7 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import HOUR, MINUTE, Outcome, Proceed, Replay, State
 from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Actor, Trigger
-from oncekey.core.upkeep import REAP_GRACE
+from oncekey.core.upkeep import REAP_GRACE, Expired
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, again, answered
 from oncekey.workers.clocks import Watch
 from upkeep.keeping import (
@@ -84,7 +84,7 @@ async def test_of_one_row_per_state_only_the_finished_ones_vanish(world, caplog)
     assert ticket.memo  # what was done is not forgotten
     world.advance(LONG)
     assert await reaper.run_once() == 0
-    assert dict(reaper.counts) == {"purged": 2, "parked": 2, "marked": 0, "abandoned": 0, "notes": 0, "workers": 0}
+    assert dict(reaper.counts) == {"purged": 2, "parked": 2, "abandoned": 0, "notes": 0, "workers": 0}
 
 
 async def test_deferred_work_is_abandoned_only_if_nobody_ever_took_it(sql_world):
@@ -232,9 +232,10 @@ async def test_the_statement_that_deletes_looks_at_state_and_expiry_itself(world
     claims = one_of_each(world)
     fresh = completed(world, ttl=LONG * 3)
     world.advance(LONG)
-    seen = [world.record(claim.id) for claim in (*claims.values(), fresh)]
-    assert world.go(world.store.upkeep.purge(seen, REAP_GRACE)) == 2
-    assert world.go(world.store.upkeep.mark(seen, REAP_GRACE)) == 0
+    due = Expired(REAP_GRACE, world.clock.now - REAP_GRACE)
+    assert world.go(world.store.upkeep.purge(due, 100)).moved == 2
+    assert world.go(world.store.upkeep.mark(due, 100)).moved == 0
+    assert world.go(world.store.upkeep.purge_kept(due, 100)).moved == 0
     gone = {name for name, state in states(world, **claims, fresh=fresh).items() if state is None}
     assert gone == {"completed", "retryable"}
 

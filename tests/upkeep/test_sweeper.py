@@ -331,7 +331,7 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(world, 
     unreadable, lease = phased(world)
     step(world, lease)
     local, _ = running(world)
-    table = "oncekey_record" if isinstance(world.store, SqliteStore) else "oncekey.record"
+    table = "oncekey_record" if isinstance(world.store, SqliteStore) else "oncekey.work"
 
     def body():
         yield Statement("spoil", f"UPDATE {table} SET memo = 'x' WHERE memo IS NOT NULL", {})

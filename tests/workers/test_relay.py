@@ -419,10 +419,10 @@ class TestMessages:
         assert max(most) == 3
         assert relay.ended == {Ended.DELIVERED: 7}
 
-    async def test_acknowledgements_go_in_batches_and_hold_their_slots(self, shop):
+    async def test_acknowledgements_go_in_batches_and_what_waits_for_one_is_still_in_hand(self, shop):
         shop.put(*(shop.parcel(position=n) for n in range(6)))
         shop.sleeps.short.clear()
-        said = []
+        said, gate = [], asyncio.Event()
 
         async def watched(driver, transaction):
             said.append(transaction.name)
@@ -430,19 +430,25 @@ class TestMessages:
 
         @shop.topics.topic(shop.topic)
         async def tell(_):
-            pass
+            if len(told) == 5:
+                await gate.wait()
+            told.append(1)
 
+        told = []
         async with shop.relay(concurrency=4, run=watched) as relay:
             assert await relay.run_once() == 4
-            await relay.drain()  # four fill a batch
+            await relay.drain()  # nothing else is on its way
             assert said == ["due", "sent"]
             assert await relay.run_once() == 2
-            await until(lambda: len(relay._acks._waiting) == 2)
-            assert len(relay._working) == 2  # delivered, and not acknowledged: no slot is free for another
+            await until(lambda: len(told) == 5)
+            assert said == ["due", "sent", "due"]  # another one may be delivered soon
+            assert (relay._acks.waiting, relay._in_hand) == (1, 2)
             shop.sleeps.end(0.05)
+            await until(lambda: len(said) == 4)
+            gate.set()
             await relay.drain()
 
-        assert said == ["due", "sent", "due", "sent"]
+        assert said == ["due", "sent", "due", "sent", "sent"]
         assert relay.ended == {Ended.DELIVERED: 6}
 
     async def test_two_relays_share_a_queue(self, shop):

@@ -17,6 +17,7 @@ from oncekey.cli.printing import colours, plain
 from oncekey.core import doctor as rules
 from oncekey.core.doctor import Finding, Level
 from oncekey.core.errors import StoreError
+from oncekey.core.migrations import Phase, Standing
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.core.showing import moment
@@ -149,6 +150,8 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
             file, vitals["vital_journal"], _wal_bytes(file), wal_is_safe=wal_is_safe(_version(file))
         )
     else:
+        if "vital_rows" in vitals:
+            yield from rules.records(vitals["vital_rows"])
         yield from rules.tables(vitals.get("vital_tables", ()), checkup.census.now)
         yield from rules.sessions(vitals.get("vital_sessions", ()), vitals.get("vital_holders", ()))
         yield from rules.settings(vitals.get("vital_settings", ()), lease)
@@ -158,7 +161,7 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     """All looks of one visit; a schema that does not fit is a finding, and no reason to stop."""
     store, run = engine.store, engine.driver.run
     entries = await adrive(migrate.status(store.schema), run)
-    fits = all(entry.standing.value == "applied" for entry in entries)
+    fits = all(entry.standing is Standing.APPLIED or _may_wait(entry) for entry in entries)
     desk_of_store = operate.desk_of(store)
     before = time.time_ns() // 1000
     vitals = await adrive(desk_of_store.vitals(), run)
@@ -167,6 +170,11 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     runs = await adrive(store.upkeep.runs(_RUNS), run) if fits and store.upkeep is not None else ()
     roll = await adrive(store.upkeep.workers(), run) if fits and store.upkeep is not None else None
     return _Checkup(entries, census, vitals, runs, roll, before, after)
+
+
+def _may_wait(entry: Entry) -> bool:
+    """Whether this version works without it."""
+    return entry.standing is Standing.PENDING and entry.migration.phase is Phase.POST
 
 
 def _wal_bytes(file: tuple[Mapping[str, Any], ...]) -> int | None:

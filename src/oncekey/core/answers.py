@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.choices import Flavor, InProgress
-from oncekey.core.headers import field_name, first, http_date, is_printable, target
+from oncekey.core.headers import PRINTABLE, field_name, first, http_date, target
 from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Refuse, Replay
 from oncekey.core.policy import micros
 from oncekey.core.problems import PROBLEMS, documentation_of, render
@@ -78,8 +79,10 @@ def replay(
     if stored is None or stored.body is None:
         kept: Headers = () if stored is None else stored.headers
         return _tombstone(policy, kept, marked, status_url, fault_id)
-    headers = list(stored.headers)
-    if first(stored.headers, b"cache-control") is None:
+    headers, caching_said = list(stored.headers), False
+    for name, _ in stored.headers:
+        caching_said = caching_said or name.lower() == b"cache-control"
+    if not caching_said:
         headers.append(_NO_STORE)
     if stored.status not in _WITHOUT_CONTENT:
         headers.append((b"content-length", b"%d" % len(stored.body)))
@@ -90,12 +93,30 @@ def replay(
 
 def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
     """What is added to a first response: the key as it was received (R17), and how long it is kept (R164)."""
-    added: list[tuple[bytes, bytes]] = []
-    if echo is not None and is_printable(echo):
-        added.append((field_name(policy.key_header), echo))
-    if expires_at is not None:
-        added.append((field_name(policy.expires_header), http_date(expires_at)))
-    return tuple(added)
+    said = None if echo is None or not PRINTABLE.fullmatch(echo) else (field_name(policy.key_header), echo)
+    if expires_at is None:
+        return () if said is None else (said,)
+    until = (field_name(policy.expires_header), http_date(expires_at // SECOND))
+    return (until,) if said is None else (said, until)
+
+
+def marked_lines(
+    headers: Headers, policy: Policy, *, echo: bytes | None, expires_at: Instant | None
+) -> list[tuple[bytes, bytes]]:
+    """The header lines of a first response on its way out: its own, and our marks.
+
+    An answer that was passed on from elsewhere may bring along what only we may say, and loses that. The list is fresh:
+    whoever is farther out changes it in place.
+    """
+    ours = _our_names(policy.key_header, policy.expires_header, policy.replayed_header)
+    lines = [line for line in headers if line[0].lower() not in ours]
+    lines += marks(policy, echo=echo, expires_at=expires_at)
+    return lines
+
+
+@lru_cache(maxsize=64)
+def _our_names(*headers: str) -> frozenset[bytes]:
+    return frozenset(map(field_name, headers))
 
 
 def should_retry(policy: Policy, *, retryable: bool) -> Headers:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.migrations import Standing
+from oncekey.core.migrations import Phase, Standing
 from oncekey.core.model import HOUR, MINUTE, SECOND
 from oncekey.core.showing import lapse
 from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, short_leases
@@ -70,7 +70,16 @@ def schema(entries: Sequence[Entry]) -> Iterator[Finding]:
     bad = False
     for entry in entries:
         name = f"{entry.migration.number:04} {entry.migration.name}"
-        if entry.standing is Standing.PENDING:
+        if entry.standing is Standing.PENDING and entry.migration.phase is Phase.POST:
+            bad = True
+            yield Finding(
+                Level.NOTE,
+                "schema",
+                f"migration {name} is still to be run",
+                "what only older versions need is still kept up, and costs time and space",
+                "oncekey migrate up, when no process of an older version is left",
+            )
+        elif entry.standing is Standing.PENDING:
             bad = True
             yield Finding(
                 Level.ERROR,
@@ -233,6 +242,20 @@ def _needed(census: Census) -> Iterator[str]:
     if census.waiting_for("resumable").count:
         yield "completer"
     yield from ("sweeper", "reaper")
+
+
+def records(broken: Rows) -> Iterator[Finding]:
+    """Whether all rows that were looked at mean something; what the table itself refuses is not asked for."""
+    for row in broken:
+        yield Finding(
+            Level.ERROR,
+            "records",
+            f"{row['records']} against the rule {row['name']}",
+            "no statement of oncekey writes such a row, so what becomes of its key is not known",
+            "find out who changed the tables by hand; correct the rows by the table of constraints in the reference",
+        )
+    if not broken:
+        yield Finding(Level.OK, "records", "those that were looked at are in order")
 
 
 def tables(rows: Rows, now: Instant) -> Iterator[Finding]:

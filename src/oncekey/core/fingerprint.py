@@ -32,24 +32,28 @@ from __future__ import annotations
 import hmac
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
-from oncekey.core.frames import frame, raw
-from oncekey.core.jcs import MAX_DEPTH, BigInts, parse_json, serialize, serialize_parsed
-from oncekey.core.media import MediaType, media_type_of
+from oncekey.core.frames import Hmac, frame
+from oncekey.core.jcs import MAX_DEPTH, BigInts, canonical_json, parse_json, serialize, serialize_parsed
+from oncekey.core.media import LONGEST_KEPT, MediaType, media_type_of
 from oncekey.core.multipart import parts_of
 from oncekey.core.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ALGORITHM", "EVERYTHING", "Request", "Selection", "fingerprint", "fingerprint_of", "same"]
+__all__ = ["ALGORITHM", "EVERYTHING", "Fingerprints", "Request", "Selection", "fingerprint", "fingerprint_of", "same"]
 
 ALGORITHM: Final = "jcs1"
 EVERYTHING: Final = Selection()
+_FRAMED_NAME: Final = frame(ALGORITHM.encode("ascii"))
+_PLAIN: Final = f"{ALGORITHM}:sha256:"
+_KEYED: Final = f"{ALGORITHM}:hmac-sha256:"
 _PERCENT: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 _UNRESERVED: Final = re.compile(rb"[A-Za-z0-9._~-]")
 _UTF8_CHARSETS: Final = (None, b"utf-8", b"utf8", b"us-ascii")
@@ -66,6 +70,85 @@ class Request:
     body: bytes
 
 
+class Fingerprints:
+    """Gives the fingerprints of all requests under one policy; a secret is mixed in once and not for every request."""
+
+    __slots__ = ("_big_ints", "_keyed", "_max_depth", "_selection", "_whole")
+
+    def __init__(
+        self,
+        *,
+        selection: Selection = EVERYTHING,
+        secret: bytes | None = None,
+        big_ints: BigInts = BigInts.EXACT,
+        max_depth: int = MAX_DEPTH,
+    ) -> None:
+        if secret is not None and not secret:
+            raise ConfigurationError("The secret is empty; give at least 16 random bytes, or None for no secret.")
+        self._selection = selection
+        self._whole = not selection
+        self._keyed = None if secret is None else Hmac(secret)
+        self._big_ints = big_ints
+        self._max_depth = max_depth
+
+    def of(self, method: str, path: str, query: bytes, content_type: bytes | None, body: bytes) -> str:
+        """The fingerprint of a request, of its selected fields only if a selection is given.
+
+        Raises:
+            BodyInvalidError: The body says that it is JSON, and has no canonical form (R40).
+        """
+        spelled = None
+        if self._whole and body:
+            long = content_type is not None and len(content_type) > LONGEST_KEPT
+            spelled = (_json_spelling.__wrapped__ if long else _json_spelling)(content_type)
+        if not body:
+            rest = b"5:empty"
+        elif spelled is not None:
+            canonical = canonical_json(body, big_ints=self._big_ints, max_depth=self._max_depth)
+            rest = b"4:json%d:%b%d:%b" % (len(spelled), spelled, len(canonical), canonical)
+        else:
+            rest = frame(*self._body(content_type, body))
+        return self._digest(method, path, _query(query) if b"%" in query else query, rest)
+
+    def of_chosen(self, parts: Mapping[str, object] | bytes, *, method: str, path: str) -> str:
+        """The fingerprint of what a route itself chose to count, such as its validated input (R39).
+
+        Raises:
+            BodyInvalidError: The chosen value has no canonical form.
+            ConfigurationError: It is not made of what JSON has: None, bool, int, float, str, lists and mappings.
+        """
+        if isinstance(parts, bytes):
+            rest = frame(b"chosen bytes", parts)
+        else:
+            canonical = serialize(parts, big_ints=self._big_ints, max_depth=self._max_depth)
+            rest = frame(b"chosen json", canonical)
+        return self._digest(method, path, b"", rest)
+
+    def _digest(self, method: str, path: str, query: bytes, rest: bytes) -> str:
+        verb, place = method.encode("utf-8", "surrogatepass"), path.encode("utf-8", "surrogatepass")
+        framed = b"%b%d:%b%d:%b%d:%b%b" % (_FRAMED_NAME, len(verb), verb, len(place), place, len(query), query, rest)
+        if self._keyed is None:
+            return _PLAIN + sha256(framed).hexdigest()
+        return _KEYED + self._keyed.digest(framed).hex()
+
+    def _body(self, content_type: bytes | None, body: bytes) -> tuple[bytes, ...]:
+        selection, media = self._selection, media_type_of(content_type)
+        if media.is_json:
+            _require_utf8(media)
+            value = parse_json(body, big_ints=self._big_ints, max_depth=self._max_depth)
+            spelled = _spelled(media.without(b"charset"))
+            if found := selection.included(value):
+                return (b"json fields", spelled, serialize_parsed(found))
+            return (b"json", spelled, serialize_parsed(selection.rest(value)))
+        if media.is_form:
+            return (b"form", _spelled(_without_utf8(media)), *_pairs(body, selection))
+        if media.is_multipart:
+            parts = _parts(body, media[b"boundary"] or b"", selection)
+            if parts is not None:
+                return (b"multipart", _spelled(media.without(b"boundary")), *parts)
+        return (b"bytes", _spelled(media), body)
+
+
 def fingerprint(
     request: Request,
     *,
@@ -74,13 +157,9 @@ def fingerprint(
     big_ints: BigInts = BigInts.EXACT,
     max_depth: int = MAX_DEPTH,
 ) -> str:
-    """The fingerprint of `request`, of its selected fields only if a selection is given.
-
-    Raises:
-        BodyInvalidError: The body says that it is JSON, and has no canonical form (R40).
-    """
-    body = _body(request, selection, big_ints, max_depth)
-    return _digest(secret, raw(request.method), raw(request.path), _query(request.query), *body)
+    """The fingerprint of one request; whoever has many of one policy makes `Fingerprints` once."""
+    under = Fingerprints(selection=selection, secret=secret, big_ints=big_ints, max_depth=max_depth)
+    return under.of(request.method, request.path, request.query, request.content_type, request.body)
 
 
 def fingerprint_of(
@@ -92,51 +171,28 @@ def fingerprint_of(
     big_ints: BigInts = BigInts.EXACT,
     max_depth: int = MAX_DEPTH,
 ) -> str:
-    """The fingerprint of what a route itself chose to count, such as its validated input (R39).
-
-    Raises:
-        BodyInvalidError: The chosen value has no canonical form.
-        ConfigurationError: It is not made of what JSON has: None, bool, int, float, str, lists and mappings.
-    """
-    if isinstance(parts, bytes):
-        chosen = (b"chosen bytes", parts)
-    else:
-        chosen = (b"chosen json", serialize(parts, big_ints=big_ints, max_depth=max_depth))
-    return _digest(secret, raw(method), raw(path), b"", *chosen)
+    """The fingerprint of what a route itself chose to count in one request (R39)."""
+    under = Fingerprints(secret=secret, big_ints=big_ints, max_depth=max_depth)
+    return under.of_chosen(parts, method=method, path=path)
 
 
 def same(a: str, b: str) -> bool:
     """Whether two fingerprints are equal, in a time that does not tell where they differ (R42)."""
-    return hmac.compare_digest(raw(a), raw(b))
+    return hmac.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
 
 
-def _digest(secret: bytes | None, *parts: bytes) -> str:
-    framed = frame(raw(ALGORITHM), *parts)
-    if secret is None:
-        return f"{ALGORITHM}:sha256:{sha256(framed).hexdigest()}"
-    if not secret:
-        raise ConfigurationError("The secret is empty; give at least 16 random bytes, or None for no secret.")
-    return f"{ALGORITHM}:hmac-sha256:{hmac.digest(secret, framed, 'sha256').hex()}"
+@lru_cache(maxsize=256)
+def _json_spelling(content_type: bytes | None) -> bytes | None:
+    """How the media type of a JSON body counts; None if the body is not JSON.
 
-
-def _body(request: Request, selection: Selection, big_ints: BigInts, max_depth: int) -> tuple[bytes, ...]:
-    if not request.body:
-        return (b"empty",)
-    media = media_type_of(request.content_type)
-    if media.is_json:
-        _require_utf8(media)
-        value = parse_json(request.body, big_ints=big_ints, max_depth=max_depth)
-        spelled = _spelled(media.without(b"charset"))
-        if found := selection.included(value):
-            return (b"json fields", spelled, serialize_parsed(found))
-        return (b"json", spelled, serialize_parsed(selection.rest(value)))
-    if media.is_form:
-        return (b"form", _spelled(_without_utf8(media)), *_pairs(request.body, selection))
-    if media.is_multipart:
-        parts = _parts(request.body, media[b"boundary"] or b"", selection)
-        if parts is not None:
-            return (b"multipart", _spelled(media.without(b"boundary")), *parts)
-    return (b"bytes", _spelled(media), request.body)
+    Raises:
+        BodyInvalidError: It gives JSON a charset that is not UTF-8.
+    """
+    media = media_type_of(content_type)
+    if not media.is_json:
+        return None
+    _require_utf8(media)
+    return _spelled(media.without(b"charset"))
 
 
 def _require_utf8(media: MediaType) -> None:
@@ -156,7 +212,7 @@ def _spelled(media: MediaType) -> bytes:
 
 
 def _query(query: bytes) -> bytes:
-    return _PERCENT.sub(_one_spelling, query) if b"%" in query else query
+    return _PERCENT.sub(_one_spelling, query)
 
 
 def _one_spelling(found: re.Match[bytes]) -> bytes:

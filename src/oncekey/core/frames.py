@@ -1,6 +1,17 @@
-"""Length-prefixed joining: the one way parts become bytes before they are hashed (R36)."""
+"""Length-prefixed joining, the one way parts become bytes before they are hashed (R36), and hashes with a key.
+
+A function that is called for every request writes its frame out, as `b"%d:%b" % (len(part), part)` for each part, and
+takes a keyed hash whose key was mixed in when the policy was built: both give the same bytes at a fraction of the cost.
+"""
 
 from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+_BLOCK: Final = 64
+_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def frame(*parts: bytes) -> bytes:
@@ -15,3 +26,21 @@ def frame(*parts: bytes) -> bytes:
 def raw(text: str) -> bytes:
     """The bytes of any `str`, also of one with lone surrogates; different texts give different bytes."""
     return text.encode("utf-8", "surrogatepass")
+
+
+class Hmac:
+    """HMAC-SHA-256 (RFC 2104) under one key, which is mixed in once and not for every message."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, key: bytes) -> None:
+        block = (sha256(key).digest() if len(key) > _BLOCK else key).ljust(_BLOCK, b"\0")
+        self._inner = sha256(block.translate(_INNER))
+        self._outer = sha256(block.translate(_OUTER))
+
+    def digest(self, message: bytes) -> bytes:
+        """The 32 bytes that only who has the key can compute."""
+        inside, outside = self._inner.copy(), self._outer.copy()
+        inside.update(message)
+        outside.update(inside.digest())
+        return outside.digest()

@@ -96,12 +96,22 @@ def _never_sent(record: Record, facts: Facts) -> bool:
     return facts.never_sent and (record.intent is None or record.intent.sends <= 1)
 
 
+def is_past_expiry(record: Record, now: Instant) -> bool:
+    """Whether the record's time is over; what that means depends on its state."""
+    return record.expires_at <= now
+
+
+def is_plain(record: Record) -> bool:
+    """Whether it has no steps that somebody could go on with."""
+    return not record.memo and record.intent is None
+
+
 def _past_expiry(record: Record, facts: Facts) -> bool:
-    return record.expires_at <= facts.now
+    return is_past_expiry(record, facts.now)
 
 
 def _plain(record: Record, _: Facts) -> bool:
-    return not record.memo and record.intent is None
+    return is_plain(record)
 
 
 def _free(record: Record, facts: Facts) -> bool:

@@ -8,10 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from oncekey.core.model import SECOND
-
 if TYPE_CHECKING:
-    from oncekey.core.model import Headers, Instant
+    from oncekey.core.model import Headers
 
 KEY_HEADER: Final = "Idempotency-Key"
 
@@ -45,7 +43,8 @@ NEVER_KEPT: Final = frozenset(
 )
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
+PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
+"""What can be echoed: nothing in it may end the field and begin another one."""
 _URI_MARKS: Final = ":/?#[]@!$&'()*+,;=%-._~"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -57,14 +56,10 @@ def is_field_name(name: str) -> bool:
     return _TOKEN.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=256)
 def field_name(name: str) -> bytes:
     """A checked field name as it is sent."""
     return name.lower().encode("ascii")
-
-
-def is_printable(value: bytes) -> bool:
-    """Whether `value` can be echoed: nothing in it may end the field and begin another one."""
-    return _PRINTABLE.fullmatch(value) is not None
 
 
 def target(url: str) -> bytes:
@@ -72,14 +67,10 @@ def target(url: str) -> bytes:
     return quote(url, safe=_URI_MARKS).encode("ascii")
 
 
-def http_date(instant: Instant) -> bytes:
-    """An IMF-fixdate. The fraction is cut off: a promise to keep something is never rounded up."""
-    return _date_of(instant // SECOND)
-
-
 @lru_cache(maxsize=1024)
-def _date_of(seconds: int) -> bytes:
-    moment = _EPOCH + timedelta(seconds=seconds)
+def http_date(second: int) -> bytes:
+    """An IMF-fixdate of a whole second; a promise to keep something is never rounded up to one."""
+    moment = _EPOCH + timedelta(seconds=second)
     day, month = _DAYS[moment.weekday()], _MONTHS[moment.month - 1]
     return f"{day}, {moment.day:02} {month} {moment.year:04} {moment:%H:%M:%S} GMT".encode("ascii")
 

@@ -1,4 +1,4 @@
-"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes (R34, R35, R40).
+r"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes (R34, R35, R40).
 
 Where the standard library is lenient, this is strict: UTF-8 only and no byte order mark, no name twice in
 one object, no NaN or Infinity, no lone surrogate, no nesting deeper than `max_depth`. Strings are not
@@ -8,14 +8,22 @@ round them: see `oncekey.core.numbers`.
 The C parser and the C writer of the standard library do the work. They agree with RFC 8785 on everything but
 some numbers and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16 code units); a text
 with such a thing takes the slower writer.
+
+Nearly every body takes a short way. The parser then makes its objects itself, without a call of ours for each, and so
+keeps the last of two members with one name in silence. The colons tell. Outside of strings a JSON text has one for each
+member, and the canonical text has the same strings as the body, so with no `\u` in the body (which could spell a colon)
+a lost member is the only thing that can make their number smaller. Where the numbers differ, where the short way raises
+anything, and where something in the text might be too long or too deep, the exact way starts from the beginning: it
+alone refuses, and says why.
 """
 
 from __future__ import annotations
 
 import json
+import json.encoder
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -37,6 +45,8 @@ _DIGITS_AS_ZERO: Final = bytes(0x30 if byte in b"0123456789" else 0x20 for byte 
 # 15 digits always fit a double, and up to 21 an integer is written without an exponent.
 _FITS_A_DOUBLE: Final = 15
 _PLAIN_DIGITS: Final = {BigInts.EXACT: 21, BigInts.REJECT: _FITS_A_DOUBLE}
+_LONG_DIGITS: Final = {big_ints: b"0" * (limit + 1) for big_ints, limit in _PLAIN_DIGITS.items()}
+_BLANKS: Final = " \t\n\r"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,22 @@ def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth:
     Raises:
         BodyInvalidError: It is not JSON, or has no canonical form; the message says why.
     """
+    scan, long_digits = _SCAN_EXACT if big_ints is BigInts.EXACT else _SCAN_REJECT
+    if (
+        b"\\u" not in body
+        and body.count(b"[") + body.count(b"{") <= max_depth  # so few cannot be nested deeper
+        and long_digits not in body.translate(_DIGITS_AS_ZERO)
+    ):
+        try:
+            text = body.decode("utf-8").strip(_BLANKS)
+            value, end = scan(text, 0)
+            written = "".join(_pieces(value, 0))
+        except (ValueError, StopIteration, RecursionError, _NeedsSlowWriter):
+            pass
+        else:
+            complete = end == len(text) and written.count(":") == body.count(b":")
+            if complete and (written.isascii() or not _ASTRAL.search(written)):
+                return written.encode("utf-8")
     return serialize_parsed(parse_json(body, big_ints=big_ints, max_depth=max_depth))
 
 
@@ -81,7 +107,7 @@ def parse_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int
 def serialize_parsed(value: object) -> bytes:
     """The canonical form of what `parse_json` returned, or of a selection from it."""
     try:
-        text = _FAST_WRITER.encode(value)
+        text = "".join(_pieces(value, 0))
     except _NeedsSlowWriter:
         return serialize(value)
     except RecursionError:
@@ -231,18 +257,29 @@ def _too_deep(max_depth: int | None) -> BodyInvalidError:
     return BodyInvalidError(f"The JSON is nested too deeply{limit}.")
 
 
-def _decoder(big_ints: BigInts, *, long_digits: bool) -> json.JSONDecoder:
+def _decoder(big_ints: BigInts, *, long_digits: bool = False, hears_members: bool = True) -> json.JSONDecoder:
     return json.JSONDecoder(
-        object_pairs_hook=_members,
+        object_pairs_hook=_members if hears_members else None,
         parse_float=partial(_fraction, big_ints=big_ints),
         parse_int=partial(_big_integer, big_ints=big_ints) if long_digits else None,
         parse_constant=_refuse_constant,
     )
 
 
-_QUICK: Final = {big_ints: _decoder(big_ints, long_digits=False) for big_ints in BigInts}
+_QUICK: Final = {big_ints: _decoder(big_ints) for big_ints in BigInts}
 _CAREFUL: Final = {big_ints: _decoder(big_ints, long_digits=True) for big_ints in BigInts}
-_FAST_WRITER: Final = json.JSONEncoder(
+
+
+def _scanner(big_ints: BigInts) -> tuple[Callable[[str, int], tuple[object, int]], bytes]:
+    """What parses a text for the short way, and the run of digits from which on a text does not go it."""
+    decoder = _decoder(big_ints, hears_members=False)
+    scan = vars(decoder)["scan_once"]  # its documentation is in the source only, so type checkers do not know it
+    return scan, _LONG_DIGITS[big_ints]
+
+
+_SCAN_EXACT: Final = _scanner(BigInts.EXACT)
+_SCAN_REJECT: Final = _scanner(BigInts.REJECT)
+_WRITER: Final = json.JSONEncoder(
     ensure_ascii=False,
     check_circular=False,
     allow_nan=False,
@@ -252,8 +289,29 @@ _FAST_WRITER: Final = json.JSONEncoder(
 )
 
 
+def _writer() -> Callable[[object, int], Iterable[str]]:
+    """The pieces of a value's text: what `_WRITER.encode` joins, from the C writer that it makes for every call."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return lambda value, _: (_WRITER.encode(value),)
+    pieces: Callable[[object, int], Iterable[str]] = make(
+        markers=None,
+        default=_refuse_to_write,
+        encoder=encode_basestring,
+        indent=None,
+        key_separator=":",
+        item_separator=",",
+        sort_keys=True,
+        skipkeys=False,
+        allow_nan=False,
+    )
+    return pieces
+
+
+_pieces: Final = _writer()
+
+
 def _decoder_for(body: bytes, big_ints: BigInts) -> json.JSONDecoder:
     """The one with the C integer parser, unless a run of digits is too long to be written as it is."""
-    limit = _PLAIN_DIGITS[big_ints]
-    long_digits = len(body) > limit and b"0" * (limit + 1) in body.translate(_DIGITS_AS_ZERO)
+    long_digits = _LONG_DIGITS[big_ints] in body.translate(_DIGITS_AS_ZERO)
     return (_CAREFUL if long_digits else _QUICK)[big_ints]

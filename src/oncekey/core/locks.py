@@ -8,6 +8,7 @@ The mark is evidence and excludes no other request: it is read only of the conne
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from oncekey.core.model import RecordId
 
 _PUBLIC_KEY: Final = b"oncekey lock 1"
-_FAMILY: Final = b"oncekey family"
-_MARK: Final = b"oncekey mark"
+_FAMILY: Final = frame(b"oncekey family")
+_MARK: Final = frame(b"oncekey mark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +31,54 @@ class Lock:
     mark: int
 
 
+class Locks:
+    """Gives the locks of all requests in one schema under one secret, or under none."""
+
+    __slots__ = ("_eight", "_four", "_schema")
+
+    def __init__(self, schema: str, secret: bytes | None) -> None:
+        name = raw(schema)
+        self._schema = b"%d:%b" % (len(name), name)
+        key = blake2b(secret, digest_size=32).digest() if secret else _PUBLIC_KEY
+        self._four = blake2b(digest_size=4, key=key)
+        self._eight = blake2b(digest_size=8, key=key)
+
+    def number(self, record_id: RecordId) -> int:
+        """A signed 64-bit number for (schema, scope, key)."""
+        eight = self._eight.copy()
+        eight.update(self._name(record_id))
+        return int.from_bytes(eight.digest(), "big", signed=True)
+
+    def of(self, record_id: RecordId, fingerprint: str) -> Lock:
+        """The locks of a request: what its key has, and what tells it from another request under that key."""
+        name, mark = self._name(record_id), fingerprint.encode("utf-8", "surrogatepass")
+        number, family, marked = self._eight.copy(), self._four.copy(), self._four.copy()
+        number.update(name)
+        family.update(b"%b%d:%b" % (_FAMILY, len(name), name))
+        marked.update(b"%b%d:%b%d:%b" % (_MARK, len(name), name, len(mark), mark))
+        return Lock(
+            int.from_bytes(number.digest(), "big", signed=True),
+            int.from_bytes(family.digest(), "big", signed=True),
+            int.from_bytes(marked.digest(), "big", signed=True),
+        )
+
+    def _name(self, record_id: RecordId) -> bytes:
+        scope = record_id.scope.encode("utf-8", "surrogatepass")
+        key = record_id.key.encode("utf-8", "surrogatepass")
+        return b"%b%d:%b%d:%b" % (self._schema, len(scope), scope, len(key), key)
+
+
 def lock_number(schema: str, record_id: RecordId, secret: bytes | None) -> int:
     """A signed 64-bit number for (schema, scope, key)."""
-    return _number(_key(schema, record_id), secret, size=8)
+    return (Locks(schema, secret) if secret else _public(schema)).number(record_id)
 
 
 def lock_of(schema: str, record_id: RecordId, fingerprint: str, secret: bytes | None) -> Lock:
     """The locks of a request: what its key has, and what tells it from another request under that key."""
-    key = _key(schema, record_id)
-    return Lock(
-        number=_number(key, secret, size=8),
-        family=_number(frame(_FAMILY, key), secret, size=4),
-        mark=_number(frame(_MARK, key, raw(fingerprint)), secret, size=4),
-    )
+    return (Locks(schema, secret) if secret else _public(schema)).of(record_id, fingerprint)
 
 
-def _key(schema: str, record_id: RecordId) -> bytes:
-    return frame(raw(schema), raw(record_id.scope), raw(record_id.key))
-
-
-def _number(parts: bytes, secret: bytes | None, *, size: int) -> int:
-    key = blake2b(secret, digest_size=32).digest() if secret else _PUBLIC_KEY
-    return int.from_bytes(blake2b(parts, digest_size=size, key=key).digest(), "big", signed=True)
+@lru_cache(maxsize=16)
+def _public(schema: str) -> Locks:
+    """Those without a secret, kept: a secret is only where its policy is."""
+    return Locks(schema, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -12,6 +13,8 @@ _PARAMETER: Final = re.compile(
     rb";[ \t]*(?:(" + _TOKEN + rb')=(?:"((?:[^"\\]|\\.)*)"|(' + _TOKEN + rb")))?[ \t]*", re.DOTALL
 )
 _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
+LONGEST_KEPT: Final = 200
+"""Longer ones are parsed every time, so that nobody can fill memory with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ def media_type_of(content_type: bytes | None) -> MediaType:
     """The media type of a body. One that cannot be parsed counts byte for byte, as a nameless parameter."""
     if not content_type:
         return MediaType(b"")
+    return _parsed(content_type) if len(content_type) <= LONGEST_KEPT else _parsed.__wrapped__(content_type)
+
+
+@lru_cache(maxsize=256)
+def _parsed(content_type: bytes) -> MediaType:
     essence = _ESSENCE.match(content_type)
     parameters = parameters_of(content_type[essence.end() :]) if essence else None
     if essence is None or parameters is None:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, ClassVar, Final, Self, cast
 
 from oncekey.core import checks
@@ -46,6 +47,7 @@ _MIB: Final = 1024 * 1024
 _DAY: Final = timedelta(hours=24)
 
 
+@lru_cache(maxsize=256)
 def micros(span: timedelta) -> Duration:
     """A span as the model counts it."""
     return span // timedelta(microseconds=1)
@@ -99,6 +101,7 @@ class Policy:
     # What a duplicate hears
     on_in_progress: InProgress = field(default=InProgress.CONFLICT, metadata=checks.choice(InProgress))
     wait_max: timedelta = field(default=timedelta(seconds=10), metadata=checks.span())
+    replay_cache: timedelta | None = field(default=None, metadata=checks.optional(checks.span()))
     on_unknown: int = field(default=409, metadata=checks.one_of(409, 202, 503))
 
     # What a crash, an error or an outage means
@@ -132,7 +135,7 @@ class Policy:
     # The work behind the scenes
     sweep_interval: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
     reap_interval: timedelta = field(default=timedelta(minutes=5), metadata=checks.span())
-    reap_batch: int = field(default=1000, metadata=checks.whole(1))
+    reap_batch: int = field(default=5000, metadata=checks.whole(1))
     reconcile_interval: timedelta = field(default=timedelta(seconds=30), metadata=checks.span())
     reconcile_max_tries: int = field(default=10, metadata=checks.whole(1))
     provider_lag: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from oncekey.core.answers import retry_after
 from oncekey.core.fingerprint import same
-from oncekey.core.guards import Facts, Guard
+from oncekey.core.guards import Facts, is_past_expiry, is_plain
 from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.policy import OnExpired
 from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
@@ -69,7 +69,6 @@ def situate(record: Record | None, now: Instant) -> Situation:
     """Name the situation. Time alone never turns an unfinished record into a free key (P6, F3)."""
     if record is None:
         return Situation.ABSENT
-    expired = Guard.PAST_EXPIRY.holds(Facts(record, now))
     match record.state:
         case State.PENDING:
             return Situation.PENDING
@@ -78,10 +77,10 @@ def situate(record: Record | None, now: Instant) -> Situation:
             over = record.lease_until is not None and record.lease_until <= now
             return Situation.STALE if over else Situation.LIVE
         case State.COMPLETED:
-            return Situation.EXPIRED if expired else Situation.COMPLETED
+            return Situation.EXPIRED if is_past_expiry(record, now) else Situation.COMPLETED
         case State.FAILED_RETRYABLE:
-            plain = Guard.PLAIN.holds(Facts(record, now))
-            return Situation.EXPIRED if expired and plain else Situation.RETRYABLE
+            free = is_past_expiry(record, now) and is_plain(record)
+            return Situation.EXPIRED if free else Situation.RETRYABLE
         case State.UNKNOWN:
             return Situation.UNKNOWN
         case State.EXPIRED:

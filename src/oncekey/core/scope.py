@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, assert_never
 
@@ -33,6 +34,16 @@ def scope_of(*parts: str) -> str:
     Raises:
         ConfigurationError: A part is missing or empty, which would put strangers into one scope.
     """
+    try:
+        if sum(map(len, parts)) <= MAX_SCOPE_LENGTH:  # what is longer is not kept: memory is not the callers' to fill
+            return _scope(parts)
+    except TypeError:
+        pass  # a part that cannot even be looked up, and is refused by its own name
+    return _scope.__wrapped__(parts)
+
+
+@lru_cache(maxsize=4096)
+def _scope(parts: tuple[str, ...]) -> str:
     if not parts:
         raise ConfigurationError("A scope needs at least one part: give the tenant of the caller.")
     encoded = [raw(_require(part, number)) for number, part in enumerate(parts, start=1)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.frames import frame, raw
+from oncekey.core.frames import Hmac, frame, raw
 
 if TYPE_CHECKING:
     from oncekey.core.model import RecordId
@@ -24,12 +24,28 @@ scope, key and fingerprint can then compute the downstream keys."""
 _DOWNSTREAM: Final = b"oncekey downstream key 1"
 
 
+class Seeds:
+    """Gives the seeds of all requests under one secret, or of all without one."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, secret: bytes | None) -> None:
+        if secret is not None and not secret:
+            raise ConfigurationError("The secret is empty; give at least 16 random bytes, or None for no secret.")
+        self._keyed = Hmac(PUBLIC_KEY if secret is None else secret)
+
+    def of(self, id: RecordId, fingerprint: str) -> bytes:  # noqa: A002  (the field's name)
+        """The 32 bytes that all downstream keys of this request come from."""
+        scope = id.scope.encode("utf-8", "surrogatepass")
+        key = id.key.encode("utf-8", "surrogatepass")
+        mark = fingerprint.encode("utf-8", "surrogatepass")
+        framed = b"%d:%b%d:%b%d:%b" % (len(scope), scope, len(key), key, len(mark), mark)
+        return self._keyed.digest(framed)
+
+
 def seed_of(id: RecordId, fingerprint: str, secret: bytes | None) -> bytes:  # noqa: A002  (the field's name)
     """The 32 bytes that all downstream keys of this request come from."""
-    if secret is not None and not secret:
-        raise ConfigurationError("The secret is empty; give at least 16 random bytes, or None for no secret.")
-    key = PUBLIC_KEY if secret is None else secret
-    return hmac.digest(key, frame(raw(id.scope), raw(id.key), raw(fingerprint)), "sha256")
+    return Seeds(secret).of(id, fingerprint)
 
 
 def downstream_key(seed: bytes, phase: str) -> str:

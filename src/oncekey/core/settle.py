@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -186,6 +187,8 @@ _BY_CLASS: Final[Mapping[int, Reading]] = {
     4: Reading.DECLINED,
     5: Reading.SERVER_ERROR,
 }
+_DONE_FROM: Final = 200
+_DONE_UNTIL: Final = 400
 _HANDED_A_TRANSACTION: Final = frozenset({Effects.LOCAL, Effects.OUTBOX})
 
 DIVERGED: Final = "replay_diverged"
@@ -197,6 +200,34 @@ NOT_DEFERRED: Final = "not_deferred_once"
 
 def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
     """The settlement of an ended handler, and what becomes of its business rows."""
+    progress = ending.progress
+    odd = ending.raised or ending.rolled_back or progress.call_open or progress.halted or progress.unused
+    if ending.entered and not odd and progress.parked is None:
+        decision = returned(effects, policy, ending.status, ending.headers, ending.body)
+        if decision is not None:
+            return decision
+    return by_table(effects, policy, ending)
+
+
+def returned(
+    effects: Effects, policy: Policy, status: int | None, headers: Headers, body: bytes | None
+) -> Decision | None:
+    """What the table says of a handler that was entered and returned, on a short path; None: it takes the table.
+
+    That is nearly every request: no exception, no call open, nothing that was stored left unused, no rows rolled back.
+    If such a handler answered with a success, the answer is stored and the rows are committed, whatever its effects
+    are; only an outbox handler's depends on what it deferred.
+    """
+    if status is None or not _DONE_FROM <= status < _DONE_UNTIL or effects is Effects.OUTBOX:
+        return None
+    if body is None or len(body) > policy.max_response_bytes:
+        return None
+    stored = StoredResponse(status, kept_headers(headers, policy), body)
+    return Decision(Completed(stored, Outcome.SUCCESS), Business.COMMIT)
+
+
+def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
+    """`decide` without its short path: the name of the ending, then `ACTS`."""
     reading = read(effects, ending, policy)
     act = _tempered(ACTS[effects, policy.on_5xx][reading], ending.progress)
     if ending.progress.halted and reading not in _STRONGER_THAN_A_STOP:
@@ -235,35 +266,49 @@ def _tempered(act: Act, progress: Progress) -> Act:
 
 
 def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
-    """The name of an ending: the first line that fits, so the order is the precedence."""
+    """The name of an ending: the first that fits, so the order is the precedence."""
+    progress = ending.progress
+    if progress.parked is not None:
+        return Reading.PARKED
+    if progress.call_open:
+        return Reading.CALL_REPEATABLE if progress.repeatable else Reading.CALL_OPEN
+    if not ending.entered:
+        return Reading.NOT_ENTERED
     status = ending.status or 0
     by_class = _BY_CLASS.get(status // 100, Reading.INCOMPLETE)
-    progress = ending.progress
-    outbox_done = effects is Effects.OUTBOX and ending.entered and by_class is Reading.DONE
-    lines = (
-        (progress.parked is not None, Reading.PARKED),
-        (progress.call_open and progress.repeatable, Reading.CALL_REPEATABLE),
-        (progress.call_open, Reading.CALL_OPEN),
-        (not ending.entered, Reading.NOT_ENTERED),
-        (by_class is Reading.DONE and _undone(effects, ending), Reading.UNDONE),
-        # Exactly one parcel is the request's own call: with none or two nobody could say what the answer is (O1).
-        (outbox_done and len(ending.deferred) == 1, Reading.DEFERRED),
-        (outbox_done, Reading.NOT_DEFERRED),
+    if by_class is Reading.DONE:
+        if _undone(effects, ending):
+            return Reading.UNDONE
+        if effects is Effects.OUTBOX:
+            # Exactly one parcel is the request's own call: with none or two nobody could say what the answer is (O1).
+            return Reading.DEFERRED if len(ending.deferred) == 1 else Reading.NOT_DEFERRED
         # Told "done", a client will not come back: that answer is kept whatever else was claimed.
-        (by_class is Reading.DONE, Reading.DONE),
-        (ending.not_executed or status in policy.not_executed_statuses, Reading.NOT_EXECUTED),
-        (status in NEVER_STORED, Reading.NEVER_STORED),
-        (True, by_class),
-    )
-    return next(reading for fits, reading in lines if fits)
+        return Reading.DONE
+    if ending.not_executed or status in policy.not_executed_statuses:
+        return Reading.NOT_EXECUTED
+    return Reading.NEVER_STORED if status in NEVER_STORED else by_class
 
 
 def kept_headers(headers: Headers, policy: Policy) -> Headers:
     """The response headers that are stored: the allow-list, in their order, repeated ones included (R90)."""
-    wanted = ALWAYS_KEPT.union(map(field_name, policy.replay_headers))
-    lowered = tuple((name.lower(), value) for name, value in headers)
-    dropped = NEVER_KEPT | _hop_by_hop(lowered)
-    return tuple((name, value) for name, value in lowered if name in wanted and name not in dropped)
+    wanted = _kept_names(policy.replay_headers)
+    kept: list[tuple[bytes, bytes]] = []
+    named = False
+    for line in headers:
+        name = line[0].lower()
+        if name in wanted:
+            kept.append((name, line[1]))
+        elif name == b"connection":
+            named = True
+    if named:
+        dropped = _hop_by_hop(headers)
+        return tuple([line for line in kept if line[0] not in dropped])
+    return tuple(kept)
+
+
+@lru_cache(maxsize=64)
+def _kept_names(replay_headers: tuple[str, ...]) -> frozenset[bytes]:
+    return ALWAYS_KEPT.union(map(field_name, replay_headers)) - NEVER_KEPT
 
 
 def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
@@ -279,7 +324,7 @@ def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
 
 def _hop_by_hop(headers: Headers) -> frozenset[bytes]:
     """The fields that this response names as being of its connection only (RFC 9110, 7.6.1)."""
-    lists = (value for name, value in headers if name == b"connection")
+    lists = (value for name, value in headers if name.lower() == b"connection")
     return frozenset(token.strip().lower() for value in lists for token in value.split(b","))
 
 

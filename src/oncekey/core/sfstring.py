@@ -11,6 +11,8 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 _STRING: Final = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_PLAIN: Final = re.compile(rb'"([ !#-\[\]-~]*)"')
+"""What it is nearly always: without escapes, parameters and spaces around it."""
 _ESCAPE: Final = re.compile(r"\\(.)")
 _PARAMETER: Final = re.compile(rb"; *[a-z*][a-z0-9_.*-]*(=)?")
 # No bare item can be followed by a character that would continue it, so a match that stops too early
@@ -33,6 +35,9 @@ class NotAStringItemError(ValueError):
 
 def parse_string_item(field: bytes) -> str:
     """The String that `field` holds, its escapes resolved and its parameters dropped."""
+    plain = _PLAIN.fullmatch(field)
+    if plain is not None:
+        return plain[1].decode("ascii")
     value = field.strip(b" ")
     found = _STRING.match(value)
     if found is None:

@@ -31,6 +31,8 @@ CLOCK_TOLERANCE: Final = 5 * MINUTE
 """How far clocks may be apart before sweepers and reapers stop (A3)."""
 RESUMABLE_EXPIRED: Final = "expired_before_resumed"
 """The error code of a record that was begun, handed back, and never gone on with until it expired (row 18)."""
+EXPIRED: Final = "expired"
+"""Why a record was marked or deleted."""
 ABANDONED: Final = "abandoned"
 """Why a pending record was ended: its parcel was never taken (row 28)."""
 
@@ -41,6 +43,44 @@ class Page:
 
     now: Instant
     records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the order of their expiry a reaper has come to."""
+
+    expires_at: Instant
+    scope: str
+    key: str
+
+
+START: Final = Place(-1, "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Which finished records one statement may move: the conditions that `reaping_of` has for PURGE and MARK."""
+
+    age: Duration
+    """So long ago they expired, by the store's own clock."""
+    until: Instant
+    """No later than this they expired: the same, by an instant that was compared with the worker's own clocks."""
+    soft: bool = False
+    """Finished ones are marked, and not deleted."""
+    trusted_for: Duration | None = None
+    """Only those whose time to live is no longer than this; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What became of one batch of finished records."""
+
+    moved: int
+    full: bool
+    """There may be more behind `last`."""
+    last: Place | None = None
+    now: Instant | None = None
+    """The store's clock, if there was anything to move."""
 
 
 def sweep_to(

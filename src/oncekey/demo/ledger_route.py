@@ -16,8 +16,8 @@ from oncekey.demo.problems import ProblemError
 from oncekey.demo.provider_errors import ProviderFailedError
 from oncekey.demo.tenants import Tenant
 from oncekey.demo.transfer_routes import REPEATABLE, UNREPEATABLE
+from oncekey.engine.enrolment import NO_NAMESPACE
 from oncekey.flow import adrive
-from oncekey.frameworks.asgi.claiming import NO_NAMESPACE
 
 if TYPE_CHECKING:
     from oncekey.demo.charging import Charging

@@ -7,6 +7,7 @@ server connections per transaction say so in the address (`?pgbouncer=1`): then 
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
@@ -16,12 +17,13 @@ from oncekey.drivers.asyncpg_saying import begin, commit, execute, execute_alone
 from oncekey.drivers.asyncpg_transactions import WHAT, AsyncpgTransaction
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.postgres_folding import as_text, folds_as_text
 from oncekey.drivers.postgres_reading import only_reading
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
-    from oncekey.flow import Rows, Statement, Transaction
+    from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
 
@@ -57,7 +59,7 @@ class AsyncpgDriver:
         self._limit = statement_timeout
         # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
         self._cleans = not address.pooler
-        self._settings = f" SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
+        self._settings = f"SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
 
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction."""
@@ -81,12 +83,24 @@ class AsyncpgDriver:
 
     async def begin(self) -> AsyncpgTransaction:
         """Open a business transaction."""
-        for _ in range(LOSS_TRIES - 1):
+        return await self._opened(None)
+
+    async def begin_with(self, first: Steps[T]) -> tuple[AsyncpgTransaction, T]:
+        """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
+        with closing(first):
+            statement = next(first)
+            folds = folds_as_text(statement)
+            tx = await self._opened(statement if folds else None)
             try:
-                return await self._opened()
-            except LostError:
-                continue
-        return await self._opened()
+                rows = tx.told if folds else None
+                while True:
+                    statement = first.send(await tx.say(statement) if rows is None else rows)
+                    rows = None
+            except StopIteration as stop:
+                return tx, stop.value
+            except BaseException:
+                await tx.rollback()
+                raise
 
     async def read(self) -> AsyncpgTransaction:
         """Open a transaction that only reads."""
@@ -121,10 +135,20 @@ class AsyncpgDriver:
         await commit(connection, begun, self._limit, transaction.name)
         return result
 
-    async def _opened(self) -> AsyncpgTransaction:
+    async def _opened(self, first: Statement | None) -> AsyncpgTransaction:
+        """A transaction that is begun, with a first statement in the same message if there is one."""
+        for _ in range(LOSS_TRIES - 1):
+            try:
+                return await self._opened_once(first)
+            except LostError:
+                continue
+        return await self._opened_once(first)
+
+    async def _opened_once(self, first: Statement | None) -> AsyncpgTransaction:
         connection = await self._pool.take()
         try:
-            begun = await begin(connection, self._settings, self._limit, WHAT)
+            then, what = (self._settings, WHAT) if first is None else (as_text(first), first.name)
+            begun = await begin(connection, then, self._limit, what)
         except BaseException:
             await self._pool.give(connection)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -20,6 +21,7 @@ from oncekey.drivers.postgres_errors import (
     refused_commit,
     unsure_commit,
 )
+from oncekey.drivers.postgres_folding import RECORD, TAKEN, TOLD
 
 if TYPE_CHECKING:
     from oncekey.flow import Mode
@@ -43,54 +45,91 @@ _MID_GOODBYE: Final = "cannot switch to state"
 
 
 class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
-    """A connection that remembers how its last command was answered, and what a commit was warned of."""
+    """A connection that remembers how its last command was answered, and what the server said beside it.
+
+    asyncpg calls a listener before the task that awaits the answer goes on: it schedules both on the event loop, and
+    the notice comes before the end of the answer.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (asyncpg's, version by version)
         super().__init__(*args, **kwargs)
         self.tag = ""
         self.unsure = False
+        self.told: str | None = None
         self.suspect = False
-        self.stand_in: Any = None
-        self._settings = ""
-
-    def get_reset_query(self) -> str:
-        """Nothing to reset: nothing of ours outlives its transaction, and handlers' connections come back clean."""
-        return ""
+        self.generation = 0
+        self.born = self.rested = time.monotonic()
+        self._then: tuple[str, float | None] | None = None
+        self.add_log_listener(self._hear)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ANN401, ASYNC109  (asyncpg's)
         """Execute, and remember the answer: a COMMIT may be answered with ROLLBACK (F20)."""
-        query, self._settings = query + self._settings, ""
+        if self._then is not None:
+            (then, timeout), self._then = self._then, None
+            query += then
         tag: str = await super().execute(query, *args, timeout=timeout)
         self.tag = tag
         return tag
 
-    async def open(self, settings: str) -> asyncpg.transaction.Transaction:
-        """Begin a transaction that asyncpg knows of; its settings go along in the same message."""
+    async def open(self, then: str, limit: float | None) -> asyncpg.transaction.Transaction:
+        """Begin a transaction that asyncpg knows of; what is said next goes along in the same message."""
         transaction = self.transaction(isolation="read_committed")
-        self._settings = settings
-        await transaction.start()
+        self.attend()
+        self._then = (then, limit)
+        try:
+            await transaction.start()
+        finally:
+            self._then = None
         return transaction
 
+    async def finish(self, text: str, limit: float | None) -> None:
+        """Say the last of a transaction in one message, its COMMIT included."""
+        self.attend()
+        self.tag = await super().execute(text, timeout=limit)
+        self._top_xact = None
+
+    def attend(self) -> None:
+        """Forget what was heard beside earlier answers."""
+        self.unsure, self.told = False, None
+
     def forsake(self, ours: asyncpg.transaction.Transaction) -> None:
-        """Refuse the statements, cursors and transactions that were made so far, but our own, as a release does."""
+        """Refuse the statements, cursors and transactions that were made so far, but our own, as a pool does."""
         self._pool_release_ctr += 1
         ours._con_release_ctr = self._pool_release_ctr  # noqa: SLF001  (asyncpg has no other way to tell them apart)
 
-    def itself(self) -> StoreConnection:
-        """This very connection: what a pool lends is a stand-in that forgets everything when it is lost."""
-        return self
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it can be lent to the next one as it is."""
+        protocol = self._protocol
+        return not (protocol.is_in_transaction() or protocol._is_cancelling() or self._top_xact)  # noqa: SLF001
 
-    def attend(self) -> None:
-        """Listen for the warning of a commit that is not safe yet."""
-        self.unsure = False
-        self.add_log_listener(self._hear)
+    async def settled(self) -> None:
+        """Wait for a statement that is being cancelled, and roll back what is open; if that fails, it is closed."""
+        try:
+            async with asyncio.timeout(GRACE):
+                if self._protocol._is_cancelling():  # noqa: SLF001
+                    await self.execute("SELECT")
+                self._top_xact = None
+                if self.is_in_transaction():
+                    await self.execute("ROLLBACK")
+        except BaseException:
+            self.terminate()
+            raise
 
-    def disregard(self) -> None:
-        """Listen no more: asyncpg takes a listener that is left behind for a mistake."""
-        self.remove_log_listener(self._hear)
+    def forget_listeners(self) -> None:
+        """Take out what a handler left listening; asyncpg warns of it, as its own pool does."""
+        if self._listeners or len(self._log_listeners) > 1:
+            self.remove_log_listener(self._hear)
+            self._on_release()
+            self._listeners.clear()
+            self._log_listeners.clear()
+            self.add_log_listener(self._hear)
 
     def _hear(self, _: object, said: asyncpg.PostgresLogMessage) -> None:
-        if said.sqlstate == SYNC_WAIT_CANCELLED:
+        if said.sqlstate == TOLD:
+            if self.told is None:
+                self.told = said.message
+        elif said.sqlstate == SYNC_WAIT_CANCELLED:
             self.unsure = True
 
 
@@ -123,20 +162,26 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
     """The store's error for a statement."""
     if is_busy(error):
         return TransactionControlError(LEFT_BEHIND)
-    if _was_never_sent(error, connection):
+    if was_never_sent(error, connection):
         connection.suspect = True
         connection.terminate()
         return LostError(f"{what}: the connection was lost before")
-    return lost(mode, what) if _was_lost(error, connection) else _refused(error, what)
+    return lost(mode, what) if was_lost(error, connection) else _refused(error, what)
 
 
 def commit_error(error: Exception, connection: asyncpg.Connection, what: str) -> OncekeyError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
     if is_busy(error):
         return TransactionControlError(LEFT_BEHIND)
-    if _was_lost(error, connection):
+    if was_lost(error, connection):
         return lost_commit(what)
     return refused_commit(_sqlstate(error) or None, what, type(error).__name__)
+
+
+def is_taken(error: Exception) -> bool:
+    """Whether a record found its place taken."""
+    place = (getattr(error, "schema_name", None), getattr(error, "table_name", None))
+    return _sqlstate(error) == TAKEN and place == RECORD
 
 
 def check_commit(connection: StoreConnection, what: str) -> None:
@@ -158,14 +203,15 @@ def is_busy(error: Exception) -> bool:
     return isinstance(error, asyncpg.InterfaceError) and _BUSY in str(error)
 
 
-def _was_never_sent(error: Exception, connection: asyncpg.Connection) -> bool:
+def was_never_sent(error: Exception, connection: asyncpg.Connection) -> bool:
     """Whether asyncpg refused to speak, because the server had said goodbye before we said anything."""
     if isinstance(error, asyncpg.InterfaceError):
         return bool(connection.is_closed()) and not isinstance(error, asyncpg.DataError)
     return isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_MID_GOODBYE)
 
 
-def _was_lost(error: Exception, connection: asyncpg.Connection) -> bool:
+def was_lost(error: Exception, connection: asyncpg.Connection) -> bool:
+    """Whether the connection is of no more use, so that nobody heard what became of what was said."""
     if isinstance(error, OSError):
         return True
     ended = is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))

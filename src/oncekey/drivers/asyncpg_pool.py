@@ -1,4 +1,8 @@
-"""Who holds which of asyncpg's connections, and for how long one waits for one."""
+"""Who holds which of asyncpg's connections, and for how long one waits for one.
+
+asyncpg's own pool puts a stand-in before each connection and gives one back in a task of its own, which costs a request
+more than its BEGIN does. Here a connection that ended its transaction goes back as it is, without awaiting anything.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,34 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Final
 
 import asyncpg
 
-from oncekey.drivers.asyncpg_connections import FAILURES, GRACE, StoreConnection, cleaned
+from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection, cleaned
 from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.slots import AsyncSlots, business_share
 
+MAX_IDLE: Final = 300.0
+"""Seconds after which a connection that nobody used is replaced: something on the way may have forgotten it."""
+
+MAX_AGE: Final = 1800.0
+"""Seconds after which a connection is replaced, so that load finds its way to a server that was added or moved."""
+
 
 class AsyncpgPool:
-    """asyncpg's pool, made when it is first needed; business transactions leave a part of it to others."""
+    """Connections, made when they are first needed; business transactions leave a part of them to others."""
 
     def __init__(self, dsn: str, size: int, timeout: float, statement_cache_size: int) -> None:
-        self._dsn, self._size, self._timeout = dsn, size, timeout
-        self._cache = statement_cache_size
+        self._dsn, self._timeout, self._cache = dsn, timeout, statement_cache_size
         self._slots = AsyncSlots(size, timeout)
         self._business = AsyncSlots(business_share(size), timeout)
-        self._pool: asyncpg.Pool | None = None
+        self._idle: list[StoreConnection] = []
+        self._lent: set[StoreConnection] = set()
         self._returns: set[asyncio.Task[None]] = set()
+        self._generation = 0
+        self._closed = False
+        self._all_back: asyncio.Event | None = None
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[StoreConnection]:
@@ -60,28 +74,54 @@ class AsyncpgPool:
 
     async def close(self) -> None:
         """Close all of them; who still holds one has a moment to give it back."""
-        if self._pool is None:
-            return
+        self._closed = True
         try:
             async with asyncio.timeout(self._timeout):
-                if self._returns:
-                    await asyncio.wait(self._returns)
-                await self._pool.close()
-        except TimeoutError:
-            self._pool.terminate()
+                if self._lent:
+                    self._all_back = asyncio.Event()
+                    await self._all_back.wait()
+                while self._idle:
+                    await self._idle.pop().close()
+        except FAILURES:
+            for connection in (*self._idle, *self._lent):
+                connection.terminate()
+            self._idle.clear()
 
     async def _take(self, deadline: float) -> StoreConnection:
         await self._slots.acquire(deadline)
         try:
-            lent = await (await self._opened()).acquire()
-            connection: StoreConnection = lent.itself()
-            connection.stand_in = lent
+            connection = self._rested(deadline - self._timeout) or await self._connected()
         except FAILURES as error:
             self._slots.release()
             raise unreachable(str(error) or "no answer in time") from error
         except BaseException:
             self._slots.release()
             raise
+        self._lent.add(connection)
+        return connection
+
+    def _rested(self, now: float) -> StoreConnection | None:
+        """The one that was put back last, if the server has not said goodbye on it."""
+        idle = self._idle
+        while idle and now - idle[0].rested > MAX_IDLE:
+            idle.pop(0).terminate()
+        while idle:
+            connection = idle.pop()
+            if not connection.is_closed():
+                return connection
+            connection.terminate()
+        return None
+
+    async def _connected(self) -> StoreConnection:
+        if self._closed:
+            raise asyncpg.InterfaceError("the pool is closed")
+        connection: StoreConnection = await asyncpg.connect(
+            self._dsn,
+            connection_class=StoreConnection,
+            timeout=self._timeout,
+            statement_cache_size=self._cache,
+        )
+        connection.generation = self._generation
         return connection
 
     async def _given(self, connection: StoreConnection, *, used: bool) -> None:
@@ -96,31 +136,30 @@ class AsyncpgPool:
                 self._business.release()
 
     async def _give(self, connection: StoreConnection) -> None:
-        assert self._pool is not None
         try:
-            if not connection.is_closed():
-                connection.disregard()
-                await self._pool.release(connection.stand_in, timeout=GRACE)
+            if not connection.is_closed() and not connection.is_at_rest:
+                await connection.settled()
         except FAILURES:
             connection.suspect = True
         finally:
-            if connection.is_closed():
-                connection.terminate()
-            if connection.suspect:
-                # Where one server said goodbye or nothing at all, the others' silence is no good sign either.
-                await self._pool.expire_connections()
-            self._slots.release()
+            self._put(connection)
 
-    async def _opened(self) -> asyncpg.Pool:
-        if self._pool is None:
-            self._pool = asyncpg.create_pool(
-                self._dsn,
-                min_size=0,
-                max_size=self._size,
-                connection_class=StoreConnection,
-                timeout=self._timeout,
-                statement_cache_size=self._cache,
-            )
-        # Without a minimum there is nothing to connect, so this does not wait and cannot be overtaken.
-        await self._pool
-        return self._pool
+    def _put(self, connection: StoreConnection) -> None:
+        """Nothing is awaited here, so nobody can be stopped half-way."""
+        if connection.suspect:
+            # Where one server said goodbye or nothing at all, the others' silence is no good sign either.
+            self._generation += 1
+            while self._idle:
+                self._idle.pop().terminate()
+        now = time.monotonic()
+        stale = connection.generation != self._generation or now - connection.born > MAX_AGE
+        if stale or connection.is_closed():
+            connection.terminate()
+        else:
+            connection.forget_listeners()
+            connection.rested = now
+            self._idle.append(connection)
+        self._lent.discard(connection)
+        self._slots.release()
+        if self._all_back is not None and not self._lent:
+            self._all_back.set()

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.drivers.asyncpg_connections import (
     FAILURES,
+    StoreConnection,
     cause,
     check_commit,
     commit_error,
     is_busy,
+    is_taken,
     severed,
     statement_error,
+    was_lost,
+    was_never_sent,
 )
+from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import numbered
-from oncekey.drivers.postgres_errors import unsure_commit
+from oncekey.drivers.postgres_errors import lost_commit, not_committed, unsure_commit
+from oncekey.drivers.postgres_folding import as_text, row_told
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
-    from oncekey.flow import Rows, Statement
+    from oncekey.flow import Row, Rows, Statement
+
+_WHAT_BECAME: Final = "SELECT pg_xact_status($1::text::xid8)"
 
 
 async def execute(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
@@ -41,11 +49,10 @@ async def execute_alone(connection: Any, limit: float | None, mode: Mode, statem
     return rows
 
 
-async def begin(connection: Any, settings: str, limit: float | None, what: str) -> Any:  # noqa: ANN401
-    """Begin a transaction at READ COMMITTED; the settings go along in the same message."""
+async def begin(connection: StoreConnection, then: str, limit: float | None, what: str) -> Any:  # noqa: ANN401
+    """Begin a transaction at READ COMMITTED; what is said next goes along in the same message."""
     try:
-        async with asyncio.timeout(limit):
-            return await connection.open(settings)
+        return await connection.open(then, limit)
     except FAILURES as error:
         raise statement_error(error, connection, Mode.ATOMIC, what) from cause(error)
 
@@ -59,6 +66,48 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
     except FAILURES as error:
         raise commit_error(error, connection, what) from cause(error)
     check_commit(connection, what)
+
+
+async def commit_with(
+    connection: StoreConnection, last: Statement, limit: float | None, what: str, *, cleans: bool
+) -> Row | None:
+    """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken.
+
+    The server executes a message up to the first statement that fails. What is told, is told before the COMMIT:
+
+    - nothing told, and an error: the last statement failed, so nothing is committed;
+    - told, and an error: the COMMIT was refused, or the clean-up after it failed. The transaction's own number, which
+      was told, finds out which; if that cannot be asked, nobody knows;
+    - told, and no error: committed. A COMMIT is answered with ROLLBACK only where a statement had failed before (F20),
+      and then the last statement would have failed, too.
+    """
+    try:
+        await connection.finish(f"{as_text(last)};COMMIT;{RESET if cleans else ''}", limit)
+    except FAILURES as error:
+        if was_lost(error, connection) and not was_never_sent(error, connection):
+            raise lost_commit(what) from cause(error)
+        if connection.told is None:
+            if is_taken(error):
+                return None
+            raise statement_error(error, connection, Mode.ATOMIC, last.name) from cause(error)
+        if not cleans or not await _was_committed(connection, row_told(connection.told), limit, what):
+            raise commit_error(error, connection, what) from cause(error)
+        connection.terminate()  # the session is not clean
+    if connection.told is None:
+        raise not_committed(connection.tag, what)
+    if connection.unsure:
+        raise unsure_commit(what)
+    return row_told(connection.told)
+
+
+async def _was_committed(connection: Any, told: Row, limit: float | None, what: str) -> bool:  # noqa: ANN401
+    try:
+        status = await connection.fetchval(_WHAT_BECAME, str(told["xact"]), timeout=limit)
+    except FAILURES as error:
+        raise lost_commit(what) from cause(error)
+    if status not in {"committed", "aborted"}:
+        raise lost_commit(what)
+    return bool(status == "committed")
 
 
 async def undo(connection: Any, transaction: Any, limit: float | None) -> None:  # noqa: ANN401

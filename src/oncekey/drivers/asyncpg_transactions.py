@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from oncekey.core.errors import TransactionControlError
 from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_guard import GuardedConnection
-from oncekey.drivers.asyncpg_saying import commit, execute, undo
+from oncekey.drivers.asyncpg_saying import commit, commit_with, execute, undo
 from oncekey.drivers.guard import OVER, Lending
+from oncekey.drivers.postgres_folding import row_told
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
+    from oncekey.drivers.asyncpg_connections import StoreConnection
     from oncekey.drivers.asyncpg_pool import AsyncpgPool
-    from oncekey.flow import Steps
+    from oncekey.flow import Rows, Statement, Steps
 
 T = TypeVar("T")
 
@@ -33,8 +35,8 @@ class AsyncpgTransaction:
     def __init__(
         self,
         pool: AsyncpgPool,
-        connection: Any,  # noqa: ANN401  (asyncpg's)
-        transaction: Any,  # noqa: ANN401
+        connection: StoreConnection,
+        transaction: Any,  # noqa: ANN401  (asyncpg's)
         limit: float,
         *,
         cleans: bool,
@@ -52,6 +54,15 @@ class AsyncpgTransaction:
     def connection(self) -> GuardedConnection:
         """What the handler gets."""
         return self._guarded
+
+    @property
+    def told(self) -> Rows | None:
+        """What a first statement that went along with BEGIN told. None: nothing."""
+        return None if self._raw.told is None else [row_told(self._raw.told)]
+
+    async def say(self, statement: Statement) -> Rows:
+        """Execute a statement of ours, before the handler was there."""
+        return await execute(self._raw, self._limit, Mode.ATOMIC, statement)
 
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
@@ -79,6 +90,26 @@ class AsyncpgTransaction:
             raise
         finally:
             await self.rollback()
+
+    async def commit_with(self, last: Statement) -> Rows | None:
+        """Commit with a last statement in the same message, and give the connection back. None: its place was taken."""
+        if self._over:
+            raise TransactionControlError(OVER)
+        try:
+            if self._was_ended:
+                _log.error(ENDED_EARLY)
+                await self._begin_again()
+            self._committed = True
+            self._take_back()
+            cleans = self._lending.used and self._cleans
+            row = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
+            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
+        except TransactionControlError:
+            self._committed = False  # nothing was sent
+            raise
+        finally:
+            await self.rollback()
+        return None if row is None else [row]
 
     async def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""

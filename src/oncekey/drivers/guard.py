@@ -12,6 +12,7 @@ nobody waits for its answer but the connection's next borrower.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from oncekey.core.errors import TransactionControlError
@@ -34,7 +35,14 @@ there, and every plan, which makes the next request dearer than this message. RE
 because that one ends the role which an address may have asked for, too.
 """
 
-# Looking for the words first keeps the lexer away from nearly every statement.
+_ENDED_BY_US: Final = (
+    "{what} is refused here: this transaction is ended by oncekey, together with the key's record. "
+    "Return an answer to commit it, raise to roll it back; SAVEPOINT, RELEASE and ROLLBACK TO are allowed"
+)
+_LONGEST_REMEMBERED: Final = 4096
+"""Characters of a text whose verdict is remembered: a thousand of them take four megabytes, at most."""
+
+# Looking for the words first keeps the lexer away from what only reads and inserts.
 _SUSPECT: Final = re.compile(
     r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|reset|discard|listen|attach|detach|pragma)\b",
     re.IGNORECASE,
@@ -69,25 +77,34 @@ class Lending:
 
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) -> None:
     """Raise `TransactionControlError` if any statement of the text would end or change the transaction."""
-    if _SUSPECT.search(sql) is None:
-        return
-    for sentence in sentences(sql, dialect):
-        what = _control(sentence)
-        if what is not None:
-            raise refusal(what)
-        if dialect is Dialect.POSTGRES and _outlives(sentence):
-            raise TransactionControlError(
-                f"{sentence.tokens[0]} is refused here: it would outlive this transaction on a connection that other "
-                "requests use next. " + _INSTEAD.get(sentence.tokens[0], "Say SET LOCAL instead")
-            )
+    why = _remembered(sql, dialect) if len(sql) <= _LONGEST_REMEMBERED else _objection(sql, dialect)
+    if why is not None:
+        raise TransactionControlError(why)
 
 
 def refusal(what: str) -> TransactionControlError:
     """The error that explains why a statement or a method is refused."""
-    return TransactionControlError(
-        f"{what} is refused here: this transaction is ended by oncekey, together with the key's record. "
-        "Return an answer to commit it, raise to roll it back; SAVEPOINT, RELEASE and ROLLBACK TO are allowed"
-    )
+    return TransactionControlError(_ENDED_BY_US.format(what=what))
+
+
+def _objection(sql: str, dialect: Dialect) -> str | None:
+    if _SUSPECT.search(sql) is None:
+        return None
+    for sentence in sentences(sql, dialect):
+        what = _control(sentence)
+        if what is not None:
+            return _ENDED_BY_US.format(what=what)
+        if dialect is Dialect.POSTGRES and _outlives(sentence):
+            return (
+                f"{sentence.tokens[0]} is refused here: it would outlive this transaction on a connection that other "
+                "requests use next. " + _INSTEAD.get(sentence.tokens[0], "Say SET LOCAL instead")
+            )
+    return None
+
+
+# Every UPDATE has one of the words in it. An application says the same few texts again and again, so each is read once;
+# one with its values in it is kept for as long as a thousand others have not come after it.
+_remembered: Final = lru_cache(maxsize=1000)(_objection)
 
 
 def _control(sentence: Sentence) -> str | None:

@@ -64,6 +64,19 @@ def numbered(text: str) -> Numbered:
 
 
 @lru_cache(maxsize=_CACHED)
+def parted(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The statement cut at its placeholders: what comes before the first one, then each name with what follows it."""
+    names: list[str] = []
+
+    def cut(name: str) -> str:
+        names.append(name)
+        return "\0"
+
+    first, *rest = _rewritten(text, cut, lambda rest: rest).split("\0")
+    return first, tuple(zip(names, rest, strict=True))
+
+
+@lru_cache(maxsize=_CACHED)
 def escaped(text: str) -> str:
     """The statement as SQLAlchemy's `text()` reads it: `:name`, and every other colon escaped."""
     return _rewritten(text, lambda name: f":{name}", lambda rest: rest.replace(":", r"\:"))

@@ -7,7 +7,7 @@ nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
@@ -16,22 +16,25 @@ from psycopg.pq import TransactionStatus
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.postgres_folding import folds_as_text
 from oncekey.drivers.postgres_reading import only_reading
 from oncekey.drivers.psycopg_pools import AsyncPool, Pool
 from oncekey.drivers.psycopg_saying import (
     BEGIN,
     abegin,
+    abegin_with,
     acommit,
     aexecute,
     aexecute_alone,
     aundo,
     begin,
+    begin_with,
     commit,
     execute,
     execute_alone,
     undo,
 )
-from oncekey.drivers.psycopg_transactions import WHAT, AsyncPsycopgTransaction, PsycopgTransaction
+from oncekey.drivers.psycopg_transactions import WHAT, AsyncPsycopgTransaction, PsycopgTransaction, may_be_undone
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin, Within
 from oncekey.flow import Mode, astep, step
 
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
-    from oncekey.flow import Transaction
+    from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
 
@@ -99,12 +102,22 @@ class PsycopgDriver:
 
     def begin(self) -> PsycopgTransaction:
         """Open a business transaction."""
-        for _ in range(LOSS_TRIES - 1):
+        return (self._opened(None))[0]
+
+    def begin_with(self, first: Steps[T]) -> tuple[PsycopgTransaction, T]:
+        """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
+        with closing(first):
+            statement = next(first)
+            tx, rows = self._opened(statement if folds_as_text(statement) else None)
             try:
-                return self._opened()
-            except LostError:
-                continue
-        return self._opened()
+                while True:
+                    statement = first.send(tx.say(statement) if rows is None else rows)
+                    rows = None
+            except StopIteration as stop:
+                return tx, stop.value
+            except BaseException:
+                tx.rollback()
+                raise
 
     def close(self) -> None:
         """Close the connections."""
@@ -126,16 +139,33 @@ class PsycopgDriver:
             case _:
                 assert_never(mode)
 
-    def _opened(self) -> PsycopgTransaction:
+    def _opened(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
+        """A transaction that is begun, and what a first statement told, if there is one that told something."""
+        for _ in range(LOSS_TRIES - 1):
+            try:
+                return self._opened_once(first)
+            except LostError:
+                continue
+        return self._opened_once(first)
+
+    def _opened_once(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
         connection = self._pool.take()
         connection.limit = self._limit
+        rows: Rows | None = None
         try:
-            begin(connection, self._begin, WHAT)
+            if first is None:
+                begin(connection, self._begin, WHAT)
+            else:
+                rows = begin_with(connection, first)
         except BaseException:
-            self._pool.give(connection)
+            try:
+                if may_be_undone(connection):
+                    undo(connection)
+            finally:
+                self._pool.give(connection)
             raise
         connection.limit = None
-        return PsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans)
+        return PsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans), rows
 
 
 class AsyncPsycopgDriver:
@@ -180,12 +210,22 @@ class AsyncPsycopgDriver:
 
     async def begin(self) -> AsyncPsycopgTransaction:
         """Open a business transaction."""
-        for _ in range(LOSS_TRIES - 1):
+        return (await self._opened(None))[0]
+
+    async def begin_with(self, first: Steps[T]) -> tuple[AsyncPsycopgTransaction, T]:
+        """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
+        with closing(first):
+            statement = next(first)
+            tx, rows = await self._opened(statement if folds_as_text(statement) else None)
             try:
-                return await self._opened()
-            except LostError:
-                continue
-        return await self._opened()
+                while True:
+                    statement = first.send(await tx.say(statement) if rows is None else rows)
+                    rows = None
+            except StopIteration as stop:
+                return tx, stop.value
+            except BaseException:
+                await tx.rollback()
+                raise
 
     async def read(self) -> AsyncPsycopgTransaction:
         """Open a transaction that only reads."""
@@ -214,16 +254,33 @@ class AsyncPsycopgDriver:
             case _:
                 assert_never(mode)
 
-    async def _opened(self) -> AsyncPsycopgTransaction:
+    async def _opened(self, first: Statement | None) -> tuple[AsyncPsycopgTransaction, Rows | None]:
+        """A transaction that is begun, and what a first statement told, if there is one that told something."""
+        for _ in range(LOSS_TRIES - 1):
+            try:
+                return await self._opened_once(first)
+            except LostError:
+                continue
+        return await self._opened_once(first)
+
+    async def _opened_once(self, first: Statement | None) -> tuple[AsyncPsycopgTransaction, Rows | None]:
         connection = await self._pool.take()
         connection.limit = self._limit
+        rows: Rows | None = None
         try:
-            await abegin(connection, self._begin, WHAT)
+            if first is None:
+                await abegin(connection, self._begin, WHAT)
+            else:
+                rows = await abegin_with(connection, first)
         except BaseException:
-            self._pool.give(connection)
+            try:
+                if may_be_undone(connection):
+                    await aundo(connection)
+            finally:
+                self._pool.give(connection)
             raise
         connection.limit = None
-        return AsyncPsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans)
+        return AsyncPsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans), rows
 
 
 class PsycopgWithin(Within):

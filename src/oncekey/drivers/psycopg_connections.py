@@ -21,6 +21,7 @@ from psycopg.pq import ExecStatus
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
+from oncekey.drivers.postgres_folding import TOLD
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -45,6 +46,7 @@ class StoreConnection(psycopg.Connection[Any]):
     limit: float | None = None
     lending: Lending | None = None
     unsure = False
+    told: str | None = None
     silent = False
     born = 0.0
     threshold: int | None = None
@@ -91,6 +93,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     limit: float | None = None
     lending: Lending | None = None
     unsure = False
+    told: str | None = None
     silent = False
     born = 0.0
     threshold: int | None = None
@@ -227,6 +230,8 @@ def _ready(connection: C, threshold: int | None) -> C:
     def hear(said: Diagnostic) -> None:
         if said.sqlstate == SYNC_WAIT_CANCELLED:
             connection.unsure = True
+        elif said.sqlstate == TOLD and connection.told is None:
+            connection.told = said.message_primary
 
     connection.add_notice_handler(hear)
     connection.born = time.monotonic()

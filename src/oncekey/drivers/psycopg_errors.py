@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from oncekey.core.errors import StoreError
 from oncekey.drivers.postgres_errors import (
@@ -17,8 +17,12 @@ from oncekey.drivers.postgres_errors import (
     refused_commit,
     unsure_commit,
 )
+from oncekey.drivers.postgres_folding import RECORD, TAKEN
 from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
 from oncekey.flow import Mode
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
 
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
@@ -26,19 +30,38 @@ FAILURES: Final = (psycopg.Error, ValueError, OverflowError)
 """What executing can raise: the server's and psycopg's own errors, and those of values that cannot be bound."""
 
 _TELLS_VALUES: Final = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError)
+_FINE: Final = frozenset({ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK})
 _BUSY: Final = frozenset({TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN})
 
 
 def statement_error(error: Exception, connection: AnyConnection, mode: Mode, what: str) -> StoreError:
     """The store's error for a statement."""
-    return lost(mode, what) if _was_lost(error, connection) else _refused(error, what)
+    return lost(mode, what) if was_lost(error, connection) else _refused(error, what)
 
 
 def commit_error(error: Exception, connection: AnyConnection, what: str) -> StoreError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
-    if _was_lost(error, connection):
+    if was_lost(error, connection):
         return lost_commit(what)
     return refused_commit(getattr(error, "sqlstate", None), what, type(error).__name__)
+
+
+def failure(results: list[PGresult]) -> psycopg.Error | None:
+    """The error of the last of several statements that were said in one message, if it failed."""
+    last = results[-1]
+    return None if last.status in _FINE else psycopg.errors.error_from_result(last)
+
+
+def refuse_failed(results: list[PGresult]) -> None:
+    """Raise what a statement of a message failed with."""
+    error = failure(results)
+    if error is not None:
+        raise error
+
+
+def is_taken(error: psycopg.Error) -> bool:
+    """Whether a record found its place taken."""
+    return error.sqlstate == TAKEN and (error.diag.schema_name, error.diag.table_name) == RECORD
 
 
 def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:
@@ -54,7 +77,7 @@ def cause(error: Exception) -> Exception | None:
     return None if isinstance(error, _TELLS_VALUES) else error
 
 
-def _was_lost(error: Exception, connection: AnyConnection) -> bool:
+def was_lost(error: Exception, connection: AnyConnection) -> bool:
     """Whether the connection is of no more use, so that nobody heard what became of the statement."""
     if not isinstance(error, psycopg.Error):
         return False

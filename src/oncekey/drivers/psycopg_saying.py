@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from psycopg import generators
 from psycopg.rows import dict_row
 
+from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres_errors import unsure_commit
-from oncekey.drivers.psycopg_errors import FAILURES, cause, check_commit, commit_error, statement_error
+from oncekey.drivers.postgres_errors import not_committed, unsure_commit
+from oncekey.drivers.postgres_folding import as_text, row_told
+from oncekey.drivers.psycopg_errors import (
+    FAILURES,
+    cause,
+    check_commit,
+    commit_error,
+    failure,
+    is_taken,
+    refuse_failed,
+    statement_error,
+    was_lost,
+)
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn, PGresult
+
     from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
-    from oncekey.flow import Rows, Statement
+    from oncekey.flow import Row, Rows, Statement
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+COMMIT: Final = "COMMIT"
+COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
 
 
 def execute(connection: psycopg.Connection[Any], mode: Mode, statement: Statement) -> Rows:
@@ -56,6 +74,33 @@ def commit(connection: StoreConnection, what: str) -> None:
     except psycopg.Error as error:
         raise commit_error(error, connection, what) from cause(error)
     check_commit(connection, tag, what)
+
+
+def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
+    """Begin a transaction with its first statement in the same message. None: it told nothing."""
+    connection.told = None
+    try:
+        refuse_failed(said(connection, f"{BEGIN};{as_text(first)}"))
+    except FAILURES as error:
+        raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
+    row = _told(connection)
+    return None if row is None else [row]
+
+
+def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
+    """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken."""
+    connection.unsure, connection.told = False, None
+    try:
+        results = said(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
+    except FAILURES as error:
+        raise commit_error(error, connection, what) from cause(error)
+    return _ended(connection, results, last.name, what)
+
+
+def said(connection: StoreConnection, text: str) -> list[PGresult]:
+    """Say several statements in one message; what was answered to each, up to the first that failed."""
+    with connection.lock:
+        return connection.wait(_answers(connection.pgconn, text))
 
 
 def undo(connection: StoreConnection) -> None:
@@ -102,10 +147,73 @@ async def acommit(connection: AsyncStoreConnection, what: str) -> None:
     check_commit(connection, tag, what)
 
 
+async def abegin_with(connection: AsyncStoreConnection, first: Statement) -> Rows | None:
+    """`begin_with`, awaited."""
+    connection.told = None
+    try:
+        refuse_failed(await asaid(connection, f"{BEGIN};{as_text(first)}"))
+    except FAILURES as error:
+        raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
+    row = _told(connection)
+    return None if row is None else [row]
+
+
+async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
+    """`commit_with`, awaited."""
+    connection.unsure, connection.told = False, None
+    try:
+        results = await asaid(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
+    except FAILURES as error:
+        raise commit_error(error, connection, what) from cause(error)
+    return _ended(connection, results, last.name, what)
+
+
+async def asaid(connection: AsyncStoreConnection, text: str) -> list[PGresult]:
+    """Say several statements in one message; what was answered to each, up to the first that failed."""
+    async with connection.lock:
+        return await connection.wait(_answers(connection.pgconn, text))
+
+
 async def aundo(connection: AsyncStoreConnection) -> None:
     """`undo`, awaited."""
     with suppress(psycopg.Error):
         await psycopg.AsyncCursor(connection).execute("ROLLBACK")
+
+
+def _answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
+    pgconn.send_query(text.encode("ascii"))
+    results: list[PGresult] = yield from generators.execute(pgconn)
+    return results
+
+
+def _ended(
+    connection: StoreConnection | AsyncStoreConnection, results: list[PGresult], name: str, what: str
+) -> Row | None:
+    """What the answers to a last statement, COMMIT and the clean-up mean.
+
+    The server executes a message up to the first statement that fails: so where the last statement failed there is no
+    second answer, and where the clean-up did the second one says that all is committed.
+    """
+    error = failure(results)
+    if len(results) == 1 and error is not None:
+        if is_taken(error):
+            return None
+        if not was_lost(error, connection):
+            raise statement_error(error, connection, Mode.ATOMIC, name) from cause(error)
+    committed = len(results) > 1 and results[1].command_status == b"COMMIT"
+    if not committed:
+        if error is not None:
+            raise commit_error(error, connection, what) from cause(error)
+        raise not_committed((results[1].command_status or b"").decode(), what)
+    if error is not None:
+        connection.pgconn.finish()  # the session is not clean
+    if connection.unsure:
+        raise unsure_commit(what)
+    return _told(connection)
+
+
+def _told(connection: StoreConnection | AsyncStoreConnection) -> Row | None:
+    return None if connection.told is None else row_told(connection.told)
 
 
 def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:

@@ -16,10 +16,12 @@ from oncekey.drivers.psycopg_saying import (
     BEGIN,
     abegin,
     acommit,
+    acommit_with,
     aexecute,
     aundo,
     begin,
     commit,
+    commit_with,
     execute,
     undo,
 )
@@ -28,7 +30,7 @@ from oncekey.flow import Mode, astep, step
 if TYPE_CHECKING:
     from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
     from oncekey.drivers.psycopg_pools import AsyncPool, Pool
-    from oncekey.flow import Steps
+    from oncekey.flow import Rows, Statement, Steps
 
 T = TypeVar("T")
 
@@ -54,6 +56,10 @@ class PsycopgTransaction:
     def connection(self) -> GuardedConnection:
         """What the handler gets."""
         return self._guarded
+
+    def say(self, statement: Statement) -> Rows:
+        """Execute a statement of ours, before the handler was there."""
+        return self.step(_only(statement))
 
     def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
@@ -84,6 +90,24 @@ class PsycopgTransaction:
                 commit(self._raw, WHAT)
         finally:
             self.rollback()
+
+    def commit_with(self, last: Statement) -> Rows | None:
+        """Commit with a last statement in the same message, and give the connection back. None: its place was taken."""
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        try:
+            connection.limit = self._limit
+            if was_ended(connection):
+                _log.error(ENDED_EARLY)
+                begin(connection, BEGIN, WHAT)
+            self._lending.over = True
+            cleans = self._lending.used and self._cleans
+            row = commit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
+        finally:
+            self.rollback()
+        return None if row is None else [row]
 
     def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""
@@ -117,6 +141,10 @@ class AsyncPsycopgTransaction:
         """What the handler gets."""
         return self._guarded
 
+    async def say(self, statement: Statement) -> Rows:
+        """Execute a statement of ours, before the handler was there."""
+        return await self.step(_only(statement))
+
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         connection = self._raw
@@ -147,6 +175,24 @@ class AsyncPsycopgTransaction:
         finally:
             await self.rollback()
 
+    async def commit_with(self, last: Statement) -> Rows | None:
+        """Commit with a last statement in the same message, and give the connection back. None: its place was taken."""
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        try:
+            connection.limit = self._limit
+            if was_ended(connection):
+                _log.error(ENDED_EARLY)
+                await abegin(connection, BEGIN, WHAT)
+            self._lending.over = True
+            cleans = self._lending.used and self._cleans
+            row = await acommit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
+        finally:
+            await self.rollback()
+        return None if row is None else [row]
+
     async def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""
         connection, self._raw = self._raw, None
@@ -162,6 +208,10 @@ class AsyncPsycopgTransaction:
         finally:
             # Cancelled half-way it is still in the transaction, and is closed instead of lent again.
             self._pool.give(connection, used=self._lending.used and self._cleans)
+
+
+def _only(statement: Statement) -> Steps[Rows]:
+    return (yield statement)
 
 
 def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:

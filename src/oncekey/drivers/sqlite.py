@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -12,11 +11,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
-from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
+from oncekey.core.errors import RolledBackError, TransactionControlError
 from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
 from oncekey.drivers.sqlite_files import SqliteFile
+from oncekey.drivers.sqlite_writer import Writer, writer_of
 from oncekey.flow import Mode, step
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
+
+ENDED_EARLY = "a handler ended its own transaction; the key's record is stored in another one"
 
 TEMPORARIES = "SELECT 1 FROM sqlite_temp_master LIMIT 1"
 
@@ -50,7 +52,7 @@ class SqliteDriver:
         module: ModuleType | None = None,
     ) -> None:
         self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or sqlite3)
-        self._turn = threading.Lock()
+        self._writer = writer_of(self._file.path)
 
     @property
     def file(self) -> SqliteFile:
@@ -61,6 +63,16 @@ class SqliteDriver:
     def path(self) -> str:
         """The file."""
         return self._file.path
+
+    @property
+    def writer(self) -> Writer:
+        """The file's writer, which all drivers of this process share."""
+        return self._writer
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a writer would have to wait for another one's end, as far as this process knows."""
+        return self._writer.busy
 
     def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction."""
@@ -79,7 +91,7 @@ class SqliteDriver:
 
     def begin(self) -> SqliteTransaction:
         """Open a business transaction; nothing is locked before its first statement."""
-        return SqliteTransaction(self._file, self._turn)
+        return SqliteTransaction(self._file, self._writer)
 
     def close(self) -> None:
         """Close the connections."""
@@ -87,16 +99,17 @@ class SqliteDriver:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        take_turn(self._turn, self._file.busy_timeout)
+        self._writer.take(self._file.busy_timeout)
         try:
             with self._file.lent() as connection:
                 yield connection
         finally:
-            self._turn.release()
+            self._writer.leave()
 
     def _atomically(self, transaction: Transaction[T], connection: sqlite3.Connection) -> T:
         module = self._file.module
         say(module, connection, "BEGIN IMMEDIATE", transaction.name)
+        self._writer.begins()
         result = step(transaction.body(), partial(execute, module, connection))
         # Without a COMMIT the connection is thrown away, and SQLite rolls back.
         try:
@@ -109,9 +122,9 @@ class SqliteDriver:
 class SqliteTransaction:
     """A business transaction that a handler writes through and that we end."""
 
-    def __init__(self, file: SqliteFile, turn: threading.Lock) -> None:
+    def __init__(self, file: SqliteFile, writer: Writer) -> None:
         self._file = file
-        self._turn = turn
+        self._writer = writer
         self._raw: sqlite3.Connection | None = None
         self._over = False
         self._lost = False
@@ -125,14 +138,11 @@ class SqliteTransaction:
         return self._facade
 
     def step(self, steps: Steps[T]) -> T:
-        """Run statements inside it; the first statement begins it."""
-        connection = self._begun()
-        self._refuse_if_lost()
-        if not connection.in_transaction:
-            # The business rows are in already, so the record has to follow them (L5).
-            _log.error("a handler ended its own transaction; the key's record is stored in another one")
-            self._say_begin(connection)
-        return step(steps, partial(execute, self._file.module, connection))
+        """Run statements inside it; the first statement that does not only read begins it."""
+        if self._over:
+            steps.close()
+            raise TransactionControlError(OVER)
+        return step(steps, self._execute)
 
     def commit(self) -> None:
         """Commit, and give the connection back."""
@@ -141,15 +151,20 @@ class SqliteTransaction:
             self._over = True
             return
         try:
-            self._refuse_if_lost()
-            if not connection.in_transaction:
-                _log.error("a handler ended its own transaction; there was nothing left to commit")
-            else:
-                connection.execute("COMMIT")
-        except self._file.module.Error as error:
-            raise commit_error(error, "committing the business transaction") from error
+            self._commit(connection)
         finally:
             self._end(connection)
+
+    def commit_with(self, last: Statement) -> Rows | None:
+        """Execute `last` and commit. None: it found no place, and everything is rolled back."""
+        try:
+            connection = self._ready()
+            rows = execute(self._file.module, connection, last)
+            if rows:
+                self._commit(connection)
+            return rows or None
+        finally:
+            self.rollback()  # what is committed stays so
 
     def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""
@@ -160,9 +175,7 @@ class SqliteTransaction:
 
     def handlers_cursor(self) -> sqlite3.Cursor:
         """A cursor for the handler."""
-        connection = self._begun()
-        self._refuse_if_lost()
-        cursor = connection.cursor()
+        cursor = self._ready().cursor()
         self._used = True
         self._cursors.add(cursor)
         return cursor
@@ -176,11 +189,39 @@ class SqliteTransaction:
         """An exception class of the module that is in use."""
         return getattr(self._file.module, name)
 
+    def _execute(self, statement: Statement) -> Rows:
+        """Execute a statement of ours; one that only reads needs no turn, so it waits for none."""
+        if statement.reads and self._raw is None and not self._over:
+            with self._file.lent() as connection:
+                return execute(self._file.module, connection, statement)
+        return execute(self._file.module, self._ready(), statement)
+
+    def _ready(self) -> sqlite3.Connection:
+        """The connection, in a transaction; if a handler ended that by itself, in another one."""
+        connection = self._begun()
+        self._refuse_if_lost()
+        if not connection.in_transaction:
+            # The business rows are in already, so the record has to follow them (L5).
+            _log.error(ENDED_EARLY)
+            self._writer.tears()
+            self._say_begin(connection)
+        return connection
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        self._refuse_if_lost()
+        if not connection.in_transaction:
+            _log.error("a handler ended its own transaction; there was nothing left to commit")
+            return
+        try:
+            connection.execute("COMMIT")
+        except self._file.module.Error as error:
+            raise commit_error(error, "committing the business transaction") from error
+
     def _begun(self) -> sqlite3.Connection:
         if self._over:
             raise TransactionControlError(OVER)
         if self._raw is None:
-            take_turn(self._turn, self._file.busy_timeout)
+            self._writer.take(self._file.busy_timeout)
             try:
                 connection = self._file.take()
                 try:
@@ -189,13 +230,14 @@ class SqliteTransaction:
                     self._file.discard(connection)
                     raise
             except BaseException:
-                self._turn.release()
+                self._writer.leave()
                 raise
             self._raw = connection
         return self._raw
 
     def _say_begin(self, connection: sqlite3.Connection) -> None:
         say(self._file.module, connection, "BEGIN IMMEDIATE", "beginning the business transaction")
+        self._writer.begins()
 
     def _refuse_if_lost(self) -> None:
         if self._lost:
@@ -215,7 +257,12 @@ class SqliteTransaction:
             else:
                 self._give_back(connection)
         finally:
-            self._turn.release()
+            self._writer.leave()
+
+    def __del__(self) -> None:
+        # Whoever lost sight of it must not keep the turn for ever: its event loop may have been closed meanwhile.
+        if self._raw is not None:
+            self.rollback()
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         self._file.give_back(connection)
@@ -227,12 +274,6 @@ def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool
         return connection.execute(TEMPORARIES).fetchone() is not None
     except module.Error:
         return True
-
-
-def take_turn(turn: threading.Lock, patience: float) -> None:
-    """Wait for the turn to write, but not for ever."""
-    if not turn.acquire(timeout=patience):
-        raise StoreBusyError("another writer of this process held the SQLite file for too long")
 
 
 def execute(module: ModuleType, connection: sqlite3.Connection, statement: Statement) -> Rows:

@@ -10,19 +10,21 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from oncekey.core.errors import RolledBackError, TransactionControlError
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import refusal, refuse_transaction_control
+from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlite import BUSY_TIMEOUT, SqliteDriver, SqliteTransaction
 from oncekey.drivers.sqlite_facade import ERRORS, GuardedConnection, GuardedCursor
 from oncekey.drivers.sqlite_lane import Lane, lane_of
 from oncekey.drivers.sqlite_reading import SqliteReading
-from oncekey.drivers.threads import ThreadedTransaction, to_its_end
+from oncekey.drivers.threads import CANCELLED, ThreadedTransaction, to_its_end
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
     import os
 
-    from oncekey.flow import Transaction
+    from oncekey.drivers.sqlite_writer import Writer
+    from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class AsyncSqliteDriver:
 
         if transaction.mode is Mode.READ:
             return await to_its_end(self._readers, job)
-        lane = lane_of(self._driver.path)
+        lane = self._lane
         await lane.enter(self._lock_timeout)
         future = asyncio.get_running_loop().run_in_executor(lane.thread, job)
         # The turn ends with the job and not with whoever waits for it.
@@ -61,13 +63,27 @@ class AsyncSqliteDriver:
         return await asyncio.shield(future)
 
     @property
+    def writer(self) -> Writer:
+        """The file's writer, which all drivers of this process share."""
+        return self._driver.writer
+
+    @property
     def crowded(self) -> bool:
-        """Whether a writer would have to wait for another one's end."""
-        return lane_of(self._driver.path).taken
+        """Whether a writer would have to wait for another one's end, as far as this process knows."""
+        return self._lane.taken or self._driver.crowded
 
     async def begin(self) -> AsyncSqliteTransaction:
         """Open a business transaction; nothing is locked before its first statement."""
-        return AsyncSqliteTransaction(self._driver.begin(), lane_of(self._driver.path), self._lock_timeout)
+        return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout)
+
+    async def begin_with(self, first: Steps[T]) -> tuple[AsyncSqliteTransaction, T]:
+        """Open a business transaction and run `first` in it, all in one turn of its thread."""
+        tx = await self.begin()
+        try:
+            return tx, await tx.step(first)
+        except BaseException:
+            await asyncio.shield(tx.rollback())
+            raise
 
     async def read(self) -> AsyncSqliteReading:
         """Open a transaction that only reads: it waits for no writer, and no writer waits for it."""
@@ -75,8 +91,12 @@ class AsyncSqliteDriver:
 
     async def close(self) -> None:
         """Close the connections, when what is under way has ended."""
-        await to_its_end(lane_of(self._driver.path).thread, self._driver.close)
+        await to_its_end(self._lane.thread, self._driver.close)
         self._readers.shutdown(wait=False)
+
+    @property
+    def _lane(self) -> Lane:
+        return lane_of(self._driver.writer.path)
 
 
 class AsyncSqliteTransaction(ThreadedTransaction):
@@ -84,6 +104,7 @@ class AsyncSqliteTransaction(ThreadedTransaction):
 
     def __init__(self, inner: SqliteTransaction, lane: Lane, patience: float) -> None:
         super().__init__(inner, lane.thread, lane.leave)
+        self._sqlite = inner
         self._lane = lane
         self._patience = patience
         self._entering = asyncio.Lock()
@@ -95,13 +116,39 @@ class AsyncSqliteTransaction(ThreadedTransaction):
         """What the handler gets."""
         return self._facade
 
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it. What they say before the first one is said before the turn is waited for."""
+        try:
+            first = next(steps)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+        try:
+            await self._take_turn()
+        except BaseException:
+            steps.close()
+            raise
+        return await super().say(partial(self._sqlite.step, _going_on(first, steps)))
+
     async def say(self, job: Callable[[], T]) -> T:
         """Do something with the connection, in the lane's thread."""
+        await self._take_turn()
+        return await super().say(job)
+
+    async def commit_with(self, last: Statement) -> Rows | None:
+        """Run `last` and commit, in one turn of the thread. None: it found no place, and everything is rolled back."""
+        if self._cancelled:
+            await self.rollback()
+            raise RolledBackError(CANCELLED)
+        await self._take_turn()
+        if self._over:
+            raise TransactionControlError(OVER)
+        return await self._ended(partial(self._sqlite.commit_with, last))
+
+    async def _take_turn(self) -> None:
         async with self._entering:
             if not (self._entered or self._over):
                 await self._lane.enter(self._patience)
                 self._entered = self._keep_turn()
-        return await super().say(job)
 
     def _keep_turn(self) -> bool:
         """Whether there is still something to say; it may have been ended while a statement waited."""
@@ -219,6 +266,17 @@ class AsyncCursor:
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def _going_on(statement: Statement, steps: Steps[T]) -> Steps[T]:
+    """Steps whose first statement is known already."""
+    try:
+        while True:
+            statement = steps.send((yield statement))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+    finally:
+        steps.close()
 
 
 def _fetched(execute: Callable[[str, Any], GuardedCursor], sql: str, parameters: Any) -> AsyncCursor:  # noqa: ANN401

@@ -7,7 +7,6 @@ waiting is awaiting, and the thread belongs to whoever has the turn, so the hold
 from __future__ import annotations
 
 import asyncio
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 from oncekey.core.errors import StoreBusyError
@@ -41,8 +40,8 @@ class Lane:
 
 
 def lane_of(path: str) -> Lane:
-    """The lane of the running event loop for a file; all drivers of that file share it."""
-    at = (asyncio.get_running_loop(), os.path.realpath(path))
+    """The lane of the running event loop for a file, by its real path; all drivers of that file share it."""
+    at = (asyncio.get_running_loop(), path)
     lane = _lanes.get(at)
     if lane is None:
         _forget_closed_loops()

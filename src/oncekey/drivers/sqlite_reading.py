@@ -6,11 +6,11 @@ write-ahead log, for as long as the application takes between two statements.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oncekey.drivers.sqlite import SqliteTransaction, say
+from oncekey.drivers.sqlite_writer import Writer
 
 if TYPE_CHECKING:
     import sqlite3
@@ -22,10 +22,13 @@ class SqliteReading(SqliteTransaction):
     """What stands for a transaction where nothing is written: SQLite itself refuses to."""
 
     def __init__(self, file: SqliteFile) -> None:
-        super().__init__(file, threading.Lock())  # a turn that no writer waits for
+        super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
     def heard(self, *, failed: bool) -> None:
         """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
+
+    def _ready(self) -> sqlite3.Connection:
+        return self._begun()  # there is no transaction that could be ended
 
     def _say_begin(self, connection: sqlite3.Connection) -> None:
         say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")

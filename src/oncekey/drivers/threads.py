@@ -114,12 +114,15 @@ class ThreadedTransaction:
             raise
 
     async def _end(self, job: Callable[[], None]) -> None:
-        if self._over:
-            return
+        if not self._over:
+            await self._ended(job)
+
+    async def _ended(self, job: Callable[[], T]) -> T:
+        """Do the last thing; the thread is free when it is done, whoever waits for it."""
         self._over = True
         future = asyncio.get_running_loop().run_in_executor(self._thread, job)
         future.add_done_callback(lambda _: self._leave())
-        await asyncio.shield(future)
+        return await asyncio.shield(future)
 
 
 class ThreadedDriver:

@@ -47,7 +47,11 @@ UNUSED: Final = Decision(Discarded(), Business.ROLLBACK)
 
 def admit(run: Run) -> Life[Verdict]:
     """The verdict on a claim. On `Proceed` the run knows its lease, and LOCAL in one commit its transaction."""
-    verdict = yield from _guarded(run)
+    answers = None if run.policy.replay_cache is None or run.resumed else run.site.answers
+    known = None if answers is None else answers.find(run.claim, run.policy)
+    verdict = known or (yield from _guarded(run))
+    if answers is not None and known is None and type(verdict) is Replay:
+        answers.add(verdict, run.policy)
     if type(verdict) is Proceed:
         run.lease, run.record, run.now = verdict.lease, verdict.record, verdict.now
         run.expires_at = verdict.lease.expires_at
@@ -124,7 +128,7 @@ def _ask(run: Run) -> Life[Verdict]:
 def _claimed(run: Run) -> Life[Verdict]:
     """Claim. Where the store has one writer, who is at work, a stored answer is looked for first."""
     store, claim, policy = run.store, run.claim, run.policy
-    one_writer = store.locks is None
+    one_writer = store.locks is None or store.locks.one_writer
     if one_writer and run.site.crowded(False):  # noqa: FBT003
         said = yield from local.after(store, claim, policy)
         if said is not None:
@@ -169,6 +173,9 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             return entry.proceed
         case local.ClaimFirst():
             run.claiming = True
+            if locks.one_writer:  # a claim is a write of its own, and would wait for this very transaction
+                tx, run.tx, run.spent = run.tx, None, run.borrowed
+                yield Rollback(tx)
             return (yield from request.begin(store, claim, policy))
         case Replay() | Refuse():
             return entry

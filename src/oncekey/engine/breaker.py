@@ -29,7 +29,7 @@ class Breaker:
 
     def allows(self) -> bool:
         """Whether the store may be asked; an open breaker lets one through per pause."""
-        if self.closed:
+        if self._failures < FAILURES:
             return True
         if self._clock() < self._tries_at:
             return False

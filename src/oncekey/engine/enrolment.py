@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects, Recovery
-from oncekey.core.policy import Policy
+from oncekey.core.fingerprint import Fingerprints
+from oncekey.core.model import Duration, Effects, Recovery
+from oncekey.core.policy import Policy, micros
+from oncekey.core.seed import Seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +32,9 @@ NEEDS_KEY = (
     "say key='required', or use effects=LOCAL"
 )
 
+NO_NAMESPACE = "-"
+"""What stands in a scope where the policy names no namespace."""
+
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
@@ -47,23 +52,59 @@ class Enrolment:
     blocking: bool = False
     """The handler is a plain `def`."""
     recovery: Recovery = field(init=False)
-    """What a lease that ran out means; worked out once, because it is stored with every claim."""
+    """What a lease that ran out means; stored with every claim, and like all that follows worked out once."""
+    transactional: bool = field(init=False, repr=False, compare=False)
+    """Whether the handler is handed the transaction that its key commits with."""
+    completes: bool = field(init=False, repr=False, compare=False)
+    """Whether a completer may go on without the client: then the request is kept (H7)."""
+    shortest_key: int = field(init=False, repr=False, compare=False)
+    """How many characters a key has at least."""
+    namespace: str = field(init=False, repr=False, compare=False)
+    """The first part of every scope."""
+    body_patience: float = field(init=False, repr=False, compare=False)
+    """Seconds that a body may take to arrive."""
+    spans: Spans = field(init=False, repr=False, compare=False)
+    """How long a claim is for what."""
+    fingerprints: Fingerprints = field(init=False, repr=False, compare=False)
+    seeds: Seeds = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.policy.require_key and self.effects in (Effects.PHASED, Effects.OUTBOX):
-            raise ConfigurationError(NEEDS_KEY.format(operation=self.operation, effects=self.effects.name))
-        # The only way to fill in a field of a frozen class is around its guard.
-        object.__setattr__(self, "recovery", self.policy.recovery_for(self.effects))
+        policy, effects = self.policy, self.effects
+        if not policy.require_key and effects in (Effects.PHASED, Effects.OUTBOX):
+            raise ConfigurationError(NEEDS_KEY.format(operation=self.operation, effects=effects.name))
+        derived = {
+            "recovery": policy.recovery_for(effects),
+            "transactional": effects in (Effects.LOCAL, Effects.OUTBOX),
+            "completes": effects is Effects.PHASED and policy.complete,
+            "shortest_key": policy.shortest_key,
+            "namespace": policy.namespace or NO_NAMESPACE,
+            "body_patience": policy.body_timeout.total_seconds(),
+            "spans": Spans.of(policy),
+            "fingerprints": Fingerprints(
+                selection=policy.selection,
+                secret=policy.secret,
+                big_ints=policy.big_ints,
+                max_depth=policy.max_json_depth,
+            ),
+            "seeds": Seeds(policy.secret),
+        }
+        for name, value in derived.items():
+            # The only way to fill in a field of a frozen class is around its guard.
+            object.__setattr__(self, name, value)
 
-    @property
-    def transactional(self) -> bool:
-        """Whether the handler is handed the transaction that its key commits with."""
-        return self.effects in (Effects.LOCAL, Effects.OUTBOX)
 
-    @property
-    def completes(self) -> bool:
-        """Whether a completer may go on without the client: then the request is kept (H7)."""
-        return self.effects is Effects.PHASED and self.policy.complete
+class Spans(NamedTuple):
+    """The durations of a policy that every claim carries, as the model counts them."""
+
+    lease: Duration
+    deadline: Duration
+    call_timeout: Duration
+    ttl: Duration
+
+    @classmethod
+    def of(cls, policy: Policy) -> Spans:
+        """Those of a policy."""
+        return cls(micros(policy.lease), micros(policy.deadline), micros(policy.call_timeout), micros(policy.ttl))
 
 
 def enrol(

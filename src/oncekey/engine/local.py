@@ -54,7 +54,7 @@ Entry: TypeAlias = Go | ClaimFirst | Replay | Refuse
 
 def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     """What the lock and the look mean; what the record says holds whether or not the lock was got (L1)."""
-    said = _said(look.snapshot, claim, policy)
+    said = word_of(look.snapshot, claim, policy)
     if said is not None:
         return said
     if not look.got:
@@ -87,7 +87,7 @@ def sealing(
 
 def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
     """What the record says to a request that did not commit one itself (L2). None: nothing."""
-    return _said((yield from records.find(claim.id)), claim, policy)
+    return word_of((yield from records.find(claim.id)), claim, policy)
 
 
 def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
@@ -104,7 +104,7 @@ def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Pol
         case Holder.OTHER:
             # What was committed before the holder was seen must not stay unseen.
             snapshot = yield from records.find(claim.id)
-            said = _said(snapshot, claim, policy)
+            said = word_of(snapshot, claim, policy)
             return said or (TAKEN if _leaves_room(snapshot) else BUSY)
         case _:
             assert_never(holder)
@@ -116,7 +116,7 @@ def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[
     No record proves a roll-back only to who holds the lock: until then the commit may be under way.
     """
     look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(lock, claim))
-    said = _said(look.snapshot, claim, policy)
+    said = word_of(look.snapshot, claim, policy)
     if said is not None:
         return said
     return ROLLED_BACK if look.got else BUSY
@@ -162,7 +162,7 @@ def _leaves_room(snapshot: Snapshot) -> bool:
     return situate(snapshot.record, snapshot.now) in (Situation.ABSENT, Situation.EXPIRED)
 
 
-def _said(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse | None:
+def word_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse | None:
     """The record's own word. None: it leaves the key to whoever claims it next."""
     ruled = rule(snapshot, claim, policy)
     match ruled:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from oncekey.core import migrations
 from oncekey.core.errors import SchemaError
+from oncekey.core.migrations import Phase
 
 if TYPE_CHECKING:
-    from oncekey.core.migrations import Entry, Migration, Phase
+    from oncekey.core.migrations import Entry, Migration
     from oncekey.flow import Flow
     from oncekey.ports import Schema
 
@@ -41,3 +42,9 @@ def up(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ..
         ran = yield from schema.migrate(migration)
         done += (migration,) if ran else ()
     return done
+
+
+def at_start(schema: Schema) -> Flow[tuple[Migration, ...]]:
+    """Make the tables, or bring them as far as processes of an older version can live with."""
+    older_may_run = bool((yield from schema.applied()))
+    return (yield from up(schema, only=Phase.PRE if older_may_run else None))

@@ -9,12 +9,13 @@ from oncekey.core.locks import lock_of
 from oncekey.core.model import Effects
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
+from oncekey.engine.recent import Answers, Hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim, Instant, Lease, Record, RecordId, Refuse
+    from oncekey.core.model import Claim, Instant, Lease, Record, Refuse
     from oncekey.core.policy import Policy
     from oncekey.engine.breaker import Breaker
     from oncekey.engine.effects import Life, Pulse, Tx
@@ -23,33 +24,6 @@ if TYPE_CHECKING:
     from oncekey.ports import Store
 
 SCHEMA: Final = "oncekey"
-MOST_HINTS: Final = 10_000
-
-
-class Hints:
-    """The keys that this process has settled lately: for them a stored answer is the likelier find.
-
-    A hint only chooses which question the store is asked first. What counts is what the record says.
-    """
-
-    __slots__ = ("_known", "_most")
-
-    def __init__(self, most: int = MOST_HINTS) -> None:
-        self._known: dict[RecordId, None] = {}
-        self._most = most
-
-    def __contains__(self, record_id: object) -> bool:
-        return record_id in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def add(self, record_id: RecordId) -> None:
-        """Its answer is stored. The oldest hint makes room for it."""
-        known = self._known
-        if len(known) >= self._most and record_id not in known:
-            del known[next(iter(known))]
-        known[record_id] = None
 
 
 @dataclass(slots=True)
@@ -71,6 +45,8 @@ class Site:
     inline_calls: Callable[[], Mapping[str, str]] = dict
     """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
     hints: Hints = field(default_factory=Hints)
+    answers: Answers | None = None
+    """Finished answers in memory; routes ask for them by `Policy.replay_cache`."""
 
 
 class Asker(Protocol):

@@ -19,22 +19,28 @@ A flow that is left at `Invoke` owns its claim and its transaction. So every way
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
-from oncekey.core.errors import StoreError
-from oncekey.core.model import Bypass, Code, Discarded, Proceed, Refuse
+from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.model import Bypass, Code, Discarded, Effects, Lease, Proceed, RecordId, Refuse
 from oncekey.core.policy import micros
 from oncekey.core.settle import Business, Decision
 from oncekey.engine import request
 from oncekey.engine.admit import admit
 from oncekey.engine.answering import answer_to, refused
-from oncekey.engine.effects import INVOKE, Beat, Begin, Interrupted
+from oncekey.engine.effects import INVOKE, Beat, Begin, Commit, Flush, Interrupted, Keep, Rollback
+from oncekey.engine.parcels import Parcels
+from oncekey.engine.request import NO_OUTBOX
 from oncekey.engine.settle import settle
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
-    from oncekey.engine.effects import Life
-    from oncekey.engine.run import Run
+    from oncekey.core.model import Claim
+    from oncekey.engine.effects import Drop, Life, Tx
+    from oncekey.engine.run import Run, Site
+    from oncekey.flow import Steps
 
 NOT_ENTERED: Final = Decision(Discarded(), Business.ROLLBACK)
 """The handler was not called: the key is as good as new."""
@@ -69,3 +75,46 @@ def _prepare(run: Run) -> Life[None]:
     )
     if run.enrolment.transactional and run.tx is None:
         run.tx, _ = yield Begin(blocking=run.enrolment.blocking)
+
+
+class Unkeyed:
+    """A LOCAL handler that runs without a record: its rows and its parcels are all there is to commit."""
+
+    __slots__ = ("claim", "parcels", "site", "tx")
+
+    def __init__(self, site: Site, claim: Claim | None, tx: Tx = None) -> None:
+        self.site = site
+        self.claim = claim
+        """What it would have claimed, where its route fails open."""
+        self.tx: Tx = tx
+        # What is emitted without a record belongs to a life of its own.
+        record_id, seed = (RecordId("", ""), secrets.token_bytes(32)) if claim is None else (claim.id, claim.seed)
+        self.parcels = Parcels(Lease(record_id, uuid4(), 1, 1, Effects.LOCAL, 0, 0, 0), seed)
+
+
+def serve_unkeyed(run: Unkeyed) -> Life[None]:
+    """The life of such a handler: its adapter resumes the flow with what becomes of the rows."""
+    if run.tx is None:
+        run.tx, _ = yield Begin()
+    tx = run.tx
+    rows: Business = yield INVOKE
+    try:
+        if rows is Business.COMMIT:
+            yield Flush(tx)
+            yield Commit(tx, _put(run))
+        else:
+            yield Rollback(tx)
+    except (Exception, Interrupted):
+        yield Rollback(tx)
+        raise
+    if run.parcels.used:
+        run.site.wake()
+
+
+def _put(run: Unkeyed) -> Steps[Keep | Drop]:
+    if run.parcels.emitted:
+        outbox = run.site.store.outbox
+        if outbox is None:
+            raise ConfigurationError(NO_OUTBOX)
+        yield from outbox.putting(run.parcels.emitted)
+    return Keep()

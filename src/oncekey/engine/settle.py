@@ -126,10 +126,12 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
 
 
 def _one_commit(run: Run, tx: Tx, go: Go, settlement: Settlement) -> Commit:
+    """The finished record and the COMMIT; in one message where the driver can and nothing else is to be written."""
     assert isinstance(settlement, Completed | Deferred)
     locks, parcels = run.store.locks, _emitted(run)
     assert locks is not None
-    return Commit(tx, _sealed_last(run, go, settlement, parcels))
+    fold = None if parcels else locks.sealing(run.claim, go.ground, settlement, go.begun)
+    return Commit(tx, _sealed_last(run, go, settlement, parcels), fold)
 
 
 def _sealed_last(run: Run, go: Go, settlement: Completed | Deferred, parcels: tuple[Parcel, ...]) -> Steps[Keep | Drop]:

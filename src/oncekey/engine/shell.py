@@ -81,8 +81,8 @@ class Engine:
         drive(migrate.check(self.store.schema), self.driver.run)
 
     def migrate(self) -> None:
-        """Run the migrations that the store lacks."""
-        drive(migrate.up(self.store.schema), self.driver.run)
+        """Make the tables; on a store that has some, run what older versions can live with."""
+        drive(migrate.at_start(self.store.schema), self.driver.run)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -159,8 +159,8 @@ class AsyncEngine:
         await adrive(migrate.check(self.store.schema), self.driver.run)
 
     async def migrate(self) -> None:
-        """Run the migrations that the store lacks."""
-        await adrive(migrate.up(self.store.schema), self.driver.run)
+        """Make the tables; on a store that has some, run what older versions can live with."""
+        await adrive(migrate.at_start(self.store.schema), self.driver.run)
 
     async def close(self) -> None:
         """Give the connections back."""

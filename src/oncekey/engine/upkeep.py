@@ -1,10 +1,9 @@
-"""Sweeping and reaping a page: what the core finds due is written, one compare-and-swap each or one for a batch."""
+"""Sweeping and reaping a page: what the core finds due is written, one compare-and-swap each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from oncekey.core.audit import Note
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Flow
     from oncekey.ports import Upkeep
 
-EXPIRED = "expired"
-"""Why a record was marked or deleted."""
-
 
 @dataclass(frozen=True, slots=True)
 class Swept:
@@ -35,18 +31,11 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
-    """What became of a page of expired records."""
+class Cared:
+    """What became of expired records that were never finished."""
 
-    purged: int = 0
-    marked: int = 0
     parked: tuple[Record, ...] = ()
     abandoned: tuple[Record, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """How many records were moved."""
-        return self.purged + self.marked + len(self.parked) + len(self.abandoned)
 
 
 def sweep(upkeep: Upkeep, page: Page, policy: Policy, mover: Mover) -> Flow[tuple[Swept, ...]]:
@@ -70,32 +59,23 @@ def reap(
     mover: Mover,
     *,
     trusted_for: Duration | None = None,
-) -> Flow[Reaped]:
-    """End what has expired (rows 18, 28, 29, 30); what was finished goes in one batch."""
-    due: dict[Reaping, list[Record]] = {kind: [] for kind in Reaping}
-    for record in page.records:
-        kind = reaping_of(record, page.now, retention, trusted_for)
-        if kind is not None:
-            due[kind].append(record)
-    noting = partial(_noting, policy, mover)
-    purged = marked = 0
-    if due[Reaping.PURGE]:
-        noted = noting(Trigger.PURGE, None, EXPIRED)
-        purged = yield from upkeep.purge(due[Reaping.PURGE], retention.grace, noted)
-    if due[Reaping.MARK]:
-        noted = noting(Trigger.EXPIRE, State.EXPIRED, EXPIRED)
-        marked = yield from upkeep.mark(due[Reaping.MARK], retention.grace, noted)
+) -> Flow[Cared]:
+    """End what has expired and was never finished (rows 18, 28), one by one; the finished ones go by themselves."""
     parked: list[Record] = []
-    for record in due[Reaping.PARK]:
-        noted = noting(Trigger.EXPIRE, State.UNKNOWN, RESUMABLE_EXPIRED)
-        if (yield from upkeep.sweep(record, State.UNKNOWN, RESUMABLE_EXPIRED, noted)):
-            parked.append(record)
     abandoned: list[Record] = []
-    for record in due[Reaping.ABANDON]:
-        noted = noting(Trigger.ABANDON, State.COMPLETED, ABANDONED)
-        if (yield from upkeep.abandon(record, timed_out(policy), micros(policy.tombstone_ttl), noted)):
-            abandoned.append(record)
-    return Reaped(purged, marked, tuple(parked), tuple(abandoned))
+    for record in page.records:
+        match reaping_of(record, page.now, retention, trusted_for):
+            case Reaping.PARK:
+                noted = _noting(policy, mover, Trigger.EXPIRE, State.UNKNOWN, RESUMABLE_EXPIRED)
+                if (yield from upkeep.sweep(record, State.UNKNOWN, RESUMABLE_EXPIRED, noted)):
+                    parked.append(record)
+            case Reaping.ABANDON:
+                noted = _noting(policy, mover, Trigger.ABANDON, State.COMPLETED, ABANDONED)
+                if (yield from upkeep.abandon(record, timed_out(policy), micros(policy.tombstone_ttl), noted)):
+                    abandoned.append(record)
+            case Reaping.PURGE | Reaping.MARK | None:
+                continue  # locked by somebody else, or not due
+    return Cared(tuple(parked), tuple(abandoned))
 
 
 def _noting(

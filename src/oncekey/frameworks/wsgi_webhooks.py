@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from oncekey.flow import drive
 from oncekey.frameworks.hearing import Rules, Told
+from oncekey.frameworks.wsgi_messages import read_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from wsgiref.types import InputStream, StartResponse, WSGIEnvironment
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
     from oncekey.engine.shell import Engine
     from oncekey.frameworks.hearing import Hearing
-
-_CHUNK: Final = 64 * 1024
-_DIGITS: Final = 18
 
 
 class Host(Rules, Protocol):
@@ -48,30 +46,8 @@ class WsgiWebhook:
     def _answer(self, environ: WSGIEnvironment) -> Told:
         # A server joins several lines of one name by commas, and two times in one signature are refused.
         lines = [environ[self._header]] if self._header in environ else []
-        judged = self._hearing.judge(lines, _read(environ, self._hearing.max_body))
+        judged = self._hearing.judge(lines, read_body(environ, self._hearing.max_body))
         if isinstance(judged, Told):
             return judged
         engine = self._host.blocking()
         return drive(self._hearing.take(engine.store, judged), engine.driver.run)
-
-
-def _read(environ: WSGIEnvironment, limit: int) -> bytes | None:
-    """The body, or None if it is too long; never beyond its length, where some servers would wait for ever."""
-    length: str = environ.get("CONTENT_LENGTH") or ""
-    if length.isascii() and length.isdigit():
-        size = int(length[:_DIGITS])  # a number of thousands of digits is too large, and nothing that int() would take
-        return None if size > limit or len(length) > _DIGITS else _up_to(environ["wsgi.input"], size)
-    if not environ.get("wsgi.input_terminated"):
-        return b""
-    body = _up_to(environ["wsgi.input"], limit + 1)
-    return None if len(body) > limit else body
-
-
-def _up_to(stream: InputStream, size: int) -> bytes:
-    body = b""
-    while len(body) < size:
-        chunk = stream.read(min(size - len(body), _CHUNK))
-        if not chunk:
-            break
-        body += chunk
-    return body

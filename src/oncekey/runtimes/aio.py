@@ -57,7 +57,7 @@ LONGEST_PAUSE = 5.0
 class Changed(BaseException, Generic[T]):
     """A flow that was cancelled and has come to its end, with its result and the cancellation to raise then."""
 
-    def __init__(self, result: T | BaseException, cancelled: asyncio.CancelledError) -> None:
+    def __init__(self, result: T | BaseException, cancelled: BaseException) -> None:
         super().__init__()
         self.result = result
         self.cancelled = cancelled
@@ -92,10 +92,10 @@ class AsyncRuntime:
                         return RESTS
                     else:
                         value = await self.perform(effect)
-                except asyncio.CancelledError as cancelled:
-                    raise Changed(await shielded(self._rest(flow)), cancelled) from None
-                except BaseException as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
+                except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
                     effect = flow.throw(error)
+                except BaseException as cancelled:  # noqa: BLE001  (also what ends a process)
+                    raise Changed(await shielded(self._rest(flow)), cancelled) from None
                 else:
                     effect = send(value)
         except StopIteration as stop:
@@ -108,7 +108,7 @@ class AsyncRuntime:
         except Changed as changed:
             raise changed.cancelled from None
 
-    async def finish(self, flow: Life[T], value: Any) -> tuple[T, asyncio.CancelledError | None]:  # noqa: ANN401
+    async def finish(self, flow: Life[T], value: Any) -> tuple[T, BaseException | None]:  # noqa: ANN401
         """`run` to the end, with the cancellation beside the result: the caller has an answer to send first."""
         try:
             return cast("T", await self.run(flow, value)), None

@@ -24,7 +24,7 @@ from oncekey.core.model import (
 )
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.migrations import NoSchema
-from oncekey.stores.phases import PhaseStore
+from oncekey.stores.phases import PhaseStore, owned
 from oncekey.stores.rows import (
     claim_params,
     owner_proof,
@@ -118,14 +118,21 @@ class KeyStore:
         return (yield from repeated(transaction))
 
     def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
-        """The settlement as statements; nothing written means that the record says something else."""
+        """The settlement as statements; nothing written means that the record says something else.
+
+        Where a record is two rows, a statement that waited for another write is refused if that one wrote both. So who
+        still owns the record says it once more, and is judged by what is there now.
+        """
         name, params = _settlement(settlement)
-        rows = yield self._say(name, {**owner_proof(lease), **params})
-        if rows and isinstance(settlement, Deferred):
-            yield from self._parcels.putting((settlement.parcel,))
-        if rows:
-            return Settled(ours=True, snapshot=snapshot_of(rows[0]))
-        snapshot = yield from self._find(lease.id)
+        for _ in range(2):
+            rows = yield self._say(name, {**owner_proof(lease), **params})
+            if rows and isinstance(settlement, Deferred):
+                yield from self._parcels.putting((settlement.parcel,))
+            if rows:
+                return Settled(ours=True, snapshot=snapshot_of(rows[0]))
+            snapshot = yield from self._find(lease.id)
+            if _says(snapshot, lease, settlement) or not owned(snapshot.record, lease):
+                break
         return Settled(ours=_says(snapshot, lease, settlement), snapshot=snapshot)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -49,19 +49,25 @@ def kept_expired(table: Table, *, now: Instant, age: int, limit: int, **after: A
     return _page(lines, "expires_at", now, limit, after)
 
 
-def purge_expired(table: Table, *, now: Instant, grace: int, seen: str) -> Rows:
-    gone = [line for line in _as_seen(table, seen) if line["expires_at"] <= now - grace and _finished(line)]
-    for line in gone:
+def purge_expired(table: Table, *, soft: bool, **due: Any) -> Rows:
+    lines = _due(table, lambda line: _finished(line) and not (soft and line["state"] == "completed"), **due)
+    for line in lines:
         del table[line["scope"], line["key"]]
-    return gone
+    return lines
 
 
-def mark_expired(table: Table, *, now: Instant, grace: int, seen: str) -> Rows:
-    lines = _as_seen(table, seen)
-    marked = [line for line in lines if line["expires_at"] <= now - grace and line["state"] == "completed"]
-    for line in marked:
-        line.update(state="expired", version=line["version"] + 1)
-    return marked
+def purge_kept(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001  (all of them are told)
+    lines = _due(table, lambda line: line["state"] == "expired", **due)
+    for line in lines:
+        del table[line["scope"], line["key"]]
+    return lines
+
+
+def mark_expired(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001
+    lines = _due(table, lambda line: line["state"] == "completed", **due)
+    for line in lines:
+        table[line["scope"], line["key"]].update(state="expired", version=line["version"] + 1)
+    return lines
 
 
 def drop_unclaimed(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ARG001  (there are no parcels)
@@ -137,19 +143,33 @@ def _by(at: str) -> Any:
     return lambda line: (line[at], line["scope"], line["key"])
 
 
-def _as_seen(table: Table, proofs: str) -> list[Line]:
-    """Rows that nobody has written since they were read (V)."""
-    there = [(table.get((proof["scope"], proof["key"])), proof) for proof in json.loads(proofs)]
-    return [
+def _due(
+    table: Table,
+    wanted: Callable[[Line], bool],
+    *,
+    now: Instant,
+    age: int,
+    until: Instant,
+    limit: int,
+    trusted_for: int | None,
+    **after: Any,
+) -> list[Line]:
+    """The rows as they are before they are moved."""
+    lines = [
         line
-        for line, proof in there
-        if line and (line["incarnation"], line["version"]) == (proof["incarnation"], proof["version"])
+        for line in table.values()
+        if line["expires_at"] <= min(until, now - age)
+        and (trusted_for is None or line["ttl"] <= trusted_for)
+        and wanted(line)
     ]
+    since, place = (after["after_at"], after["after_scope"], after["after_key"]), _by("expires_at")
+    found = sorted((line for line in lines if place(line) > since), key=place)[:limit]
+    return [{**line, "now": now} for line in found]
 
 
 def _finished(line: Line) -> bool:
     plain = line["memo"] is None and line["intent"] is None
-    return line["state"] in {"completed", "expired"} or (line["state"] == "failed_retryable" and plain)
+    return line["state"] == "completed" or (line["state"] == "failed_retryable" and plain)
 
 
 UPKEEP: Mapping[str, Command] = MappingProxyType(
@@ -160,6 +180,7 @@ UPKEEP: Mapping[str, Command] = MappingProxyType(
         "expiring": expiring,
         "kept_expired": kept_expired,
         "purge_expired": purge_expired,
+        "purge_kept": purge_kept,
         "mark_expired": mark_expired,
         "drop_unclaimed": drop_unclaimed,
         "abandon": abandon,

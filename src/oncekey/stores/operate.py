@@ -168,7 +168,7 @@ class OperateStore:
             waiting = yield self._statements.say("unresolved", {})
             return Census(
                 now=int(waiting[0]["now"]),
-                groups=tuple(_group(row) for row in groups),
+                groups=tuple(_group(row) for row in groups if _is_known(row)),
                 queues=tuple(_queue(row) for row in queues),
                 letters=tuple(_letters(row) for row in letters),
                 waiting=tuple(Waiting(row["what"], int(row["records"]), row["oldest"]) for row in waiting),
@@ -277,6 +277,11 @@ def _must(rows: Rows) -> Row:
 
 def _whereabouts(row: Row) -> Whereabouts:
     return Whereabouts(UUID(str(row["id"])), ParcelKind(row["kind"]), bool(row["dead"]), row["lease_until"])
+
+
+def _is_known(row: Row) -> bool:
+    """Whether a group can be named; `oncekey doctor` tells of rows that no version wrote."""
+    return row["state"] in set(State) and row["effects"] in set(Effects)
 
 
 def _group(row: Row) -> Group:

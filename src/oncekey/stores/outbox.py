@@ -52,9 +52,21 @@ class OutboxStore(DeferredCalls):
         if parcels:
             yield self._say("put_parcels", {"parcels": parcels_text(parcels)})
 
-    def due(self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration) -> Flow[tuple[HeldParcel, ...]]:
-        """Claim what is due, longest waiting first; `owner` names this very call, so a lost reply can be looked up."""
-        params: dict[str, Value] = {"owner": owner, "topics": _names(topics), "limit": limit, "lease": lease}
+    def due(
+        self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
+    ) -> Flow[tuple[HeldParcel, ...]]:
+        """Claim what is due, longest waiting first; `owner` names this very call, so a lost reply can be looked up.
+
+        Of requests' own calls, and of parcels that were tried before, it claims at most `careful`; without it, as many
+        as of others.
+        """
+        params: dict[str, Value] = {
+            "owner": owner,
+            "topics": _names(topics),
+            "limit": limit,
+            "careful": limit if careful is None else careful,
+            "lease": lease,
+        }
         try:
             rows = yield from said(self._one("due", params))
         except CommitAmbiguousError:
@@ -65,12 +77,13 @@ class OutboxStore(DeferredCalls):
         """Acknowledge delivered messages, many at once; what another worker has taken since stays, and is left out."""
         params: dict[str, Value] = {"held": held_text(held)}
         try:
-            return ids_of((yield from said(self._one("sent", params))))
+            rows = yield from said(self._one("sent", params))
         except CommitAmbiguousError:
             yield from repeated(self._one("sent", params))
             # What is gone was acknowledged, by the statement whose reply was lost or by whoever delivered it too.
             left = yield from repeated(self._one("remaining", params, Mode.READ))
             return frozenset(one.parcel.id for one in held) - ids_of(left)
+        return frozenset(one.parcel.id for one in held) if len(rows) == len(held) else ids_of(rows)
 
     def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
         """Give a message back to be tried later. False: not ours any more."""

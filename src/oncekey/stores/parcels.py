@@ -72,10 +72,10 @@ def dead_letter_of(row: Row) -> DeadLetter:
 def parcel_of(row: Row) -> Parcel:
     """Decode what was put in."""
     return Parcel(
-        id=UUID(str(row["id"])),
+        id=_uuid(row["id"]),
         kind=ParcelKind(row["kind"]),
         record_id=RecordId(row["scope"], row["key"]),
-        incarnation=UUID(str(row["incarnation"])),
+        incarnation=_uuid(row["incarnation"]),
         topic=row["aggregatetype"],
         payload=row["payload"],
         downstream_key=row["downstream_key"],
@@ -86,4 +86,11 @@ def parcel_of(row: Row) -> Parcel:
 
 def ids_of(rows: Rows) -> frozenset[UUID]:
     """The parcels that a statement touched."""
-    return frozenset(UUID(str(row["id"])) for row in rows)
+    return frozenset(_uuid(row["id"]) for row in rows)
+
+
+def _uuid(value: object) -> UUID:
+    """A UUID as Python's own: a driver may hand back text, or a class of its own."""
+    if type(value) is UUID:
+        return value
+    return UUID(int=value.int) if isinstance(value, UUID) else UUID(str(value))

@@ -67,10 +67,13 @@ class PhaseStore:
         """The result of an open call (row 6), also of a record that was only swept. None: not ours any more."""
 
         def body() -> Steps[Snapshot | None]:
-            snapshot = yield from self._write("result", lease, seen, memo, {"lease": span, "owner": lease.owner})
-            if snapshot is not None:
-                return snapshot
-            there = yield from self._find(lease)
+            for _ in range(2):
+                snapshot = yield from self._write("result", lease, seen, memo, {"lease": span, "owner": lease.owner})
+                if snapshot is not None:
+                    return snapshot
+                there = yield from self._find(lease)
+                if not _says(there.record, lease, seen):  # else somebody only swept it while this waited for the record
+                    break
             return there if _says(there.record, lease, memo) else None
 
         return (yield from repeated(Transaction("result", Mode.SINGLE, body)))
@@ -96,7 +99,7 @@ class PhaseStore:
         def body() -> Steps[bool | None]:
             yield self._statements.say("renew", {**owner_proof(lease), "lease": span})
             there = yield from self._find(lease)
-            if not _owned(there.record, lease):
+            if not owned(there.record, lease):
                 return None
             return _says(there.record, lease, memo)
 
@@ -140,25 +143,26 @@ class PhaseStore:
         return snapshot_of(rows[0])
 
 
-def _owned(record: Record | None, lease: Lease) -> bool:
+def owned(record: Record | None, lease: Lease) -> bool:
+    """Whether the record is still the owner's."""
     return record is not None and (record.incarnation, record.fence) == (lease.incarnation, lease.fence)
 
 
 def _says(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:
     """Whether the record already says what we wanted to say, because we said it before."""
-    return record is not None and _owned(record, lease) and record.memo == memo
+    return record is not None and owned(record, lease) and record.memo == memo
 
 
 def _withdrawn(record: Record | None, lease: Lease) -> bool:
     """Whether there is nothing to take back: the reply was lost, and the record is still ours to go on with."""
-    if record is None or not _owned(record, lease) or record.intent is not None:
+    if record is None or not owned(record, lease) or record.intent is not None:
         return False
     return record.state is State.IN_PROGRESS
 
 
 def _announced(record: Record | None, lease: Lease, call: Announcement) -> bool:
     """Whether this very announcement is there already: its reply was lost, and nothing was sent yet."""
-    if record is None or not _owned(record, lease) or record.intent is None:
+    if record is None or not owned(record, lease) or record.intent is None:
         return False
     if record.state is not State.IN_PROGRESS:
         return False

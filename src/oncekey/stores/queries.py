@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-_TITLE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_TITLE = re.compile(r"^-- (name|part): (\w+)\n", re.MULTILINE)
+_PLACE = re.compile(r"\{(\w+)\}")
 
 
 def load(package: str, *names: str) -> dict[str, str]:
-    """The statements of a store's package, by their names; `queries.sql` if no file is named."""
-    statements: dict[str, str] = {}
+    """The statements of a store's package, by their names; `queries.sql` if no file is named.
+
+    A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files.
+    """
+    blocks: dict[str, dict[str, str]] = {"name": {}, "part": {}}
     for name in names or ("queries.sql",):
         text = files(package).joinpath(name).read_text("utf-8")
-        _, *parts = _TITLE.split(text)
-        statements |= {title: body.strip().rstrip(";") for title, body in zip(parts[::2], parts[1::2], strict=True)}
-    return statements
+        _, *found = _TITLE.split(text)
+        for kind, title, body in zip(found[::3], found[1::3], found[2::3], strict=True):
+            blocks[kind][title] = body.strip().rstrip(";")
+    parts = blocks["part"]
+    return {name: _PLACE.sub(lambda match: parts[match[1]], text) for name, text in blocks["name"].items()}

@@ -77,7 +77,10 @@ COLUMNS: tuple[str, ...] = (
     "expires_at",
     "request",
 )
-"""The columns of a record in every store, in the order of the schema."""
+"""What a row of a record has, whatever store it comes from."""
+
+WORK: frozenset[str] = frozenset({"memo", "intent", "request", "reconcile_after", "reconcile_tries"})
+"""What only unfinished, failed or phased work has: on PostgreSQL columns of a table of its own."""
 
 
 def snapshot_of(row: Row) -> Snapshot:

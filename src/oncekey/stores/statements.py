@@ -27,5 +27,13 @@ class Statements:
 
     def say(self, name: str, params: dict[str, Value]) -> Statement:
         """One statement with its parameters and the instant it is said at."""
-        now = None if self._clock is None else self._clock()
-        return Statement(name, self._commands[name], {**params, "now": now})
+        return Statement(name, self._commands[name], {**params, "now": self._now()})
+
+    def fold(self, name: str, params: dict[str, Value], *, told: str) -> Statement:
+        """One that may travel in the message of a BEGIN or a COMMIT; `told` names its form as text."""
+        text = self._commands[told]
+        assert isinstance(text, str)
+        return Statement(name, self._commands[name], {**params, "now": self._now()}, folds=True, told=text)
+
+    def _now(self) -> Instant | None:
+        return None if self._clock is None else self._clock()

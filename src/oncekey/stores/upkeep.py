@@ -1,28 +1,35 @@
 """Sweeping and reaping as flows over named statements: pages of what may be due, and the moves that the core decided.
 
-Each move proves the version that was read (V). Its line of the audit is written in the same transaction, if it is
-wanted: both are there, or neither is.
+Each move of a record that was read proves the version that was read (V). What is finished and expired goes without
+being read: the statement has the core's conditions in it. A move's line of the audit is written in the same
+transaction, if it is wanted: both are there, or neither is.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
+from uuid import UUID
 
+from oncekey.core.audit import Note
 from oncekey.core.census import Roll, Worker
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.core.model import RecordId, State
-from oncekey.core.upkeep import Page, Run
+from oncekey.core.keys import key_digest
+from oncekey.core.model import State
+from oncekey.core.transitions import Trigger
+from oncekey.core.upkeep import EXPIRED, START, Gone, Page, Place, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.rows import records_of, response_params, version_proof
 from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
-    from oncekey.core.audit import Note
+    from oncekey.core.audit import Mover
     from oncekey.core.model import Completed, Duration, Instant, Record
-    from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.core.upkeep import Expired
+    from oncekey.flow import Flow, Row, Steps, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
@@ -34,6 +41,7 @@ STATEMENTS: tuple[str, ...] = (
     "expiring",
     "kept_expired",
     "purge_expired",
+    "purge_kept",
     "mark_expired",
     "drop_unclaimed",
     "abandon",
@@ -49,6 +57,31 @@ Noting: TypeAlias = "Callable[[Record], Note] | None"
 
 _NO_CALLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MOVED = "what was about to be abandoned has moved: the transaction is undone"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How finished records end, for the audit; without a mover it is not told."""
+
+    trigger: Trigger
+    to: State | None
+    mover: Mover | None
+
+    def note(self, row: Row, mover: Mover) -> Note:
+        """The line about one record."""
+        return Note(
+            scope=row["scope"],
+            key_digest=key_digest(row["key"]),
+            incarnation=UUID(str(row["incarnation"])),
+            operation=row["operation"],
+            fence=row["fence"],
+            source=State(row["state"]),
+            to=self.to,
+            trigger=self.trigger,
+            actor=mover.actor,
+            who=mover.who,
+            why=EXPIRED,
+        )
 
 
 class UpkeepStore:
@@ -95,13 +128,19 @@ class UpkeepStore:
         expires = None if after is None else after.expires_at
         return (yield from self._page("kept_expired", {"limit": limit, "age": age}, expires, after))
 
-    def purge(self, seen: Sequence[Record], grace: Duration, noting: Noting = None) -> Flow[int]:
-        """Delete what is still as it was read, finished and expired for `grace` (row 30); how many that were."""
-        return (yield from self._batch("purge_expired", seen, grace, noting))
+    def purge(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
+        """Delete what is finished and expired, longest ago first, from behind a place on (row 30)."""
+        return (yield from self._ended("purge_expired", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
 
-    def mark(self, seen: Sequence[Record], grace: Duration, noting: Noting = None) -> Flow[int]:
-        """Mark the same as EXPIRED (row 29); how many that were."""
-        return (yield from self._batch("mark_expired", seen, grace, noting))
+    def purge_kept(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
+        """Delete what is marked as expired, in the same way (row 30)."""
+        return (yield from self._ended("purge_kept", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
+
+    def mark(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
+        """Mark what has an answer and is expired, in the same way (row 29)."""
+        return (
+            yield from self._ended("mark_expired", due, limit, after, _Ending(Trigger.EXPIRE, State.EXPIRED, mover))
+        )
 
     def abandon(self, seen: Record, answer: Completed, kept: Duration, noting: Noting = None) -> Flow[bool]:
         """End a pending record whose parcel nobody ever took, and delete that parcel (row 28, O4).
@@ -174,21 +213,20 @@ class UpkeepStore:
 
         return (yield from repeated(Transaction("forget_workers", Mode.SINGLE, body)))
 
-    def _batch(self, name: str, seen: Sequence[Record], grace: Duration, noting: Noting) -> Flow[int]:
-        proofs = [
-            {"scope": one.id.scope, "key": one.id.key, "incarnation": str(one.incarnation), "version": one.version}
-            for one in seen
-        ]
-        by_id = {one.id: one for one in seen}
+    def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
+        """One statement, and another one for the lines of the audit."""
+        mover = ending.mover
 
-        def body() -> Steps[int]:
-            rows: Rows = yield self._statements.say(name, {"seen": json.dumps(proofs), "grace": grace})
-            if noting is not None:
-                moved = [by_id[RecordId(row["scope"], row["key"])] for row in rows]
-                yield from self._audit.noting([noting(one) for one in moved])
-            return len(rows)
+        def body() -> Steps[Gone]:
+            rows = yield self._statements.say(name, _due_params(due, limit, after))
+            if mover is not None:
+                yield from self._audit.noting([ending.note(row, mover) for row in rows])
+            if not rows:
+                return Gone(0, full=False)
+            last = max((row["expires_at"], row["scope"], row["key"]) for row in rows)
+            return Gone(len(rows), len(rows) >= limit, Place(*last), int(rows[0]["now"]))
 
-        return (yield from said(Transaction(name, _mode(noting), body)))
+        return (yield from said(Transaction(name, Mode.SINGLE if mover is None else Mode.ATOMIC, body)))
 
     def _page(self, name: str, params: dict[str, Value], at: Instant | None, after: Record | None) -> Flow[Page]:
         since: dict[str, Value] = {
@@ -213,3 +251,38 @@ def _worker(row: Row) -> Worker:
 def _mode(noting: Noting) -> Mode:
     """One statement commits by itself; with its line of the audit there are two."""
     return Mode.SINGLE if noting is None else Mode.ATOMIC
+
+
+def _due_params(due: Expired, limit: int, after: Place) -> dict[str, Value]:
+    return {
+        "limit": limit,
+        "age": due.age,
+        "until": due.until,
+        "soft": due.soft,
+        "trusted_for": due.trusted_for,
+        "after_at": after.expires_at,
+        "after_scope": after.scope,
+        "after_key": after.key,
+    }
+
+
+class NotingUpkeepStore(UpkeepStore):
+    """The same where a statement that moves finished records writes their lines of the audit by itself."""
+
+    def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
+        mover = ending.mover
+        params: dict[str, Value] = {
+            **_due_params(due, limit, after),
+            "noted": mover is not None,
+            "trigger": ending.trigger.value,
+            "actor": "" if mover is None else mover.actor.value,
+            "who": "" if mover is None else mover.who,
+            "why": EXPIRED,
+        }
+
+        def body() -> Steps[Gone]:
+            [row] = yield self._statements.say(name, params)
+            last = None if row["scope"] is None else Place(row["expires_at"], row["scope"], row["key"])
+            return Gone(int(row["moved"]), int(row["looked"]) >= limit, last, int(row["now"]))
+
+        return (yield from said(Transaction(name, Mode.SINGLE, body)))

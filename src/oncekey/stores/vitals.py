@@ -15,6 +15,7 @@ POSTGRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "vital_holders": ("prepared", "slot_xmin"),
         "vital_settings": ("name", "value"),
         "vital_ttl": ("shortest_ttl", "longest_call"),
+        "vital_rows": ("name", "records"),
     }
 )
 

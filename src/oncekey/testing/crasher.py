@@ -27,7 +27,7 @@ T = TypeVar("T")
 COMMIT: Final = "commit"
 BUSINESS: Final = "business"
 _SPEAKING: Final = frozenset({"execute", "executemany", "fetch", "fetchrow", "fetchval"})
-_LOOKS: Final = frozenset({"lock"})
+_LOOKS: Final = frozenset({"lock", "find"})
 
 
 class Died(BaseException):

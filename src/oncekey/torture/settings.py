@@ -9,7 +9,7 @@ from typing import Final, Self
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.core.scope import bound_scope
-from oncekey.frameworks.asgi.claiming import NO_NAMESPACE
+from oncekey.engine.enrolment import NO_NAMESPACE
 
 LEASE: Final = 1.0
 CALL_TIMEOUT: Final = 0.8

@@ -1,70 +1,83 @@
-"""Acknowledgements in batches: one statement for many messages, and nobody goes on before his was written."""
+"""Acknowledgements in batches: one statement for all that was delivered meanwhile, one after the other."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
-from uuid import UUID
-
-from oncekey.core.errors import StoreError
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from oncekey.core.model import HeldParcel
     from oncekey.workers.calling import Sleep
 
-MOST: Final = 100
+T = TypeVar("T")
+
+MOST: Final = 250
+"""So many are written without waiting for more; while they are, the next ones gather."""
 SOONEST: Final = 0.05
 """Seconds that a message waits for others to be acknowledged with."""
 
 
-class Acks:
-    """Collects what was delivered; flushed when there is enough, after a moment, or when it is told to."""
+class Acks(Generic[T]):
+    """Collects what was delivered, and writes it when there is enough, after a moment, or when it is told to.
 
-    def __init__(
-        self, send: Callable[[tuple[HeldParcel, ...]], Awaitable[frozenset[UUID]]], sleep: Sleep, most: int = MOST
-    ) -> None:
-        self._send = send
+    Only one statement is on its way at a time: what gathers meanwhile goes with the next. `write` tells whoever wants
+    to know what became of it, also of an outage, and raises nothing.
+    """
+
+    def __init__(self, write: Callable[[list[T]], Awaitable[None]], sleep: Sleep, most: int = MOST) -> None:
+        self._write = write
         self._sleep = sleep
         self._most = most
-        self._waiting: list[tuple[HeldParcel, asyncio.Future[bool]]] = []
+        self._waiting: list[T] = []
+        self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
-        self._closing = False
 
-    async def add(self, held: HeldParcel) -> bool:
-        """Wait until it is acknowledged. False: another worker has it."""
-        told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((held, told))
-        if self._closing or len(self._waiting) >= self._most:
-            await self.flush()
-        elif self._timer is None:
-            self._timer = asyncio.create_task(self._later(), name="oncekey-acks")
-        return await told
+    @property
+    def waiting(self) -> int:
+        """How many are not on their way yet."""
+        return len(self._waiting)
 
-    async def close(self) -> None:
-        """From now on everything is written at once."""
-        self._closing = True
-        await self.flush()
+    @property
+    def busy(self) -> bool:
+        """Whether something is waiting, or on its way."""
+        return bool(self._waiting) or self._writer is not None
 
-    async def flush(self) -> None:
-        """Write what is waiting; whoever waits is told, also of an outage."""
-        batch, self._waiting = self._waiting, []
-        if not batch:
-            return
+    def add(self, delivered: T) -> None:
+        """Acknowledge it soon."""
+        self._waiting.append(delivered)
+        if len(self._waiting) >= self._most:
+            self.flush()
+        elif self._timer is None and self._writer is None:
+            self._timer = asyncio.create_task(self._later(), name="oncekey-acks-timer")
+
+    def flush(self) -> None:
+        """Write what is waiting now."""
+        if self._waiting and self._writer is None:
+            self._writer = asyncio.create_task(self._written(), name="oncekey-acks")
+
+    async def drain(self) -> None:
+        """Write everything, and wait for it."""
+        self.flush()
+        if self._writer is not None:
+            await asyncio.wait({self._writer})
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        for task in (self._timer, self._writer):
+            if task is not None:
+                task.cancel()
+
+    async def _written(self) -> None:
         try:
-            done = await self._send(tuple(held for held, _ in batch))
-        except StoreError as error:
-            for _, told in batch:
-                if not told.done():
-                    told.set_exception(error)
-            return
-        for held, told in batch:
-            if not told.done():
-                told.set_result(held.parcel.id in done)
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._write(batch)
+        finally:
+            self._writer = None
 
     async def _later(self) -> None:
         try:
             await self._sleep(SOONEST)
         finally:
             self._timer = None
-        await self.flush()
+        self.flush()

@@ -1,9 +1,15 @@
-"""One call of a topic's function: within its send window, in its time, and off the event loop if it blocks."""
+"""One call of a topic's function: within its send window, in its time, and off the event loop if it blocks.
+
+A function whose code has no `await` ends before anybody else has a turn, so no time-out could end it sooner: it is
+called at once. Every other one gets a task or a thread of its own, which can be left behind.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import dis
+import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -57,6 +63,28 @@ async def call(
         timer.cancel()
         made.add_done_callback(_heard)
         made.cancel()
+
+
+def awaits_nothing(function: Callable[..., Any]) -> bool:
+    """Whether it is an `async def` that cannot be interrupted: there is no `await` in it, of whatever kind."""
+    code = getattr(function, "__code__", None)
+    if code is None or not inspect.iscoroutinefunction(function):
+        return False
+    # `await`, `async with`, `async for` and asynchronous comprehensions all wait by this one instruction.
+    return all(step.opname != "SEND" for step in dis.get_instructions(code))
+
+
+def call_at_once(topic: Topic, message: Message) -> object:
+    """The return value of a function that awaits nothing; it has a context of its own, as it would have in a task."""
+    coroutine = topic.function(message)
+    try:
+        contextvars.copy_context().run(coroutine.send, None)
+    except StopIteration as stop:
+        return stop.value
+    except asyncio.CancelledError as error:
+        raise CallBrokenError("CancelledError") from error
+    coroutine.close()
+    raise CallBrokenError("it awaits something after all")
 
 
 async def _slept(sleep: Sleep, seconds: float) -> None:

@@ -1,7 +1,13 @@
 """The reaper: removes what has expired, in batches, and never what somebody may still have to settle (R156-R174).
 
-Deleting cannot be undone. So it goes only by clocks that agree, after a grace, and the statement that deletes looks at
-the state and the expiry once more.
+Deleting cannot be undone. So it goes only by clocks that agree, after a grace: an instant of the store's is compared
+with the host's clocks, and the statement that deletes goes by that instant or by an earlier one. Finished records, the
+ordinary case, are never read: one statement finds, locks, deletes and notes a batch. What was never finished is looked
+at one by one, behind them.
+
+Requests come first. A batch is as large as the store can do in a moment (`core.batching`), so that nobody has to wait
+behind it for long. After each the reaper rests at least as long as that took; and longer, up to three times, the slower
+the store has become, because then it has others to serve.
 """
 
 from __future__ import annotations
@@ -9,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.audit import Mover
+from oncekey.core.batching import Bounds, Worked
 from oncekey.core.errors import StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND
 from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
-from oncekey.core.upkeep import Retention
+from oncekey.core.upkeep import START, Expired, Retention
 from oncekey.engine import upkeep
 from oncekey.flow import adrive
 from oncekey.workers.clocks import Watch, boot, this_process
@@ -29,8 +37,8 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Duration, Instant, Record
     from oncekey.core.policy import Policy
-    from oncekey.core.upkeep import Page
-    from oncekey.engine.upkeep import Reaped
+    from oncekey.core.upkeep import Gone, Page, Place
+    from oncekey.engine.upkeep import Cared
     from oncekey.flow import Flow, Transaction
     from oncekey.ports import Audit, Upkeep
     from oncekey.workers.calling import Sleep
@@ -39,6 +47,32 @@ log = logging.getLogger("oncekey.worker")
 
 SMALLEST: Final = 10
 """A batch of so few that times out is an outage, and no batch too large."""
+LEAST: Final = 500
+"""However slow the store is, a batch has so many: fewer would cost as much, and keep it busy for longer."""
+FIRST: Final = 1000
+"""How many records the first batch has, at most."""
+MOMENT: Final = SECOND // 40
+"""How long a batch should take."""
+LONGEST_REST: Final = 3
+"""A reaper rests at most so many times as long as its last batch took: it has to keep up with new keys all the same."""
+FORGETTING: Final = 1.02
+"""With each batch the best time of a record grows by this: a store that stays slow is no news."""
+
+
+@dataclass(slots=True)
+class Rests:
+    """How long to rest after a batch, by how long it took and how much faster the store has been."""
+
+    best: float | None = None
+    """The shortest time that one record took lately."""
+
+    def after(self, took: Duration, moved: int) -> float:
+        """The seconds to rest."""
+        if moved <= 0 or took <= 0:
+            return took / SECOND
+        each = took / moved
+        self.best = each if self.best is None else min(each, self.best * FORGETTING)
+        return min(LONGEST_REST, each / self.best) * took / SECOND
 
 
 class Reaper:
@@ -67,7 +101,8 @@ class Reaper:
         self._sleep = sleep
         self._clock = clock
         self._mover = Mover(Actor.REAPER, who or this_process())
-        self._batch = policy.reap_batch
+        self._bounds = Bounds(min(LEAST, policy.reap_batch), policy.reap_batch, MOMENT)
+        self._batch = min(FIRST, policy.reap_batch)
         self._stopped = False
         self.failed = 0
         """Looks that were broken off, because a clock is wrong."""
@@ -78,16 +113,15 @@ class Reaper:
 
     @property
     def batch(self) -> int:
-        """How many records it takes at a time now: fewer after a time-out, and slowly more again."""
+        """How many records it takes at a time now: as many as take a moment, and fewer after a time-out."""
         return self._batch
 
     async def run_once(self) -> int:
         """One look at everything that has expired; how many records were moved."""
         before = self.counts.copy()
-        kept = self._retention.grace + self._retention.kept
-        agreed = await self._reap(self._store.expiring, self._retention.grace)
+        agreed = await self._end_expiring()
         # Those that this very round has marked are not due yet: the longer age is counted from their expiry, too.
-        agreed = agreed and await self._reap(self._store.kept_expired, kept)
+        agreed = agreed and await self._end_kept()
         if agreed and self._audit is not None:
             await self._forget(self._audit)
         if agreed:
@@ -104,32 +138,89 @@ class Reaper:
         """Begin no other batch."""
         self._stopped = True
 
-    async def _reap(self, look: Callable[[int, Duration, Record | None], Flow[Page]], age: Duration) -> bool:
-        """Page by page; False if the clocks do not agree, so that nothing more may be ended."""
-        after: Record | None = None
+    async def _end_expiring(self) -> bool:
+        """End what has expired. False if the clocks do not agree, so that nothing more may be ended."""
+        age, soft = self._retention.grace, self._retention.soft
+        first = await self._looked(self._store.expiring(1, age))
+        if first is None or not first.records:
+            return first is not None
+        if soft and not await self._end_finished(self._store.mark, "marked", first.now, age):
+            return False
+        if not await self._end_finished(self._store.purge, "purged", first.now, age):
+            return False
+        return await self._end_unfinished(age)
+
+    async def _end_kept(self) -> bool:
+        """Delete what was marked and kept long enough; False as above."""
+        age = self._retention.grace + self._retention.kept
+        first = await self._looked(self._store.kept_expired(1, age))
+        if first is None or not first.records:
+            return first is not None
+        return await self._end_finished(self._store.purge_kept, "purged", first.now, age)
+
+    async def _end_finished(
+        self, move: Callable[[Expired, int, Place, Mover | None], Flow[Gone]], what: str, now: Instant, age: Duration
+    ) -> bool:
+        """Batch by batch, each by an instant that was compared with the host's clocks; False as above."""
+        mover = self._mover if self._policy.audit else None
+        after, rests = START, Rests()
         while not self._stopped:
-            began, batch = self._clock(), self._batch
+            due = Expired(age, now - age, soft=self._retention.soft, trusted_for=self._watch.trusted_for)
+            began, size = self._clock(), self._batch
             try:
-                page = await adrive(look(batch, age, after), self._run)
-                if not self._watch.look(page.now):
-                    self.failed += 1
-                    log.error("reaper: stopped, because %s", self._watch.why)
-                    return False
-                self._count(await adrive(self._reaped(page), self._run))
+                gone = await adrive(move(due, size, after, mover), self._run)
             except StoreError:
-                if batch <= SMALLEST:
+                if size <= SMALLEST:
                     raise
-                self._batch = max(SMALLEST, batch // 2)
-                await self._rest(began)
+                self._batch = max(SMALLEST, size // 2)
+                await self._sleep((self._clock() - began) / SECOND)
                 continue
-            self._batch = min(self._policy.reap_batch, batch * 2)
-            if len(page.records) < batch:
+            took = self._clock() - began
+            self.counts[what] += gone.moved
+            self._batch = self._bounds.after(size, Worked(size, size if gone.full else gone.moved, took))
+            if not gone.full or gone.last is None or gone.now is None:
                 return True
-            after = page.records[-1]
-            await self._rest(began)
+            if not self._agrees(gone.now):
+                return False
+            now, after = gone.now, gone.last
+            await self._sleep(rests.after(took, gone.moved))
         return True
 
-    def _reaped(self, page: Page) -> Flow[Reaped]:
+    async def _end_unfinished(self, age: Duration) -> bool:
+        """Look at what is left, page by page; False as above."""
+        after: Record | None = None
+        size = min(FIRST, self._policy.reap_batch)
+        while not self._stopped:
+            began = self._clock()
+            try:
+                page = await self._looked(self._store.expiring(size, age, after))
+                if page is None:
+                    return False
+                self._tell(await adrive(self._cared(page), self._run))
+            except StoreError:
+                if size <= SMALLEST:
+                    raise
+                size = max(SMALLEST, size // 2)
+            else:
+                if len(page.records) < size:
+                    return True
+                after = page.records[-1]
+            await self._sleep((self._clock() - began) / SECOND)
+        return True
+
+    async def _looked(self, look: Flow[Page]) -> Page | None:
+        """A page, or None if its clock is not to be gone by."""
+        page = await adrive(look, self._run)
+        return page if self._agrees(page.now) else None
+
+    def _agrees(self, now: Instant) -> bool:
+        if self._watch.look(now):
+            return True
+        self.failed += 1
+        log.error("reaper: stopped, because %s", self._watch.why)
+        return False
+
+    def _cared(self, page: Page) -> Flow[Cared]:
         trusted_for = self._watch.trusted_for
         return upkeep.reap(self._store, page, self._policy, self._retention, self._mover, trusted_for=trusted_for)
 
@@ -141,22 +232,13 @@ class Reaper:
             self.counts["notes"] += gone
             if gone < self._policy.reap_batch:
                 return
-            await self._rest(began)
+            await self._sleep((self._clock() - began) / SECOND)
 
-    async def _rest(self, began: Instant) -> None:
-        """As long as the batch took: whoever serves requests has at least half of the store."""
-        await self._sleep((self._clock() - began) / SECOND)
-
-    def _count(self, reaped: Reaped) -> None:
-        self.counts.update(
-            purged=reaped.purged,
-            marked=reaped.marked,
-            parked=len(reaped.parked),
-            abandoned=len(reaped.abandoned),
-        )
-        for record in reaped.parked:
+    def _tell(self, cared: Cared) -> None:
+        self.counts.update(parked=len(cared.parked), abandoned=len(cared.abandoned))
+        for record in cared.parked:
             log.error("reaper: begun and never ended, so it is unknown now: %s (%s)", *_named(record))
-        for record in reaped.abandoned:
+        for record in cared.abandoned:
             log.warning("reaper: its parcel was never taken, so it has timed out: %s (%s)", *_named(record))
 
 

@@ -1,6 +1,14 @@
 """The relay: takes parcels from the outbox, calls their topics' functions, and writes down what became of it.
 
-It claims no more than it can begin at once, so a parcel's lease never runs while the parcel waits for its turn.
+It claims batches, which a few standing tasks (hands) work off one parcel at a time; the next batch is claimed when half
+of the present one is done, and what was delivered is acknowledged in batches, too. So three things go on at once: the
+store claims, the hands call, and the store acknowledges.
+
+A parcel's lease runs while the parcel waits for its turn. So a batch begins with what can be begun at once, and grows
+only while batches end within a tenth of the lease (`core.batching`); what has waited for so long that its call might
+outlast the lease is not begun, but handed back. A batch of parcels shares the fate of its worker: if one of them kills
+the process, each time its lease is over, then all of them have been tried in vain. So what was tried before is claimed
+as a request's own call is: never more of it than can be begun at once, and begun before anything else.
 """
 
 from __future__ import annotations
@@ -10,45 +18,58 @@ import json
 import logging
 import random
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.boottime import boottime
 from oncekey.core.backoff import Backoff
+from oncekey.core.batching import Bounds, Worked
 from oncekey.core.deferred import TakenUp
 from oncekey.core.errors import NotExecuted, Rejected, ResultNotStorableError, StoreError
 from oncekey.core.model import ParcelKind
 from oncekey.core.policy import micros
 from oncekey.engine import relay
-from oncekey.engine.relay import Answered, Ended, Failed, Unstorable, lease_of
+from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, Unstorable, lease_of
 from oncekey.flow import adrive
 from oncekey.topics import Message, Reply, reply_of
 from oncekey.workers.acks import MOST, Acks
-from oncekey.workers.calling import call
+from oncekey.workers.calling import awaits_nothing, call, call_at_once
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from oncekey.core.model import Duration, HeldParcel
     from oncekey.core.policy import Policy
     from oncekey.engine.relay import Ending
     from oncekey.flow import Flow, Transaction
     from oncekey.ports import Outbox
-    from oncekey.topics import Topics
+    from oncekey.topics import Topic, Topics
     from oncekey.workers.calling import Clock, Sleep
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey.worker")
 
 CONCURRENCY: Final = 10
+BATCH: Final = 1000
+"""How many parcels a relay has in its hands at most, if they are short calls."""
+HEAVIEST: Final = 16 * 1024 * 1024
+"""How many characters of payload it has in its hands at most; as many parcels as can be begun at once may have more."""
+SHARE: Final = 10
+"""A batch should end within this part of the lease."""
+BREATH: Final = 0.005
+"""Seconds after which a hand that never had to wait lets others have a turn."""
 WAITS: Final = Backoff(base=1.0, cap=300.0, floor=0.05, longest=3600.0)
 """Seconds before the next attempt; a provider that names a time is not asked sooner."""
 OUTAGE: Final = Backoff(base=0.1, cap=5.0)
 """Seconds before what a call returned is offered to the store again."""
 DECLINED: Final = 422
 """The status of a `Rejected` whose value is no `Reply`."""
-FAILURES: Final = frozenset({Ended.POSTPONED, Ended.PARKED, Ended.BURIED, Ended.ORPHANED})
+BURIALS: Final = frozenset({Ended.PARKED, Ended.BURIED, Ended.ORPHANED})
+FAILURES: Final = BURIALS | {Ended.POSTPONED}
 _MICROS: Final = 1_000_000
 
 
@@ -59,6 +80,29 @@ class ReplyNotFinalError(Exception):
         super().__init__(f"reply_{reply.status}")
         self.status = reply.status
         self.retry_after = reply.retry_after
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one claim brought, and how much of it is not over yet."""
+
+    asked: int
+    got: int
+    claimed_at: float
+    begin_by: float
+    """After this a call could outlast the lease."""
+    weight: int
+    left: int
+
+
+@dataclass(slots=True)
+class InHand:
+    """A parcel that this relay has claimed."""
+
+    held: HeldParcel
+    batch: Batch
+    careful: bool
+    """A request's own call, or a parcel that was tried before."""
 
 
 class Relay:
@@ -75,6 +119,7 @@ class Relay:
         *,
         only: tuple[str, ...] | None = None,
         concurrency: int = CONCURRENCY,
+        batch: int = BATCH,
         pace: Pace | None = None,
         waits: Backoff = WAITS,
         clock: Clock = boottime,
@@ -96,16 +141,31 @@ class Relay:
         self._chance = chance
         self._me = uuid.uuid4().hex
         self._claims = 0
-        self._working: set[asyncio.Task[None]] = set()
+        self._lease = lease_of(policy)
+        self._limit = micros(policy.call_timeout)
+        target = self._lease / _MICROS / SHARE
+        self._bounds = Bounds(concurrency, max(concurrency, batch), target, HEAVIEST)
+        self._size = concurrency
+        self._waiting: deque[InHand] = deque()
+        self._first: deque[InHand] = deque()
+        self._in_hand = self._careful = self._in_line = 0
+        self._hands: set[asyncio.Task[None]] = set()
+        self._prompt: dict[str, bool] = {}
         self._changed = asyncio.Event()
+        self._exhausted = False
         self._stopping = False
-        self._acks = Acks(self._acknowledge, sleep, min(MOST, concurrency))
+        self._acks: Acks[InHand] = Acks(self._acknowledge, sleep, MOST)
         self._broken = 0
 
     @property
     def failed(self) -> int:
         """Parcels whose call did not go well: tried again later, dead, or left to their lease."""
         return self._broken + sum(self.ended[ended] for ended in FAILURES)
+
+    @property
+    def size(self) -> int:
+        """How many parcels it takes into its hands now: as many as it can begin at once, or more if they are quick."""
+        return self._size
 
     async def run_once(self) -> int:
         """Claim what there is room for, and begin it; waits until there is room."""
@@ -114,85 +174,213 @@ class Relay:
             return 0
         self._claims += 1
         owner = f"{self._me}:{self._claims}"
-        held = await self._drive(self._outbox.due(owner, self.topics, room, lease_of(self._policy)))
+        careful = max(0, self._concurrency - self._careful)
+        claimed_at = self._clock()
+        held = await self._drive(self._outbox.due(owner, self.topics, room, self._lease, careful=careful))
         if self._stopping and held:
             # The stop came while we asked: nobody would wait for what is begun now.
             await self._drive(self._outbox.hand_back(*held))
             return 0
-        for one in held:
-            task = asyncio.create_task(self._work(one), name="oncekey-parcel")
-            self._working.add(task)
-            task.add_done_callback(self._done)
+        self._exhausted = len(held) < room
+        if held:
+            self._take(held, room, claimed_at)
         return len(held)
 
     async def drain(self) -> None:
-        """Wait for every parcel in work."""
-        while self._working:
-            await asyncio.wait(set(self._working))
+        """Wait for every parcel in hand."""
+        while self._hands or self._acks.busy:
+            if self._hands:
+                await asyncio.wait(set(self._hands))
+            await self._acks.drain()
 
     async def stop(self, grace: float) -> None:
         """Claim nothing more; open calls have `grace` seconds, and are then left to their leases (P5, F10)."""
         self._stopping = True
         self._changed.set()
-        await asyncio.sleep(0)
-        await self._acks.close()
-        drained = asyncio.ensure_future(self.drain())
+        ending = asyncio.ensure_future(self._finish())
         timer = asyncio.ensure_future(self._sleep(grace))
-        await asyncio.wait({drained, timer}, return_when=asyncio.FIRST_COMPLETED)
-        timer.cancel()
-        drained.cancel()
-        left = set(self._working)
-        for task in left:
+        await asyncio.wait({ending, timer}, return_when=asyncio.FIRST_COMPLETED)
+        left = set(self._hands)
+        for task in (timer, ending, *left):
             task.cancel()
+        await asyncio.wait({ending, *left})
+        self._acks.close()
         if left:
-            await asyncio.wait(left)
             log.warning("relay: stopped with %d calls open; their leases run out", len(left))
         if self.ended:
             log.info("relay: %s", ", ".join(f"{count} {ended}" for ended, count in sorted(self.ended.items())))
 
+    async def _finish(self) -> None:
+        unbegun = [*self._first, *self._waiting]
+        self._first.clear()
+        self._waiting.clear()
+        await self._give_back(unbegun)
+        await self.drain()
+
     async def _room(self) -> int:
+        """Wait until a claim is worth its statement; how many parcels it may bring. 0: the relay stops."""
         while not self._stopping:
-            free = self._concurrency - len(self._working)
-            if free > 0:
-                return free
+            room = self._size - self._in_hand
+            # While calls are slow, whatever is free is filled at once; batches of quick ones are half done first.
+            enough = 1 if self._size == self._concurrency else self._size // 2
             self._changed.clear()
-            await self._changed.wait()
+            if room < enough or self._careful >= self._concurrency:
+                await self._changed.wait()
+            elif self._exhausted and self._in_line:
+                # All else that is due may stand behind what we have in hand: look again when a line has moved.
+                self._exhausted = False
+                await self._moment()
+            else:
+                return room
         return 0
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._working.discard(task)
-        self._changed.set()
-        if not task.cancelled() and task.exception() is not None:
-            self._broken += 1
-            # The class alone: an error's text may quote what a client sent.
-            log.error("relay: a parcel is left to its lease, because of a %s", type(task.exception()).__name__)
+    async def _moment(self) -> None:
+        changed = asyncio.ensure_future(self._changed.wait())
+        timer = asyncio.ensure_future(self._sleep(self.pace.shortest))
+        await asyncio.wait({changed, timer}, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        timer.cancel()
 
-    async def _work(self, held: HeldParcel) -> None:
-        if self._stopping:
-            await self._drive(self._outbox.hand_back(held))
+    def _take(self, held: tuple[HeldParcel, ...], asked: int, claimed_at: float) -> None:
+        span = (self._lease - self._limit - MARGIN) / _MICROS
+        weight = sum(len(one.parcel.payload) for one in held)
+        batch = Batch(asked, len(held), claimed_at, claimed_at + span, weight, left=len(held))
+        for one in held:
+            parcel = InHand(one, batch, one.parcel.kind is ParcelKind.DEFER or one.attempts > 1)
+            self._count(parcel, 1)
+            (self._first if parcel.careful else self._waiting).append(parcel)
+        self._lend_a_hand()
+
+    def _lend_a_hand(self) -> None:
+        """One more hand for what waits, if there may be one more; whoever begins a call that takes its time asks."""
+        if len(self._hands) < self._concurrency and (self._first or self._waiting):
+            hand = asyncio.create_task(self._hand(), name="oncekey-parcels")
+            self._hands.add(hand)
+            hand.add_done_callback(self._let_go)
+
+    def _count(self, parcel: InHand, by: int) -> None:
+        self._in_hand += by
+        self._careful += by * parcel.careful
+        self._in_line += by * (parcel.held.parcel.order_by is not None)
+
+    async def _hand(self) -> None:
+        """Work off what was claimed, one parcel after the other."""
+        breath = self._clock()
+        while not self._stopping and (self._first or self._waiting):
+            now = self._clock()
+            if now - breath > BREATH:
+                await asyncio.sleep(0)
+                breath = self._clock()
+                continue
+            parcel = (self._first or self._waiting).popleft()
+            if now > parcel.batch.begin_by:
+                await self._too_late(parcel, now)
+            else:
+                await self._work(parcel)
+
+    def _let_go(self, hand: asyncio.Task[None]) -> None:
+        self._hands.discard(hand)
+        if not self._stopping:
+            self._lend_a_hand()  # for what was claimed just as this one had nothing left to do
+        if not self._hands:
+            self._acks.flush()  # nothing else will be delivered for a while
+
+    async def _work(self, parcel: InHand) -> None:
+        held = parcel.held
+        ended: Ended | None = None
+        try:
+            if held.parcel.kind is ParcelKind.DEFER:
+                self._lend_a_hand()  # also for the time that the store takes
+                ended = await self._deferred(held)
+            else:
+                ended = await self._message(held)
+        except asyncio.CancelledError:
+            self._over(parcel, None)
+            raise
+        except Exception as error:  # noqa: BLE001  (the store's, or a mistake of ours: it concerns this parcel only)
+            self._leave((parcel,), error)
             return
-        deferred = held.parcel.kind is ParcelKind.DEFER
-        ended = await (self._deferred(held) if deferred else self._message(held))
+        if ended is None:
+            self._acks.add(parcel)
+        else:
+            self._over(parcel, ended)
+
+    def _over(self, parcel: InHand, ended: Ended | None) -> None:
+        """A parcel has left our hands. None: it was handed back, or is left to its lease."""
+        batch = parcel.batch
+        self._count(parcel, -1)
+        batch.left -= 1
+        if batch.left == 0:
+            worked = Worked(batch.asked, batch.got, self._clock() - batch.claimed_at, batch.weight)
+            self._size = self._bounds.after(self._size, worked)
+        self._changed.set()
+        if ended is None:
+            return
         self.ended[ended] += 1
-        if ended in FAILURES - {Ended.POSTPONED}:
+        if ended in BURIALS:
             log.error(
                 "dead letter: parcel %s of topic %s is %s after %d attempts",
-                held.parcel.id,
-                held.parcel.topic,
+                parcel.held.parcel.id,
+                parcel.held.parcel.topic,
                 ended,
-                held.attempts,
+                parcel.held.attempts,
             )
 
-    async def _message(self, held: HeldParcel) -> Ended:
+    def _leave(self, parcels: Sequence[InHand], error: Exception) -> None:
+        self._broken += len(parcels)
+        # The class alone: an error's text may quote what a client sent.
+        name = type(error).__name__
+        if len(parcels) == 1:
+            log.error("relay: a parcel is left to its lease, because of a %s", name)
+        else:
+            log.error("relay: %d parcels are left to their leases, because of a %s", len(parcels), name)
+        for parcel in parcels:
+            self._over(parcel, None)
+
+    async def _too_late(self, parcel: InHand, now: float) -> None:
+        """Hand back what has waited for so long that its call could outlast its lease."""
+        late = [parcel]
+        for waiting in (self._first, self._waiting):
+            late += [one for one in waiting if now > one.batch.begin_by]
+            kept = [one for one in waiting if now <= one.batch.begin_by]
+            waiting.clear()
+            waiting.extend(kept)
+        log.warning("relay: %d parcels waited too long for their turn, and are handed back", len(late))
+        await self._give_back(late)
+
+    async def _give_back(self, parcels: Sequence[InHand]) -> None:
+        if not parcels:
+            return
+        try:
+            await self._drive(self._outbox.hand_back(*(one.held for one in parcels)))
+        except StoreError as error:
+            self._leave(parcels, error)
+            return
+        for one in parcels:
+            self._over(one, None)
+
+    async def _acknowledge(self, delivered: list[InHand]) -> None:
+        try:
+            done = await self._drive(self._outbox.sent(*(one.held for one in delivered)))
+        except StoreError as error:
+            self._leave(delivered, error)
+            return
+        for one in delivered:
+            self._over(one, Ended.DELIVERED if one.held.parcel.id in done else Ended.LOST)
+
+    async def _message(self, held: HeldParcel) -> Ended | None:
+        """Deliver a message. None: it is delivered, and has to be acknowledged."""
         if held.attempts > self._policy.outbox_max_attempts:
+            self._lend_a_hand()
             spent = Failed(held.last_error or relay.SPENT)
             return await self._drive(relay.fail_message(self._outbox, held, spent, self._policy))
         try:
-            await self._call(held, limit=micros(self._policy.call_timeout), send_by=None)
+            await self._call(held, limit=self._limit, send_by=None)
         except Exception as error:  # noqa: BLE001  (whatever a topic's function raises)
             failed = self._failure(held, error)
+            self._lend_a_hand()
             return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
-        return Ended.DELIVERED if await self._acks.add(held) else Ended.LOST
+        return None
 
     async def _deferred(self, held: HeldParcel) -> Ended:
         # From before the announcement: the store's waiting rule counts from no earlier (U1).
@@ -249,10 +437,20 @@ class Relay:
             order_by=parcel.order_by,
         )
         topic, seconds = self._topics[parcel.topic], limit / _MICROS
-        returned = await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
+        if send_by is None and self._is_prompt(topic):
+            returned = call_at_once(topic, message)
+        else:
+            self._lend_a_hand()
+            returned = await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
         if isinstance(returned, Reply) and not returned.is_final:
             raise ReplyNotFinalError(returned)
         return returned
+
+    def _is_prompt(self, topic: Topic) -> bool:
+        known = self._prompt.get(topic.name)
+        if known is None:
+            known = self._prompt[topic.name] = awaits_nothing(topic.function)
+        return known
 
     def _failure(self, held: HeldParcel, error: Exception) -> Failed:
         seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_asked(error))
@@ -267,9 +465,6 @@ class Relay:
             return isinstance(error, NotExecuted) or self._policy.is_definitely_not_executed(error)
         except Exception:  # noqa: BLE001  (a hook that fails proves nothing)
             return False
-
-    async def _acknowledge(self, held: tuple[HeldParcel, ...]) -> frozenset[uuid.UUID]:
-        return await self._drive(self._outbox.sent(*held))
 
     async def _drive(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._run)

@@ -31,6 +31,10 @@ class InThreads:
     async def begin(self):
         return TransactionInThreads(await asyncio.to_thread(self.driver.begin))
 
+    async def begin_with(self, first):
+        transaction, found = await asyncio.to_thread(self.driver.begin_with, first)
+        return TransactionInThreads(transaction), found
+
     async def close(self):
         self.driver.close()
 
@@ -48,6 +52,9 @@ class TransactionInThreads:
 
     async def commit(self):
         await asyncio.to_thread(self.transaction.commit)
+
+    async def commit_with(self, last):
+        return await asyncio.to_thread(self.transaction.commit_with, last)
 
     async def rollback(self):
         await asyncio.to_thread(self.transaction.rollback)

@@ -33,10 +33,12 @@ class Capture:
     def start(self, message: Message) -> None:
         """The status line and the headers; tuples, because outer middleware changes lists in place."""
         self.status = message["status"]
-        self.headers = tuple((bytes(name), bytes(value)) for name, value in message.get("headers", ()))
-        for name, value in self.headers:
+        lines = []
+        for name, value in message.get("headers", ()):
+            lines.append((bytes(name), bytes(value)))
             if name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream"):
                 self.refused = "event_stream_cannot_be_enrolled"
+        self.headers = tuple(lines)
 
     def body(self, message: Message) -> None:
         """One more piece of the body."""
@@ -61,9 +63,8 @@ class Capture:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it is sent: in one piece where it was small enough to be kept."""
+        """A spooled body as it is sent, piece by piece; one that was small enough to be kept is sent whole."""
         if self._spool is None:
-            yield self.kept or b""
             return
         self._spool.seek(0)
         while piece := self._spool.read(PIECE):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.core.answers import marks
-from oncekey.core.headers import field_name
+from oncekey.core.answers import marked_lines
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
@@ -25,11 +24,12 @@ async def send_captured(
     send: Send, capture: Capture, policy: Policy, *, echo: bytes | None, expires_at: Instant
 ) -> None:
     """Send what the application answered, as it was and with our marks, in one piece unless it was spooled."""
-    # An answer that was passed on from elsewhere may bring along what only we may say.
-    ours = frozenset(map(field_name, (policy.key_header, policy.expires_header, policy.replayed_header)))
-    marked = marks(policy, echo=echo, expires_at=expires_at)
-    headers = [*[line for line in capture.headers if line[0].lower() not in ours], *marked]
+    headers = marked_lines(capture.headers, policy, echo=echo, expires_at=expires_at)
     await send({"type": "http.response.start", "status": capture.status, "headers": headers})
+    whole = capture.kept
+    if whole is not None:
+        await send({"type": "http.response.body", "body": whole, "more_body": False})
+        return
     pieces = iter(capture.pieces())
     piece = next(pieces, b"")
     for following in pieces:

@@ -14,13 +14,15 @@ from oncekey.boottime import boottime
 from oncekey.core.headers import field_name
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Patterns
-from oncekey.engine.run import Hints, Site
+from oncekey.engine.recent import Answers, Hints
+from oncekey.engine.run import Site
 from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
@@ -92,7 +94,9 @@ class Installation:
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
+        self._threads: ThreadRuntime | None = None
         self._hints = Hints()
+        self._answers = Answers(boottime)
         self.max_request_bytes = policy.max_request_bytes
         self._tenant = tenant
         self._principal = principal
@@ -112,6 +116,13 @@ class Installation:
             life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), self._site(engine))
         return life
 
+    def threads(self) -> ThreadRuntime:
+        """What performs the steps of `def` handlers."""
+        engine = self.engines.blocking()
+        if self._threads is None or self._threads.engine is not engine:
+            self._threads = ThreadRuntime(engine)
+        return self._threads
+
     def _site(self, engine: AsyncEngine) -> Site:
         engines = self.engines
         return Site(
@@ -124,6 +135,7 @@ class Installation:
             wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             hints=self._hints,
+            answers=self._answers,
         )
 
     async def _open_blocking(self) -> AsyncOpenTransaction:
@@ -131,11 +143,12 @@ class Installation:
 
     async def tenant_of(self, scope: Scope) -> str:
         """Whose key it is, as the authenticated request says."""
-        return await _resolved(self._tenant, scope)
+        tenant = self._tenant(scope)
+        return tenant if type(tenant) is str else await _resolved(tenant)
 
     async def principal_of(self, scope: Scope) -> str | None:
         """Who in the tenant, where keys are bound to principals."""
-        return None if self._principal is None else await _resolved(self._principal, scope)
+        return None if self._principal is None else await _resolved(self._principal(scope))
 
     def status_url(self, root_path: str, key: str) -> str | None:
         """Where the key's state can be read."""
@@ -187,6 +200,5 @@ def _nobody() -> None:
     """Neither workers nor a check."""
 
 
-async def _resolved(resolver: Resolver, scope: Scope) -> str:
-    value = resolver(scope)
+async def _resolved(value: str | Awaitable[str]) -> str:
     return await value if inspect.isawaitable(value) else value

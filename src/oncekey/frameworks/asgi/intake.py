@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from oncekey.frameworks.asgi.types import Message, Receive
 
 
@@ -123,11 +125,16 @@ class Intake:
             raise TooSlowError
         if patience is None:
             return await self._receive()
+        waiting = self._receive().__await__()
+        try:
+            first = next(waiting)
+        except StopIteration as arrived:
+            return cast("Message", arrived.value)  # it was there already, so no timer was needed
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
             async with asyncio.timeout(max(0.0, patience - self._waited)) as limit:
-                return await self._receive()
+                return await _Begun(waiting, first)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -147,3 +154,26 @@ class Intake:
             self._chunks.clear()
         else:
             self._chunks.append(chunk)
+
+
+class _Begun:
+    """An awaitable whose first step was made by hand: it waits for what that step waits for, then makes the others."""
+
+    __slots__ = ("_first", "_waiting")
+
+    def __init__(self, waiting: Generator[Any, Any, Message], first: object) -> None:
+        self._waiting = waiting
+        self._first = first
+
+    def __await__(self) -> Generator[Any, Any, Message]:
+        awaited = self._first
+        while True:
+            try:
+                yield awaited
+            except BaseException as error:  # noqa: BLE001  (a cancellation above all: it is handed on as it came)
+                try:
+                    awaited = self._waiting.throw(error)
+                except StopIteration as ended:
+                    return cast("Message", ended.value)
+            else:
+                return (yield from self._waiting)

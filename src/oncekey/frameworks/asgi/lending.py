@@ -53,7 +53,6 @@ class Lending:
         "_request",
         "_scope",
         "_session",
-        "_taken",
         "_tx",
     )
 
@@ -66,7 +65,6 @@ class Lending:
         self._loan: Loan | None = None
         self._reading: AsyncOpenTransaction | None = None
         self._session: LentSession | None = None
-        self._taken = False
         self._handed_over = self._tx is not None
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
@@ -100,13 +98,6 @@ class Lending:
         if self._tx is None:
             self._tx = await (opened_in_thread(self._installation) if blocking else self._engine.open())
         return self._tx
-
-    async def hand_over(self, enrolment: Enrolment) -> AsyncOpenTransaction:
-        """The business transaction of a handler without a key, opened if it is not."""
-        await self.rest()
-        tx = await self.business(blocking=enrolment.blocking)
-        self.joins(tx, enrolment)
-        return tx
 
     def joins(self, tx: AsyncOpenTransaction, enrolment: Enrolment) -> None:
         """From now on this is the handler's transaction, and somebody else ends it."""
@@ -151,7 +142,6 @@ class Lending:
 
     async def take_back(self) -> None:
         """Undo what is not committed; no connection stays with the request."""
-        self._taken = True
         if self._tx is not None and not self._handed_over:
             await self._tx.rollback()
         if self._reading is not None:
@@ -162,15 +152,17 @@ class Lending:
             await self._session.close()
 
     def _follows(self, enrolment: Enrolment) -> bool:
-        """Whether what is lent changes its transaction: from phase to phase, or because a claim comes first.
+        """Whether what is lent changes its transaction: from phase to phase, or when it becomes the one writer.
 
-        Such a claim would wait for whoever writes already, and that would be its own request.
+        A claim would wait for whoever writes already, and that would be its own request; a replay must not wait at all.
         """
         if enrolment.effects is Effects.PHASED:
             return True
         if enrolment.blocking:
             raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))
-        return self._engine.store.locks is None and self._engine.reads_apart and not self._handed_over
+        locks = self._engine.store.locks
+        alone = locks is None or locks.one_writer
+        return alone and self._engine.reads_apart and not self._handed_over
 
     def _loaned(self) -> Loan:
         if self._loan is None:
@@ -211,12 +203,6 @@ def lend(request: Borrower) -> Lending:
     return request.lent
 
 
-async def business(request: Borrower, enrolment: Enrolment) -> AsyncOpenTransaction:
-    """The business transaction of a LOCAL handler: the one that a dependency opened, or a new one."""
-    await request.read_ahead(enrolment.policy)
-    return await lend(request).hand_over(enrolment)
-
-
 async def take_back(request: Borrower) -> None:
     """Take back what a request was lent, whoever is cancelled meanwhile."""
     if request.lent is None:
@@ -247,7 +233,7 @@ class LendingRuntime(AsyncRuntime):
                 if self._request.lent is not None:
                     await self._request.lent.rest()
             case TakeBack():
-                await self._taken_back()
+                await take_back(self._request)
             case Call(within=tx) if tx is not None:
                 self._in_phase = lend(self._request).joins_phase(tx)
                 return await super().perform(effect)
@@ -267,13 +253,6 @@ class LendingRuntime(AsyncRuntime):
             case _:
                 return await super().perform(effect)
         return None
-
-    async def _taken_back(self) -> None:
-        """A request that is not let in gives back what it was lent."""
-        lent = self._request.lent
-        await take_back(self._request)
-        if lent is not None and lent.business_tx is None:
-            self._request.lent = None  # the handler may be lent something else, if it is let in after all
 
     def _part(self) -> None:
         loan, self._in_phase = self._in_phase, None

@@ -25,6 +25,7 @@ from oncekey.engine.effects import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from datetime import timedelta
 
     from oncekey.core.model import Claim, Instant
     from oncekey.core.policy import Policy
@@ -73,7 +74,7 @@ class Limits:
 
     def of(self, store: Store, scope: Scope, claim: Claim, policy: Policy) -> Life[Refuse | None] | None:
         """What says why a request is not to be executed, if it would be; None: its route has no limits."""
-        too_old = self._age(scope, policy)
+        too_old = None if policy.max_request_age is None else self._age(scope, policy.max_request_age)
         if too_old is None and policy.max_new_keys_per_second is None and policy.max_live_keys is None:
             return None
         return self._admits(store, claim, policy, too_old)
@@ -93,12 +94,10 @@ class Limits:
             return None
         return await self._hit("lookups", caller, policy.max_lookups_per_second, policy)
 
-    def _age(self, scope: Scope, policy: Policy) -> Refuse | None:
-        if policy.max_request_age is None:
-            return None
+    def _age(self, scope: Scope, most: timedelta) -> Refuse | None:
         lines = [bytes(value) for name, value in scope["headers"] if name == _FIRST_SENT]
         try:
-            old = is_too_old(lines, micros(policy.max_request_age), self._now())
+            old = is_too_old(lines, micros(most), self._now())
         except MalformedError as error:
             return Refuse(Code.REQUEST_TOO_OLD, detail=str(error))
         return Refuse(Code.REQUEST_TOO_OLD) if old else None

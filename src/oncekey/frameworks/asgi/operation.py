@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
 from oncekey.core.errors import ConfigurationError, LeaseLostError
+from oncekey.core.model import Effects
 from oncekey.core.seed import downstream_key
 from oncekey.engine.phases import LOST
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import Course
+    from oncekey.engine.run import Run
     from oncekey.engine.steps import Stepping
 
     Conn = TypeVar("Conn", default=Any)
@@ -25,6 +27,7 @@ else:
     Conn = TypeVar("Conn")
 
 R = TypeVar("R")
+Op = TypeVar("Op", bound="Operation[Any] | SyncOperation[Any]")
 
 NO_CONNECTION = (
     "op.connection is for effects=LOCAL and OUTBOX, where the business rows commit with the key; a PHASED handler "
@@ -286,3 +289,21 @@ class SyncOperation(_Held[Conn]):
         if self._stepping is None:
             raise ConfigurationError(NOT_PHASED.format(what=what))
         return self._stepping
+
+
+def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:
+    """What the handler of a run is handed."""
+    assert run.lease is not None
+    claim, effects = run.claim, run.enrolment.effects
+    return kind(
+        key=claim.id.key,
+        scope=claim.id.scope,
+        attempt=run.lease.attempt,
+        seed=run.seed,
+        connection=None if run.tx is None else run.tx.connection,
+        lost=run.lost,
+        parcels=None if effects is Effects.INLINE else run.parcels,
+        course=run.course,
+        deferring=effects is Effects.OUTBOX,
+        stepping=stepping,
+    )

@@ -6,8 +6,10 @@ dependencies and validation, which no dependency of ours could promise.
 
 from __future__ import annotations
 
+import asyncio.coroutines
 import functools
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncekey.core.answers import Answer
@@ -16,15 +18,15 @@ from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.steps import Stepping
+from oncekey.frameworks import wsgi_exchange
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
 from oncekey.frameworks.asgi.lending import LendingRuntime
 from oncekey.frameworks.asgi.nesting import request_for
-from oncekey.frameworks.asgi.operation import Operation, SyncOperation
+from oncekey.frameworks.asgi.operation import Operation, SyncOperation, operation_of
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 from oncekey.runtimes.aio import flush
-from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +52,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     name = operation_parameter(handler, blocking=enrolment.blocking)
 
     @functools.wraps(handler)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
         if (name is not None and name in kwargs) or any(isinstance(arg, Operation | SyncOperation) for arg in args):
             return await _plainly(handler, args, kwargs)
         call = _Call(handler, enrolment, name, args, kwargs)
@@ -59,12 +61,28 @@ def protect(handler: F, enrolment: Enrolment) -> F:
             return await call.with_key(request)
         return await call.without_key(request)
 
+    @functools.wraps(handler)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        exchange = wsgi_exchange.current.get()
+        if exchange is None:
+            return awaited(*args, **kwargs)
+        return exchange.call(handler, enrolment, name, args, kwargs)
+
+    wrapper: Any = _awaitable(called) if enrolment.blocking else awaited
     signature = inspect.signature(handler)
     shown = [parameter for parameter in signature.parameters.values() if parameter.name != name]
-    wrapper.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    wrapper.__signature__ = signature.replace(parameters=shown)
     wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
-    wrapper.__oncekey__ = enrolment  # type: ignore[attr-defined]
+    wrapper.__oncekey__ = enrolment
     return cast("F", wrapper)
+
+
+def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that ASGI frameworks await, although it returns its result at once where a WSGI server calls it."""
+    if sys.version_info >= (3, 12):
+        return inspect.markcoroutinefunction(function)
+    function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
+    return function
 
 
 async def _plainly(handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -128,7 +146,7 @@ class _Call:
         if run.course is not None:
             runtime = LendingRuntime(exchange.runtime, exchange)
             stepping = Stepping(runtime.drive, run.store, run.course, run.parcels)
-        op = self._operation(Operation, run, stepping)
+        op = operation_of(Operation, run, stepping)
         ended.entered = True
         try:
             result = await self.handler(*self.args, **self._with(op))
@@ -146,9 +164,9 @@ class _Call:
         installation, ended = exchange.installation, exchange.ended
         stepping = None
         if run.course is not None and self.enrolment.effects is not Effects.INLINE:
-            engine = installation.engines.blocking()
-            stepping = Stepping(ThreadRuntime(engine).drive, engine.store, run.course, run.parcels)
-        op = self._operation(SyncOperation, run, stepping)
+            runtime = installation.threads()
+            stepping = Stepping(runtime.drive, runtime.engine.store, run.course, run.parcels)
+        op = operation_of(SyncOperation, run, stepping)
 
         def called() -> Any:
             ended.entered = True
@@ -166,22 +184,6 @@ class _Call:
             )
         except NoConnectionError:
             return _respond(request.installation, refusal(STORE_DOWN, self.enrolment.policy))
-
-    def _operation(self, kind: type[Any], run: Run, stepping: Any) -> Any:
-        assert run.lease is not None
-        claim = run.claim
-        return kind(
-            key=claim.id.key,
-            scope=claim.id.scope,
-            attempt=run.lease.attempt,
-            seed=run.seed,
-            connection=None if run.tx is None else run.tx.connection,
-            lost=run.lost,
-            parcels=None if self.enrolment.effects is Effects.INLINE else run.parcels,
-            course=run.course,
-            deferring=self.enrolment.effects is Effects.OUTBOX,
-            stepping=stepping,
-        )
 
     def _with(self, op: object) -> dict[str, Any]:
         return self.kwargs if self.name is None else {**self.kwargs, self.name: op}

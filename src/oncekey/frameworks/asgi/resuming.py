@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from oncekey.core.model import Claim
 from oncekey.core.policy import micros
+from oncekey.engine.claiming import PROCESS, about_of
 from oncekey.engine.kept_request import unseal
-from oncekey.frameworks.asgi.claiming import PROCESS, Asked, about_of
+from oncekey.frameworks.asgi.claiming import Asked
 
 if TYPE_CHECKING:
     from oncekey.core.model import Record

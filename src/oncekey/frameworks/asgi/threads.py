@@ -64,18 +64,20 @@ async def opened_in_thread(installation: Installation) -> ThreadedTransaction:
         for tx in opened:
             installation.settles.submit(tx.rollback)
         raise
-    return ThreadedTransaction(opened[0], installation.settles)
+    return ThreadedTransaction(opened[0], installation.settles, first=installation.openings)
 
 
 class ThreadedTransaction:
     """The transaction of a `def` handler, as the exchange ends it.
 
     A call that is cancelled goes on in its thread, so the next one waits for it: a connection is in one hand only.
+    The first steps begin it where a store has one writer, and wait for that in a thread of the openings.
     """
 
-    def __init__(self, tx: OpenTransaction, executor: Executor) -> None:
+    def __init__(self, tx: OpenTransaction, executor: Executor, *, first: Executor | None = None) -> None:
         self._tx = tx
         self._executor = executor
+        self._first = first
         self._turn = threading.Lock()
 
     @property
@@ -85,7 +87,8 @@ class ThreadedTransaction:
 
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
-        return await self._do(lambda: self._tx.step(steps))
+        executor, self._first = self._first or self._executor, None
+        return await self._do(lambda: self._tx.step(steps), executor)
 
     async def commit(self) -> None:
         """Commit."""
@@ -95,9 +98,9 @@ class ThreadedTransaction:
         """Undo everything and give the connection back."""
         await self._do(self._tx.rollback)
 
-    async def _do(self, job: Callable[[], T]) -> T:
+    async def _do(self, job: Callable[[], T], executor: Executor | None = None) -> T:
         def in_turn() -> T:
             with self._turn:
                 return job()
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)
+        return await asyncio.get_running_loop().run_in_executor(executor or self._executor, in_turn)

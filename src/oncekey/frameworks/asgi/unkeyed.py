@@ -1,34 +1,29 @@
 """A protected handler that runs without a record: no key was sent, or its route fails open while the store is down.
 
-Nothing is stored and a repeat runs again, but the rows of a LOCAL handler are kept and undone as with a key (L6).
+Nothing is stored and a repeat runs again, but the rows of a LOCAL handler are kept and undone as with a key.
 """
 
 from __future__ import annotations
 
-import functools
 import secrets
-from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import Effects, Lease, RecordId
+from oncekey.core.errors import StoreError
+from oncekey.core.model import Effects
 from oncekey.core.settle import Business, Ending, decide
-from oncekey.engine.parcels import Parcels
-from oncekey.engine.request import NO_OUTBOX
-from oncekey.frameworks.asgi.lending import business
+from oncekey.engine.serve import Unkeyed, serve_unkeyed
+from oncekey.frameworks.asgi.lending import lend
 from oncekey.frameworks.asgi.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
-from oncekey.runtimes.aio import flush, shielded
+from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.flow import Steps
-    from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Borrower
-    from oncekey.ports import AsyncOpenTransaction, Store
+    from oncekey.runtimes.threads import ThreadRuntime
 
 Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
 
@@ -41,98 +36,80 @@ async def run_unkeyed(
     invoke: Callable[[object], Any], enrolment: Enrolment, request: Borrower, claim: Claim | None
 ) -> object:
     """Call the handler, in a transaction of its own if it is LOCAL."""
+    installation = request.installation
+    if enrolment.effects is not Effects.LOCAL:
+        if enrolment.blocking:
+            op = unkeyed_operation(SyncOperation, claim, None)
+            return await in_thread(installation.handlers, lambda: not_awaitable(invoke(op), enrolment))
+        return await invoke(unkeyed_operation(Operation, claim, None))
+    await request.read_ahead(enrolment.policy)
+    runtime, site = installation.life()
     if enrolment.blocking:
-        installation = request.installation
-        if enrolment.effects is Effects.LOCAL:
-            await request.read_ahead(enrolment.policy)
-        return await in_thread(installation.handlers, lambda: _blocking(invoke, enrolment, installation, claim))
-    if enrolment.effects is not Effects.LOCAL:
-        return await invoke(_operation(Operation, claim, None))
+        run, threads = Unkeyed(site, claim), installation.threads()
+        return await in_thread(installation.handlers, lambda: run_blocking(invoke, enrolment, run, threads))
+    lent = request.lent
+    if lent is not None:
+        await lent.rest()
+    run = Unkeyed(site, claim, None if lent is None else lent.business_tx)
+    flow = serve_unkeyed(run)
     try:
-        tx = await business(request, enrolment)
+        await runtime.run(flow)
+    except Changed as changed:
+        raise changed.cancelled from None
     except StoreError as error:
         raise NoConnectionError from error
-    parcels = _parcels(claim)
-    op = _operation(Operation, claim, tx.connection, parcels)
-    putting = functools.partial(_putting, request.installation.engines.asynchronous().store, parcels)
+    operation = unkeyed_operation(Operation, claim, run)
     try:
-        result = await invoke(op)
-        await _end(tx, _rows(enrolment, op, result, raised=False), putting)
+        lend(request).joins(run.tx, enrolment)
+        result = await invoke(operation)
+        rows = _rows(enrolment, operation, result, raised=False)
     except BaseException as error:
-        if isinstance(error, Exception) and _rows(enrolment, op, error, raised=True) is Business.COMMIT:
-            await _end(tx, Business.COMMIT, putting)
-        # What was committed is over; in a scope that was cancelled even a roll-back would be cancelled.
-        await shielded(tx.rollback())
+        # In a scope that was cancelled even a roll-back would be cancelled.
+        await shielded(runtime.finish(flow, _rows(enrolment, operation, error, raised=True)))
         raise
-    if parcels.used:
-        request.installation.wake()
-    return result
+    _, cancelled = await runtime.finish(flow, rows)
+    if cancelled is not None:
+        raise cancelled
+    return cast("object", result)
 
 
-async def _end(tx: AsyncOpenTransaction, rows: Business, putting: Callable[[], Steps[None]]) -> None:
-    if rows is Business.COMMIT:
-        await flush(tx)
-        await tx.step(putting())
-        await tx.commit()
-    else:
-        await tx.rollback()
-
-
-def _blocking(
-    invoke: Callable[[object], Any], enrolment: Enrolment, installation: Installation, claim: Claim | None
-) -> object:
-    if enrolment.effects is not Effects.LOCAL:
-        return not_awaitable(invoke(_operation(SyncOperation, claim, None)), enrolment)
-    engine = installation.engines.blocking()
+def run_blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unkeyed, runtime: ThreadRuntime) -> object:
+    """Call a LOCAL `def` handler, in its thread."""
+    flow = serve_unkeyed(run)
     try:
-        tx = engine.open()
+        runtime.run(flow)
     except StoreError as error:
         raise NoConnectionError from error
-    parcels = _parcels(claim)
-    op = _operation(SyncOperation, claim, tx.connection, parcels)
+    op = unkeyed_operation(SyncOperation, run.claim, run)
     try:
-        try:
-            result = not_awaitable(invoke(op), enrolment)
-        except Exception as error:
-            if _rows(enrolment, op, error, raised=True) is Business.COMMIT:
-                tx.step(_putting(engine.store, parcels))
-                tx.commit()
-            raise
-        if _rows(enrolment, op, result, raised=False) is Business.COMMIT:
-            tx.step(_putting(engine.store, parcels))
-            tx.commit()
-    finally:
-        tx.rollback()
-    if parcels.used:
-        installation.wake()
+        result = not_awaitable(invoke(op), enrolment)
+        rows = _rows(enrolment, op, result, raised=False)
+    except BaseException as error:
+        runtime.run(flow, _rows(enrolment, op, error, raised=True))
+        raise
+    runtime.run(flow, rows)
     return result
 
 
-def _parcels(claim: Claim | None) -> Parcels:
-    """What is emitted without a record belongs to a life of its own."""
-    record_id, seed = (RecordId("", ""), secrets.token_bytes(32)) if claim is None else (claim.id, claim.seed)
-    return Parcels(Lease(record_id, uuid4(), 1, 1, Effects.LOCAL, 0, 0, 0), seed)
-
-
-def _putting(store: Store, parcels: Parcels) -> Steps[None]:
-    if parcels.emitted:
-        if store.outbox is None:
-            raise ConfigurationError(NO_OUTBOX)
-        yield from store.outbox.putting(parcels.emitted)
-
-
-def _operation(kind: type[Op], claim: Claim | None, connection: object, parcels: Parcels | None = None) -> Op:
+def unkeyed_operation(kind: type[Op], claim: Claim | None, run: Unkeyed | None) -> Op:
+    """What a handler is handed whose request has no record."""
+    held: dict[str, Any] = {}
+    if run is not None:
+        held = {"connection": run.tx.connection, "parcels": run.parcels}
     if claim is not None:
-        # The provider's own idempotency is all that is left: a repeat must send it the same key (D1).
-        seed, key, scope = claim.seed, claim.id.key, claim.id.scope
-        return kind(key=key, scope=scope, seed=seed, connection=connection, parcels=parcels)
+        # The provider's own idempotency is all that is left: a repeat must send it the same key.
+        return kind(key=claim.id.key, scope=claim.id.scope, seed=claim.seed, **held)
     # Each request is an operation of its own, so no two of them may share a downstream key.
-    return kind(key=None, scope="", seed=secrets.token_bytes(32), connection=connection, parcels=parcels)
+    return kind(key=None, scope="", seed=secrets.token_bytes(32), **held)
 
 
 def _rows(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
     """What becomes of the rows, as far as it can be seen here: responses and HTTP exceptions name their status."""
+    if raised and not isinstance(ended, Exception):
+        return Business.ROLLBACK
     status = getattr(ended, "status_code", None if raised else 200)
+    if isinstance(ended, tuple) and len(ended) > 1:  # Flask's body and status
+        status = ended[1]
     ending = Ending(
         status=status if isinstance(status, int) else None,
         headers=(),

@@ -13,7 +13,7 @@ from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 from oncekey.stores.reconcile import ReconcileStore
-from oncekey.stores.upkeep import UpkeepStore
+from oncekey.stores.upkeep import NotingUpkeepStore
 from oncekey.stores.vitals import POSTGRES
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PostgresStore(KeyStore):
         super().__init__(load(__package__, *FILES), schema=tables(), clock=clock)
         self.audit = AuditStore(self._statements)
         self.outbox = OutboxStore(self._statements, self.audit)
-        self.upkeep = UpkeepStore(self._statements, self.audit)
+        self.upkeep = NotingUpkeepStore(self._statements, self.audit)
         self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=POSTGRES)
         self.locks = LockStore(self._statements, lambda: self.outbox)

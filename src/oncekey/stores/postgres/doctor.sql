@@ -48,3 +48,50 @@ ORDER BY name;
 -- name: vital_ttl
 SELECT COALESCE(min(record.ttl), 0)::bigint AS shortest_ttl, COALESCE(max(record.call_timeout), 0)::bigint AS longest_call
 FROM (SELECT ttl, call_timeout FROM oncekey.record LIMIT 1000) AS record;
+
+-- name: vital_rows
+-- Rows that no statement of ours leaves behind, by the rule that they break. The table's one check keeps out what could not
+-- be replayed; the others are looked for here, in so many unfinished, finished and other rows that the look stays short.
+WITH looked AS MATERIALIZED (
+    SELECT DISTINCT ON (record.scope, record.key) record.*
+    FROM (
+        (SELECT one.* FROM oncekey.record AS one
+         WHERE one.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+         ORDER BY one.key COLLATE "C", one.scope LIMIT 10000)
+        UNION ALL
+        (SELECT one.* FROM oncekey.record AS one
+         WHERE one.state IN ('completed', 'failed_retryable', 'pending')
+         ORDER BY one.expires_at DESC, one.scope DESC, one.key DESC LIMIT 1000)
+        UNION ALL
+        (SELECT one.* FROM oncekey.record AS one LIMIT 1000)) AS record
+)
+SELECT rule.name, count(*)::bigint AS records
+FROM looked AS record
+LEFT JOIN oncekey.work AS work ON work.incarnation = record.incarnation
+CROSS JOIN LATERAL (VALUES
+    ('effects_known', record.effects NOT IN ('local', 'phased', 'outbox', 'inline')),
+    ('recovery_known', record.recovery NOT IN ('retry', 'resume', 'unknown', 'fail')),
+    ('state_known',
+     record.state NOT IN ('pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'expired')),
+    ('outcome_known', record.outcome NOT IN ('success', 'failure')),
+    ('counts_up', record.fence < 1 OR record.version < 1 OR record.attempts < 0),
+    ('completed_has_no_intent', record.state = 'completed' AND work.intent IS NOT NULL),
+    ('answer_only_when_done',
+     record.state NOT IN ('completed', 'expired') AND num_nonnulls(record.response_status, record.outcome) > 0),
+    ('owned_in_progress',
+     record.state = 'in_progress' AND record.effects <> 'outbox' AND num_nulls(record.owner, record.lease_until) > 0),
+    ('owned_only_in_progress',
+     record.state <> 'in_progress' AND num_nonnulls(record.owner, record.lease_until) > 0),
+    ('unknown_has_ticket', record.state = 'unknown' AND record.last_error IS NULL),
+    ('work_fits', GREATEST(record.memo_version, 0) <> COALESCE(work.memo_version, 0))
+) AS rule (name, broken)
+WHERE rule.broken
+GROUP BY rule.name
+UNION ALL
+SELECT 'work_has_record', count(*)::bigint
+FROM (SELECT one.scope, one.key, one.incarnation FROM oncekey.work AS one LIMIT 10000) AS work
+WHERE NOT EXISTS (
+    SELECT FROM oncekey.record AS record
+    WHERE record.scope = work.scope AND record.key = work.key AND record.incarnation = work.incarnation)
+HAVING count(*) > 0
+ORDER BY name;

@@ -1,15 +1,24 @@
 -- LOCAL in one commit: the lock and the look come first, and the finished record is written once, last.
 -- `begun` is now(), which is the transaction's own: another one at the end tells that the handler committed by itself.
--- The first statement removes nothing: a server that only reads refuses that (25006), so no handler runs where its answer
--- has no place.
+-- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migration 0007).
 
 -- name: lock
-WITH writable AS (DELETE FROM oncekey.record WHERE false)
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-       look.locked, look.other, look.begun, (look.seen).*
-FROM oncekey.lock_request(
-    :lock::bigint, :family::integer, :mark::integer, :scope, :key, :now::bigint, :lease_ms::integer,
-    :deadline_ms::integer) AS look;
+SELECT look.now, look.locked, look.other, look.begun, (look.seen).*
+FROM oncekey.lock_request_2(
+    :lock::bigint, :family::integer, :mark::integer, convert_from(:scope::bytea, 'UTF8'),
+    convert_from(:key::bytea, 'UTF8'), :now::bigint, :lease_ms::integer, :deadline_ms::integer) AS look;
+
+-- name: enter
+CALL oncekey.enter(
+    :lock::bigint, :family::integer, :mark::integer, :scope::bytea, :key::bytea, :now::bigint, :lease_ms::integer,
+    :deadline_ms::integer);
+
+-- name: seal
+CALL oncekey.seal(
+    :scope::bytea, :key::bytea, :incarnation::bytea, :operation::bytea, :effects::bytea, :recovery::bytea,
+    :method::bytea, :path::bytea, :fingerprint::bytea, :seed::bytea, :outcome::bytea, :entered::boolean,
+    :deadline::bigint, :call_timeout::bigint, :ttl::bigint, :response_status::integer, :response_headers::bytea,
+    :response_body::bytea, :response_schema::integer, :now::bigint, NULL, NULL);
 
 -- name: held
 SELECT EXISTS (
@@ -30,13 +39,13 @@ INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, outcome, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
     response_status, response_headers, response_body, response_schema,
-    reconcile_tries, created_at, last_run_at, finished_at, expires_at)
+    created_at, last_run_at, finished_at, expires_at, memo_version)
 SELECT
     :scope, :key, :incarnation::uuid, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed::bytea,
     'completed', :outcome, :entered::boolean, 1, 1, clock.now + :deadline::bigint, :call_timeout::bigint,
     :ttl::bigint, 1, 'finished',
     :response_status::integer, :response_headers, :response_body::bytea, :response_schema::integer,
-    0, clock.now, clock.now, clock.now, clock.now + :ttl::bigint
+    clock.now, clock.now, clock.now, clock.now + :ttl::bigint, 0
 FROM clock
 WHERE clock.durable = 'on'
 ON CONFLICT (scope, key) DO NOTHING
@@ -46,44 +55,46 @@ RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, entered = :entered::boolean, fence = fence + 1, version = version + 1,
-    attempts = attempts + 1, recovery_point = 'finished', request = NULL,
+    attempts = attempts + 1, recovery_point = 'finished',
     response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, reconcile_after = NULL, last_run_at = clock.now, finished_at = clock.now,
-    expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
+    last_error = NULL, last_run_at = clock.now, finished_at = clock.now,
+    expires_at = GREATEST(record.expires_at, clock.now + record.ttl), memo_version = 0
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.state = 'failed_retryable' AND record.effects = 'local'
-  AND record.memo IS NULL AND record.intent IS NULL AND record.expires_at > clock.now
-RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
+  AND record.memo_version <= 0 AND record.expires_at > clock.now
+RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun
+), {forgotten}
+SELECT written.* FROM written;
 
 -- name: commit_anew
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
     state = 'completed', outcome = :outcome, entered = :entered::boolean, fence = fence + 1, version = version + 1,
     owner = NULL, lease_until = NULL, deadline = clock.now + :deadline::bigint,
     call_timeout = :call_timeout::bigint, ttl = :ttl::bigint, attempts = 1, recovery_point = 'finished',
-    memo = NULL, intent = NULL, response_status = :response_status::integer, response_headers = :response_headers,
+    response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
-    created_at = clock.now, last_run_at = clock.now, finished_at = clock.now,
-    expires_at = clock.now + :ttl::bigint, request = NULL
+    last_error = NULL, created_at = clock.now, last_run_at = clock.now, finished_at = clock.now,
+    expires_at = clock.now + :ttl::bigint, memo_version = 0
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.expires_at <= clock.now
-  AND (record.state IN ('completed', 'expired')
-       OR (record.state = 'failed_retryable' AND record.memo IS NULL AND record.intent IS NULL))
-RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
+  AND (record.state IN ('completed', 'expired') OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
+RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun
+), {forgotten}
+SELECT written.* FROM written;
 
 -- name: defer_new
 WITH clock AS MATERIALIZED (
@@ -93,11 +104,11 @@ WITH clock AS MATERIALIZED (
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
-    reconcile_tries, created_at, last_run_at, expires_at)
+    created_at, last_run_at, expires_at, memo_version)
 SELECT
     :scope, :key, :incarnation::uuid, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed::bytea,
     'pending', :entered::boolean, 1, 1, clock.now + :deadline::bigint, :call_timeout::bigint,
-    :ttl::bigint, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl::bigint
+    :ttl::bigint, 1, 'started', clock.now, clock.now, clock.now + :ttl::bigint, 0
 FROM clock
 WHERE clock.durable = 'on' AND :effects = 'outbox'
 ON CONFLICT (scope, key) DO NOTHING
@@ -107,21 +118,20 @@ RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
     state = 'pending', outcome = NULL, entered = :entered::boolean, fence = fence + 1, version = version + 1,
     owner = NULL, lease_until = NULL, deadline = clock.now + :deadline::bigint,
     call_timeout = :call_timeout::bigint, ttl = :ttl::bigint, attempts = 1, recovery_point = 'started',
-    memo = NULL, intent = NULL, response_status = NULL, response_headers = NULL, response_body = NULL,
-    response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
-    created_at = clock.now, last_run_at = clock.now, finished_at = NULL,
-    expires_at = clock.now + :ttl::bigint, request = NULL
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL, last_error = NULL,
+    created_at = clock.now, last_run_at = clock.now, finished_at = NULL, expires_at = clock.now + :ttl::bigint, memo_version = 0
 FROM clock
 WHERE clock.durable = 'on' AND :effects = 'outbox' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.expires_at <= clock.now
-  AND (record.state IN ('completed', 'expired')
-       OR (record.state = 'failed_retryable' AND record.memo IS NULL AND record.intent IS NULL))
-RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
+  AND (record.state IN ('completed', 'expired') OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
+RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun
+), {forgotten}
+SELECT written.* FROM written;

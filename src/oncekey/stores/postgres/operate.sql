@@ -15,7 +15,7 @@ FROM clock LEFT JOIN (
         record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, 1 AS response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL::bytea AS request
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE (:scope::text IS NULL OR record.scope = :scope::text)
       AND (:state::text IS NULL OR record.state = :state::text)
       AND (:operation::text IS NULL OR record.operation = :operation::text)
@@ -50,7 +50,7 @@ FROM clock LEFT JOIN (
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL::bytea AS request
     FROM scopes
-    JOIN oncekey.record AS record ON record.scope = scopes.scope AND record.key = :first::text
+    JOIN oncekey.whole AS record ON record.scope = scopes.scope AND record.key = :first::text
     WHERE :last::text IS NOT NULL
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true
@@ -71,7 +71,7 @@ FROM clock LEFT JOIN (
         record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL::bytea AS request
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
       AND record.key COLLATE "C" >= :first::text AND record.key COLLATE "C" < :last::text
       AND (:scope::text IS NULL OR record.scope = :scope::text)
@@ -94,7 +94,7 @@ FROM clock LEFT JOIN (
         record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL::bytea AS request
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state IN ('completed', 'expired') AND starts_with(record.key, :first::text) AND :last::text IS NOT NULL
       AND (:scope::text IS NULL OR record.scope = :scope::text)
     ORDER BY record.key COLLATE "C", record.scope
@@ -106,7 +106,7 @@ ORDER BY page.key COLLATE "C", page.scope;
 SELECT record.memo
 FROM (SELECT made.* FROM oncekey.call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
       LIMIT :looked_at::bigint) AS call
-JOIN oncekey.record AS record
+JOIN oncekey.whole AS record
   ON record.scope = call.scope AND record.key = call.key AND record.incarnation = call.incarnation
 WHERE call.operation = :operation::text AND call.phase = :phase::text AND record.memo IS NOT NULL
 ORDER BY call.at DESC
@@ -139,96 +139,125 @@ FOR UPDATE;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'completed', outcome = :outcome, version = version + 1, intent = NULL,
+SET state = 'completed', outcome = :outcome, version = record.version + 1,
     response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, reconcile_after = NULL, finished_at = clock.now, recovery_point = 'finished', request = NULL,
-    expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
-FROM clock
+    last_error = NULL, finished_at = clock.now, recovery_point = 'finished',
+    expires_at = GREATEST(record.expires_at, clock.now + record.ttl),
+    memo_version = CASE WHEN seen.memo IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'unknown' AND record.effects IN ('inline', 'outbox')
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: operator_result
 -- A record that can be gone on with is not parked again before somebody could.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', version = version + 1, memo = :memo::text, recovery_point = :recovery_point::text,
-    intent = NULL, reconcile_after = NULL, expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
-FROM clock
+SET state = 'failed_retryable', version = record.version + 1, recovery_point = :recovery_point::text,
+    expires_at = GREATEST(record.expires_at, clock.now + record.ttl),
+    memo_version = CASE WHEN :memo::text IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
-  AND record.state = 'unknown' AND record.effects = 'phased' AND record.intent IS NOT NULL
-RETURNING clock.now, record.*;
+  AND seen.scope = record.scope AND seen.key = record.key
+  AND record.state = 'unknown' AND record.effects = 'phased' AND seen.intent IS NOT NULL
+RETURNING clock.now, {hot}, record.memo_version,
+    :memo::text AS memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: operator_replace
 -- Whoever ran with the result that was there before writes nothing any more: the fence goes up.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', fence = fence + 1, version = version + 1, memo = :memo::text,
-    recovery_point = :recovery_point::text, reconcile_after = NULL,
-    expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
-FROM clock
+SET state = 'failed_retryable', fence = record.fence + 1, version = record.version + 1,
+    recovery_point = :recovery_point::text, expires_at = GREATEST(record.expires_at, clock.now + record.ttl),
+    memo_version = CASE WHEN :memo::text IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state IN ('failed_retryable', 'unknown') AND record.effects = 'phased'
-  AND record.intent IS NULL AND record.memo IS NOT NULL
-RETURNING clock.now, record.*;
+  AND seen.intent IS NULL AND seen.memo IS NOT NULL
+RETURNING clock.now, {hot}, record.memo_version,
+    :memo::text AS memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: operator_unexecuted
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', version = version + 1, intent = NULL, reconcile_after = NULL,
-    expires_at = CASE WHEN record.memo IS NULL THEN record.expires_at
-                      ELSE GREATEST(record.expires_at, clock.now + record.ttl) END
-FROM clock
+SET state = 'failed_retryable', version = record.version + 1,
+    expires_at = CASE WHEN seen.memo IS NULL THEN record.expires_at
+                      ELSE GREATEST(record.expires_at, clock.now + record.ttl) END,
+    memo_version = CASE WHEN seen.memo IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'unknown'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: operator_pend
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'pending', version = version + 1, reconcile_after = NULL,
-    intent = CASE WHEN :forget::boolean THEN NULL ELSE record.intent END
-FROM clock
+SET state = 'pending', version = record.version + 1,
+    memo_version = CASE WHEN seen.memo IS NULL AND (:forget::boolean OR seen.intent IS NULL) THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'unknown' AND record.effects = 'outbox'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, CASE WHEN :forget::boolean THEN NULL ELSE seen.intent END AS intent, seen.request, NULL::bigint AS reconcile_after,
+    seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: operator_bust
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', outcome = NULL, fence = fence + 1, version = version + 1,
+SET state = 'failed_retryable', outcome = NULL, fence = record.fence + 1, version = record.version + 1,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
     finished_at = NULL, recovery_point = :recovery_point::text, last_error = :last_error::text,
-    expires_at = CASE WHEN record.memo IS NULL THEN record.expires_at
-                      ELSE GREATEST(record.expires_at, clock.now + record.ttl) END
-FROM clock
+    expires_at = CASE WHEN seen.memo IS NULL THEN record.expires_at
+                      ELSE GREATEST(record.expires_at, clock.now + record.ttl) END,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'completed' AND record.effects <> 'outbox'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, seen.request, seen.reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: drop_deferred
 DELETE FROM oncekey.outbox AS parcel
@@ -242,7 +271,7 @@ WITH clock AS MATERIALIZED (
 SELECT record.state, record.effects, record.operation, count(*) AS records,
        count(*) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now) AS stale,
        count(*) FILTER (WHERE record.state = 'failed_retryable'
-                          AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)) AS resumable,
+                          AND record.memo_version > 0) AS resumable,
        count(*) FILTER (WHERE record.state IN ('completed', 'failed_retryable', 'expired')
                           AND record.expires_at <= clock.now) AS expired,
        min(record.created_at) AS oldest, max(record.created_at) AS newest
@@ -266,7 +295,7 @@ UNION ALL
 SELECT clock.now, 'resumable', count(record.scope), min(record.last_run_at)
 FROM clock LEFT JOIN oncekey.record AS record
   ON record.effects = 'phased' AND record.state = 'failed_retryable'
- AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)
+ AND record.memo_version > 0
 GROUP BY clock.now
 UNION ALL
 SELECT clock.now, 'expired', count(record.scope), min(record.expires_at)

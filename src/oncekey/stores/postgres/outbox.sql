@@ -22,58 +22,87 @@ RETURNING id;
 
 -- name: due
 -- Who heads a line is looked up among the first thousand that are due. Only if nearly all of those wait for others is the
--- rest looked at: a long line must neither hide what stands behind it, nor be searched to its end each time.
-WITH clock AS MATERIALIZED (
+-- rest looked at, one step per line: a long line must neither hide what stands behind it, nor be searched to its end.
+-- Of parcels that are to be handled with care (a request's own call, and what somebody has tried before) at most `careful`
+-- are taken. What was found is locked where it was found (`spot`), and skipped if it has moved since.
+WITH RECURSIVE clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), known AS MATERIALIZED (
     SELECT ARRAY(SELECT json_array_elements_text(:topics::json)) AS topics
 ), front AS MATERIALIZED (
-    SELECT parcel.id, parcel.due_at, parcel.place, parcel.order_by
+    SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by,
+           parcel.kind = 'defer' OR parcel.attempts > 0 AS careful
     FROM oncekey.outbox AS parcel
     WHERE parcel.due_at <= (SELECT clock.now FROM clock)
       AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
     ORDER BY parcel.due_at, parcel.place
-    LIMIT 1000
+    LIMIT GREATEST(1000, :limit::bigint)
 ), near AS MATERIALIZED (
-    SELECT front.id, front.due_at, front.place
+    SELECT front.spot, front.due_at, front.place, front.careful
     FROM front
-    WHERE front.order_by IS NULL OR NOT EXISTS (
+    WHERE front.order_by IS NULL
+    UNION ALL
+    SELECT leader.spot, leader.due_at, leader.place, leader.careful
+    FROM (SELECT DISTINCT ON (front.order_by) front.*
+          FROM front
+          WHERE front.order_by IS NOT NULL
+          ORDER BY front.order_by, front.place) AS leader
+    WHERE NOT EXISTS (
         SELECT 1 FROM oncekey.outbox AS older
-        WHERE older.order_by = front.order_by AND older.place < front.place)
+        WHERE older.order_by = leader.order_by AND older.place < leader.place)
 ), crowd AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM front) = 1000 AND (SELECT count(*) FROM near) < :limit::bigint AS waits
+    SELECT (SELECT count(*) FROM front) >= 1000 AND (SELECT count(*) FROM near) < LEAST(100, :limit::bigint) AS waits
+), head AS (
+    (SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by, parcel.aggregatetype, parcel.kind,
+            parcel.attempts
+     FROM oncekey.outbox AS parcel
+     WHERE parcel.order_by IS NOT NULL AND (SELECT crowd.waits FROM crowd)
+     ORDER BY parcel.order_by, parcel.place
+     LIMIT 1)
+    UNION ALL
+    SELECT another.*
+    FROM head CROSS JOIN LATERAL (
+        SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by, parcel.aggregatetype, parcel.kind,
+               parcel.attempts
+        FROM oncekey.outbox AS parcel
+        WHERE parcel.order_by > head.order_by
+        ORDER BY parcel.order_by, parcel.place
+        LIMIT 1) AS another
 ), first AS MATERIALIZED (
-    SELECT near.id, near.due_at, near.place FROM near
+    SELECT near.spot, near.due_at, near.place, near.careful FROM near
     UNION
-    SELECT head.id, head.due_at, head.place
-    FROM (SELECT DISTINCT ON (parcel.order_by) parcel.id, parcel.due_at, parcel.place, parcel.aggregatetype
-          FROM oncekey.outbox AS parcel
-          WHERE parcel.order_by IS NOT NULL AND (SELECT crowd.waits FROM crowd)
-          ORDER BY parcel.order_by, parcel.place) AS head
+    SELECT head.spot, head.due_at, head.place, head.kind = 'defer' OR head.attempts > 0
+    FROM head
     WHERE head.due_at <= (SELECT clock.now FROM clock)
       AND head.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
     UNION
-    (SELECT parcel.id, parcel.due_at, parcel.place
+    (SELECT parcel.ctid, parcel.due_at, parcel.place, parcel.kind = 'defer' OR parcel.attempts > 0
      FROM oncekey.outbox AS parcel
      WHERE parcel.order_by IS NULL AND (SELECT crowd.waits FROM crowd)
        AND parcel.due_at <= (SELECT clock.now FROM clock)
        AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
      ORDER BY parcel.due_at, parcel.place
      LIMIT 1000)
+), wanted AS MATERIALIZED (
+    SELECT ranked.spot
+    FROM (SELECT first.*, row_number() OVER (PARTITION BY first.careful ORDER BY first.due_at, first.place) AS turn
+          FROM first) AS ranked
+    WHERE NOT ranked.careful OR ranked.turn <= :careful::bigint
+    ORDER BY ranked.due_at, ranked.place
 ), found AS MATERIALIZED (
-    SELECT locked.id
-    FROM (SELECT first.id FROM first ORDER BY first.due_at, first.place) AS wanted
+    SELECT locked.spot
+    FROM wanted
     CROSS JOIN LATERAL (
-        SELECT parcel.id FROM oncekey.outbox AS parcel
-        WHERE parcel.id = wanted.id AND parcel.due_at <= (SELECT clock.now FROM clock)
+        SELECT parcel.ctid AS spot FROM oncekey.outbox AS parcel
+        WHERE parcel.ctid = wanted.spot AND parcel.due_at <= (SELECT clock.now FROM clock)
         FOR UPDATE SKIP LOCKED) AS locked
     LIMIT :limit::bigint
 )
 UPDATE oncekey.outbox AS parcel
 SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner::text,
     lease_until = clock.now + :lease::bigint, due_at = clock.now + :lease::bigint
-FROM clock, found
-WHERE parcel.id = found.id AND parcel.due_at <= clock.now
+FROM clock
+WHERE parcel.ctid = ANY (ARRAY(SELECT found.spot FROM found)) AND parcel.due_at <= clock.now
 RETURNING clock.now, parcel.*;
 
 -- name: held_by
@@ -86,30 +115,44 @@ SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000):
 FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
 
 -- name: sent
+-- Each parcel is looked up by its id: as a join, the planner would expect to find one that is held, and search for it.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
+), ours AS MATERIALIZED (
+    SELECT locked.spot
+    FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
+    CROSS JOIN LATERAL (
+        SELECT parcel.ctid AS spot FROM oncekey.outbox AS parcel
+        WHERE parcel.id = held.id AND parcel.fence = held.fence AND parcel.state = 'held' AND parcel.kind = 'emit'
+        FOR UPDATE) AS locked
 )
 DELETE FROM oncekey.outbox AS parcel
-USING clock, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
-WHERE clock.durable = 'on' AND parcel.id = held.id AND parcel.fence = held.fence
-  AND parcel.state = 'held' AND parcel.kind = 'emit'
+USING clock
+WHERE clock.durable = 'on' AND parcel.ctid = ANY (ARRAY(SELECT ours.spot FROM ours))
 RETURNING parcel.id;
 
 -- name: remaining
 SELECT parcel.id
-FROM oncekey.outbox AS parcel, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
-WHERE parcel.id = held.id;
+FROM oncekey.outbox AS parcel
+WHERE parcel.id = ANY (ARRAY(SELECT held.id FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)));
 
 -- name: hand_back
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
+), ours AS MATERIALIZED (
+    SELECT locked.spot
+    FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
+    CROSS JOIN LATERAL (
+        SELECT parcel.ctid AS spot FROM oncekey.outbox AS parcel
+        WHERE parcel.id = held.id AND parcel.fence = held.fence AND parcel.state = 'held'
+        FOR UPDATE) AS locked
 )
 UPDATE oncekey.outbox AS parcel
 SET state = 'ready', owner = NULL, lease_until = NULL, due_at = clock.now, attempts = attempts - 1
-FROM clock, json_to_recordset(:held::json) AS held(id uuid, fence bigint)
-WHERE clock.durable = 'on' AND parcel.id = held.id AND parcel.fence = held.fence AND parcel.state = 'held'
+FROM clock
+WHERE clock.durable = 'on' AND parcel.ctid = ANY (ARRAY(SELECT ours.spot FROM ours))
 RETURNING parcel.id;
 
 -- name: again
@@ -157,9 +200,8 @@ WITH clock AS MATERIALIZED (
            set_config('synchronous_commit', 'on', true) AS durable
 )
 SELECT clock.now, record.*
-FROM oncekey.record AS record CROSS JOIN clock
-WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
-FOR UPDATE OF record;
+FROM clock CROSS JOIN oncekey.hold(:scope, :key) AS record
+WHERE clock.durable = 'on';
 
 -- name: hold_parcel
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
@@ -184,59 +226,73 @@ RETURNING clock.now, parcel.*;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-), announced AS (
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'in_progress', fence = fence + 1, version = version + 1, owner = :owner::text, lease_until = NULL,
+SET state = 'in_progress', fence = record.fence + 1, version = record.version + 1, owner = :owner::text, lease_until = NULL,
     last_error = NULL,
-    intent = CASE WHEN record.memo IS NULL THEN json_build_object(
-        'phase', :phase::text, 'downstream_key', :downstream_key::text, 'digest', :digest::text,
-        'sends', :sends::integer,
-        'first_sent_at', COALESCE((record.intent::json ->> 'first_sent_at')::bigint, clock.now),
-        'send_by', clock.now + :send_window::bigint,
-        'repeatable_until', CASE WHEN record.intent IS NULL THEN clock.now + :repeatable::bigint
-                                 ELSE (record.intent::json ->> 'repeatable_until')::bigint END)::text END
-FROM clock
+    memo_version = record.version + 1
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.effects = 'outbox' AND record.state IN ('pending', 'in_progress')
-RETURNING clock.now, record.*
-), called AS (
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.request, seen.reconcile_after, seen.reconcile_tries,
+    CASE WHEN seen.memo IS NULL THEN json_build_object(
+        'phase', :phase::text, 'downstream_key', :downstream_key::text, 'digest', :digest::text,
+        'sends', :sends::integer,
+        'first_sent_at', COALESCE((seen.intent::json ->> 'first_sent_at')::bigint, clock.now),
+        'send_by', clock.now + :send_window::bigint,
+        'repeatable_until', CASE WHEN seen.intent IS NULL THEN clock.now + :repeatable::bigint
+                                 ELSE (seen.intent::json ->> 'repeatable_until')::bigint END)::text END AS intent
+), {kept}, called AS (
     INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
-    SELECT announced.incarnation, :phase::text, :downstream_key::text, announced.scope, announced.key,
-           announced.operation, announced.now
-    FROM announced
-    WHERE announced.intent IS NOT NULL
+    SELECT written.incarnation, :phase::text, :downstream_key::text, written.scope, written.key, written.operation,
+           written.now
+    FROM written
+    WHERE written.intent IS NOT NULL
     ON CONFLICT DO NOTHING
 )
-SELECT announced.* FROM announced;
+SELECT written.* FROM written;
 
 -- name: deferred_result
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'in_progress', version = version + 1, memo = :memo::text, recovery_point = :recovery_point::text,
-    intent = NULL, owner = :owner::text, lease_until = NULL, last_error = NULL, reconcile_after = NULL
-FROM clock
+SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point::text, owner = :owner::text,
+    lease_until = NULL, last_error = NULL,
+    memo_version = CASE WHEN :memo::text IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.effects = 'outbox' AND record.state IN ('in_progress', 'unknown', 'pending') AND record.memo IS NULL
-RETURNING clock.now, record.*;
+  AND {fits}
+  AND record.effects = 'outbox' AND record.state IN ('in_progress', 'unknown', 'pending') AND work.memo IS NULL
+RETURNING clock.now, {hot}, record.memo_version,
+    :memo::text AS memo, NULL::text AS intent, work.request, NULL::bigint AS reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: pend
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
-    intent = CASE WHEN :unsent::boolean THEN NULL ELSE record.intent END
-FROM clock
+SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
+    memo_version = CASE WHEN work.memo IS NULL AND (:unsent::boolean OR work.intent IS NULL) THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND {fits}
   AND record.effects = 'outbox' AND record.state = 'in_progress'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    work.memo, CASE WHEN :unsent::boolean THEN NULL ELSE work.intent END AS intent, work.request, work.reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: retake_parcel
 WITH clock AS MATERIALIZED (

@@ -5,79 +5,100 @@
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET version = version + 1, memo = :memo::text, recovery_point = :recovery_point,
-    lease_until = GREATEST(record.lease_until, LEAST(clock.now + :lease::bigint, record.deadline))
-FROM clock
+SET version = record.version + 1, recovery_point = :recovery_point,
+    lease_until = GREATEST(record.lease_until, LEAST(clock.now + :lease::bigint, record.deadline)),
+    memo_version = CASE WHEN :memo::text IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.state = 'in_progress' AND record.intent IS NULL AND record.memo IS NOT DISTINCT FROM :seen_memo::text
-RETURNING clock.now, record.*;
+  AND {fits}
+  AND record.state = 'in_progress' AND work.intent IS NULL AND work.memo IS NOT DISTINCT FROM :seen_memo::text
+RETURNING clock.now, {hot}, record.memo_version,
+    :memo::text AS memo, NULL::text AS intent, work.request, work.reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: announce
 -- The call can be looked up from the moment it is announced.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-), announced AS (
+), written AS (
 UPDATE oncekey.record AS record
-SET version = version + 1, memo = :memo::text, recovery_point = :recovery_point,
-    intent = json_build_object(
-        'phase', :phase::text, 'downstream_key', :downstream_key::text, 'digest', :digest::text,
-        'sends', :sends::integer,
-        'first_sent_at', COALESCE((record.intent::json ->> 'first_sent_at')::bigint, clock.now),
-        'send_by', clock.now + :send_window::bigint,
-        'repeatable_until',
-        COALESCE((record.intent::json ->> 'first_sent_at')::bigint, clock.now) + :repeatable::bigint)::text,
-    lease_until = GREATEST(record.lease_until, clock.now + :busy::bigint)
-FROM clock
+SET version = record.version + 1, recovery_point = :recovery_point,
+    lease_until = GREATEST(record.lease_until, clock.now + :busy::bigint),
+    memo_version = record.version + 1
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.state = 'in_progress' AND record.memo IS NOT DISTINCT FROM :seen_memo::text
-  AND CASE WHEN record.intent IS NULL THEN :sends::integer = 1
-           ELSE record.intent::json ->> 'phase' = :phase::text
-                AND record.intent::json ->> 'digest' = :digest::text
-                AND (record.intent::json ->> 'sends')::integer = :sends::integer - 1
-                AND (record.intent::json ->> 'repeatable_until')::bigint > clock.now END
-RETURNING clock.now, record.*
-), called AS (
+  AND {fits}
+  AND record.state = 'in_progress' AND work.memo IS NOT DISTINCT FROM :seen_memo::text
+  AND CASE WHEN work.intent IS NULL THEN :sends::integer = 1
+           ELSE work.intent::json ->> 'phase' = :phase::text
+                AND work.intent::json ->> 'digest' = :digest::text
+                AND (work.intent::json ->> 'sends')::integer = :sends::integer - 1
+                AND (work.intent::json ->> 'repeatable_until')::bigint > clock.now END
+RETURNING clock.now, {hot}, record.memo_version,
+    :memo::text AS memo,
+    json_build_object(
+        'phase', :phase::text, 'downstream_key', :downstream_key::text, 'digest', :digest::text,
+        'sends', :sends::integer,
+        'first_sent_at', COALESCE((work.intent::json ->> 'first_sent_at')::bigint, clock.now),
+        'send_by', clock.now + :send_window::bigint,
+        'repeatable_until',
+        COALESCE((work.intent::json ->> 'first_sent_at')::bigint, clock.now) + :repeatable::bigint)::text AS intent,
+    work.request, work.reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}, called AS (
     INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
-    SELECT announced.incarnation, :phase::text, :downstream_key::text, announced.scope, announced.key,
-           announced.operation, announced.now
-    FROM announced
+    SELECT written.incarnation, :phase::text, :downstream_key::text, written.scope, written.key, written.operation,
+           written.now
+    FROM written
     ON CONFLICT DO NOTHING
 )
-SELECT announced.* FROM announced;
+SELECT written.* FROM written;
 
 -- name: result
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'in_progress', version = version + 1, memo = :memo::text, recovery_point = :recovery_point, intent = NULL,
-    owner = :owner, lease_until = LEAST(clock.now + :lease::bigint, GREATEST(record.deadline, clock.now)),
-    last_error = NULL, reconcile_after = NULL
-FROM clock
+SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point, owner = :owner,
+    lease_until = LEAST(clock.now + :lease::bigint, GREATEST(record.deadline, clock.now)), last_error = NULL,
+    memo_version = CASE WHEN :memo::text IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND {fits}
   AND record.state IN ('in_progress', 'unknown', 'failed_retryable') AND record.effects = 'phased'
-  AND record.memo IS NOT DISTINCT FROM :seen_memo::text
-RETURNING clock.now, record.*;
+  AND work.memo IS NOT DISTINCT FROM :seen_memo::text
+RETURNING clock.now, {hot}, record.memo_version,
+    :memo::text AS memo, NULL::text AS intent, work.request, NULL::bigint AS reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: withdraw
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET version = version + 1, intent = NULL
-FROM clock
+SET version = record.version + 1,
+    memo_version = CASE WHEN work.memo IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.state = 'in_progress' AND record.effects = 'phased' AND (record.intent::json ->> 'sends')::integer = 1
-RETURNING clock.now, record.*;
+  AND {fits}
+  AND record.state = 'in_progress' AND record.effects = 'phased' AND (work.intent::json ->> 'sends')::integer = 1
+RETURNING clock.now, {hot}, record.memo_version,
+    work.memo, NULL::text AS intent, work.request, work.reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: resumable
 -- Served by record_resumable. The cursor goes on from the last row that was looked at, so that a page of rows that
@@ -86,7 +107,7 @@ WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT clock.now, record.*
-FROM clock, oncekey.record AS record
+FROM clock, oncekey.whole AS record
 WHERE record.effects = 'phased' AND record.state IN ('in_progress', 'failed_retryable')
   AND (record.created_at, record.scope, record.key) > (:after_created::bigint, :after_scope, :after_key)
   AND record.request IS NOT NULL

@@ -2,86 +2,154 @@
 -- `:now` is NULL outside of tests: clock_timestamp(), because now() stands still in a transaction (E9).
 -- set_config makes the commit durable whatever the server's default is, inside the statement's own transaction.
 -- Statements run at READ COMMITTED; a serialisation failure under another default is said again by the driver.
+--
+-- A record is two rows: `record`, which every key has, and `work`, for what only unfinished, failed or phased work has. They
+-- are read together, as the view `whole`, and written by one statement: the record first, which locks it, then what lies
+-- beside it, if the record was written. A statement that had to wait for the record goes on with the record as it is then,
+-- but with the other row as it was before. Who proves the version (V) notices, because it moves with every write. For an
+-- owner, who proves the fence only (O), `memo_version` says whether the two belong together ({fits}).
+
+-- part: hot
+record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method, record.path,
+    record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence, record.version, record.owner,
+    record.lease_until, record.deadline, record.call_timeout, record.ttl, record.attempts, record.recovery_point,
+    record.response_status, record.response_headers, record.response_body, record.response_schema, record.last_error,
+    record.created_at, record.last_run_at, record.finished_at, record.expires_at;
+
+-- part: cold
+work.memo, work.intent, work.request, work.reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries;
+
+-- part: fits
+GREATEST(record.memo_version, 0) = COALESCE(work.memo_version, 0);
+
+-- part: kept
+kept AS (
+    INSERT INTO oncekey.work AS work (
+        incarnation, scope, key, memo_version, memo, intent, request, reconcile_after, reconcile_tries)
+    SELECT written.incarnation, written.scope, written.key, written.memo_version, written.memo, written.intent,
+           written.request, written.reconcile_after, written.reconcile_tries
+    FROM written
+    WHERE num_nonnulls(written.memo, written.intent, written.request, written.reconcile_after) > 0
+       OR written.reconcile_tries > 0
+    ON CONFLICT (incarnation) DO UPDATE
+    SET memo_version = excluded.memo_version, memo = excluded.memo, intent = excluded.intent, request = excluded.request,
+        reconcile_after = excluded.reconcile_after, reconcile_tries = excluded.reconcile_tries
+);
+
+-- part: emptied
+emptied AS (
+    DELETE FROM oncekey.work AS work
+    USING written
+    WHERE work.incarnation = written.incarnation
+      AND num_nonnulls(written.memo, written.intent, written.request, written.reconcile_after) = 0
+      AND written.reconcile_tries = 0
+);
+
+-- part: forgotten
+forgotten AS (
+    DELETE FROM oncekey.work AS work USING written WHERE work.incarnation = :seen_incarnation::uuid
+);
 
 -- name: find
 SELECT clock.now, record.*
 FROM (SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now) AS clock
-LEFT JOIN oncekey.record AS record ON record.scope = :scope AND record.key = :key;
+LEFT JOIN oncekey.whole AS record ON record.scope = :scope AND record.key = :key;
 
 -- name: claim
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
 ), claimed AS (
-    INSERT INTO oncekey.record (
+    INSERT INTO oncekey.record AS record (
         scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
         state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
-        recovery_point, reconcile_tries, created_at, last_run_at, expires_at, request)
+        recovery_point, created_at, last_run_at, expires_at, memo_version)
     SELECT
         :scope, :key, :incarnation::uuid, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed::bytea,
         'in_progress', :entered::boolean, 1, 1, :owner, clock.now + :lease::bigint, clock.now + :deadline::bigint,
-        :call_timeout::bigint, :ttl::bigint, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl::bigint,
-        :request::bytea
+        :call_timeout::bigint, :ttl::bigint, 1, 'started', clock.now, clock.now, clock.now + :ttl::bigint, 0
     FROM clock
     WHERE clock.durable = 'on'
     ON CONFLICT (scope, key) DO NOTHING
-    RETURNING *
+    RETURNING {hot}
+), kept AS (
+    INSERT INTO oncekey.work AS work (incarnation, scope, key, request)
+    SELECT claimed.incarnation, claimed.scope, claimed.key, :request::bytea FROM claimed WHERE :request::bytea IS NOT NULL
+    -- A claim is repeated under its own incarnation, and somebody may have removed the record without this row.
+    ON CONFLICT (incarnation) DO UPDATE SET memo_version = 0, memo = NULL, intent = NULL, request = excluded.request,
+        reconcile_after = NULL, reconcile_tries = 0
 )
-SELECT clock.now, claimed.* FROM clock, claimed
+SELECT clock.now, claimed.*, NULL::text AS memo, NULL::text AS intent, :request::bytea AS request,
+       NULL::bigint AS reconcile_after, 0 AS reconcile_tries
+FROM clock, claimed
 UNION ALL
-SELECT clock.now, record.* FROM clock, oncekey.record AS record WHERE record.scope = :scope AND record.key = :key;
+SELECT clock.now, record.* FROM clock, oncekey.whole AS record WHERE record.scope = :scope AND record.key = :key;
 
 -- name: take_over
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'in_progress', entered = :entered::boolean, fence = fence + 1, version = version + 1, owner = :owner,
-    lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
-    attempts = attempts + 1, last_run_at = clock.now, last_error = NULL, reconcile_after = NULL,
+SET state = 'in_progress', entered = :entered::boolean, fence = record.fence + 1, version = record.version + 1,
+    owner = :owner, lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
+    attempts = record.attempts + 1, last_run_at = clock.now, last_error = NULL,
     -- Where nothing was done yet, what a crash means is up to the handler that runs now; a deploy may have changed it.
-    effects = CASE WHEN memo IS NULL AND intent IS NULL THEN :effects::text ELSE effects END,
-    recovery = CASE WHEN memo IS NULL AND intent IS NULL THEN :recovery::text ELSE recovery END,
-    call_timeout = CASE WHEN memo IS NULL AND intent IS NULL THEN :call_timeout::bigint ELSE call_timeout END,
-    request = CASE WHEN memo IS NULL AND intent IS NULL THEN COALESCE(request, :request::bytea) ELSE request END
-FROM clock
+    effects = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :effects::text ELSE record.effects END,
+    recovery = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :recovery::text ELSE record.recovery END,
+    call_timeout = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :call_timeout::bigint
+                        ELSE record.call_timeout END,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
-RETURNING clock.now, record.*;
+  AND seen.scope = record.scope AND seen.key = record.key
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, NULL::bigint AS reconcile_after, seen.reconcile_tries,
+    CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN COALESCE(seen.request, :request::bytea)
+         ELSE seen.request END AS request
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: supersede
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
     state = 'in_progress', outcome = NULL, entered = :entered::boolean, fence = fence + 1, version = version + 1,
     owner = :owner, lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
     call_timeout = :call_timeout::bigint, ttl = :ttl::bigint, attempts = 1, recovery_point = 'started',
-    memo = NULL, intent = NULL, response_status = NULL, response_headers = NULL, response_body = NULL,
-    response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL, last_error = NULL,
     created_at = clock.now, last_run_at = clock.now, finished_at = NULL, expires_at = clock.now + :ttl::bigint,
-    request = :request::bytea
+    memo_version = 0
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    NULL::text AS memo, NULL::text AS intent, :request::bytea AS request, NULL::bigint AS reconcile_after,
+    0 AS reconcile_tries
+), {kept}, {forgotten}
+SELECT written.* FROM written;
 
 -- name: doubt
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
-    last_error = :last_error, reconcile_after = clock.now
-FROM clock
+SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
-RETURNING clock.now, record.*;
+  AND seen.scope = record.scope AND seen.key = record.key
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, seen.request, clock.now AS reconcile_after, seen.reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: renew
 WITH clock AS MATERIALIZED (
@@ -100,21 +168,31 @@ RETURNING clock.now, record.lease_until;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
-    intent = NULL, response_status = :response_status::integer, response_headers = :response_headers,
+SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
+    response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, reconcile_after = NULL, finished_at = clock.now, recovery_point = 'finished', request = NULL,
-    expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
-FROM clock
+    last_error = NULL, finished_at = clock.now, recovery_point = 'finished',
+    expires_at = GREATEST(record.expires_at, clock.now + record.ttl),
+    memo_version = CASE WHEN work.memo IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND ((record.state = 'in_progress' AND record.intent IS NULL)
-       OR (record.state = 'unknown' AND (record.intent IS NULL OR record.effects = 'inline'))
-       OR (record.state = 'failed_retryable' AND record.memo IS NULL
-           AND (record.intent IS NULL OR record.effects = 'inline')))
-RETURNING clock.now, record.*;
+  AND {fits}
+  AND ((record.state = 'in_progress' AND work.intent IS NULL)
+       OR (record.state = 'unknown' AND (work.intent IS NULL OR record.effects = 'inline'))
+       OR (record.state = 'failed_retryable' AND work.memo IS NULL
+           AND (work.intent IS NULL OR record.effects = 'inline')))
+RETURNING clock.now, {hot}, record.memo_version,
+    work.memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), cleared AS (
+    UPDATE oncekey.work AS work
+    SET memo_version = written.memo_version, intent = NULL, request = NULL, reconcile_after = NULL
+    FROM written WHERE work.incarnation = written.incarnation
+)
+SELECT written.* FROM written;
 
 -- name: settle_retryable
 WITH clock AS MATERIALIZED (
@@ -122,41 +200,51 @@ WITH clock AS MATERIALIZED (
            set_config('synchronous_commit', 'on', true) AS durable
 )
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
-FROM clock
+SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.state = 'in_progress' AND record.memo IS NULL AND record.intent IS NULL
-RETURNING clock.now, record.*;
+  AND record.state = 'in_progress' AND {fits} AND work.memo IS NULL AND work.intent IS NULL
+RETURNING clock.now, {hot}, {cold};
 
 -- name: settle_unknown
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
-    last_error = :last_error, reconcile_after = clock.now
-FROM clock
+SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    memo_version = CASE WHEN work.memo IS NULL AND work.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND {fits}
   AND record.state = 'in_progress'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    work.memo, work.intent, work.request, clock.now AS reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: settle_handed_back
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
-    attempts = attempts - :spared::integer, reconcile_after = clock.now + :resume_after::bigint
-FROM clock
+SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL,
+    last_error = :last_error, attempts = record.attempts - :spared::integer,
+    memo_version = CASE WHEN work.memo IS NULL AND work.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND {fits}
   AND record.state = 'in_progress' AND record.effects = 'phased'
-  AND (record.intent IS NULL OR (record.intent::json ->> 'repeatable_until')::bigint > clock.now)
-RETURNING clock.now, record.*;
+  AND (work.intent IS NULL OR (work.intent::json ->> 'repeatable_until')::bigint > clock.now)
+RETURNING clock.now, {hot}, record.memo_version,
+    work.memo, work.intent, work.request, clock.now + :resume_after::bigint AS reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: settle_deferred
 WITH clock AS MATERIALIZED (
@@ -164,21 +252,28 @@ WITH clock AS MATERIALIZED (
            set_config('synchronous_commit', 'on', true) AS durable
 )
 UPDATE oncekey.record AS record
-SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = NULL
-FROM clock
+SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = NULL
+FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.state = 'in_progress' AND record.effects = 'outbox' AND record.memo IS NULL AND record.intent IS NULL
-RETURNING clock.now, record.*;
+  AND record.state = 'in_progress' AND record.effects = 'outbox'
+  AND {fits} AND work.memo IS NULL AND work.intent IS NULL
+RETURNING clock.now, {hot}, {cold};
 
 -- name: discard
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 DELETE FROM oncekey.record AS record
 USING clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
-  AND record.state = 'in_progress' AND record.memo IS NULL AND record.intent IS NULL
-RETURNING clock.now, record.*;
+  AND record.state = 'in_progress' AND record.memo_version <= 0
+RETURNING clock.now, {hot}
+), forgotten AS (
+    DELETE FROM oncekey.work AS work USING written WHERE work.incarnation = written.incarnation
+)
+SELECT written.*, NULL::text AS memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after,
+       0 AS reconcile_tries
+FROM written;

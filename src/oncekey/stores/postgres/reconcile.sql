@@ -1,17 +1,19 @@
 -- What resolvers and webhooks ask and write, beside the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
--- Served by record_unknown. What was given up has no instant, and is found by operators only.
+-- Served by work_due, and record_pkey for each. What was given up has no instant, and is found by operators only.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
-    SELECT record.* FROM oncekey.record AS record
-    WHERE record.state = 'unknown' AND record.reconcile_after <= (SELECT clock.now FROM clock)
-      AND (record.reconcile_after, record.scope, record.key)
-          > (:after_at::bigint, :after_scope::text, :after_key::text)
-    ORDER BY record.reconcile_after, record.scope, record.key
+    SELECT record.*
+    FROM oncekey.work AS due
+    JOIN oncekey.whole AS record
+      ON record.scope = due.scope AND record.key = due.key AND record.incarnation = due.incarnation
+    WHERE record.state = 'unknown' AND due.reconcile_after <= (SELECT clock.now FROM clock)
+      AND (due.reconcile_after, due.scope, due.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+    ORDER BY due.reconcile_after, due.scope, due.key
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.reconcile_after, page.scope, page.key;
 
@@ -19,15 +21,20 @@ ORDER BY page.reconcile_after, page.scope, page.key;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET version = version + 1, reconcile_after = clock.now + :after::bigint,
-    reconcile_tries = reconcile_tries + :tries::integer
-FROM clock
+SET version = record.version + 1,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'unknown'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, seen.request, clock.now + :after::bigint AS reconcile_after,
+    seen.reconcile_tries + :tries::integer AS reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: add_evidence
 WITH clock AS MATERIALIZED (
@@ -101,7 +108,7 @@ FROM clock CROSS JOIN (
       AND (made.at, made.incarnation, made.phase) > (:after_at::bigint, :after_incarnation::uuid, :after_phase::text)
     ORDER BY made.at, made.incarnation, made.phase
     LIMIT :limit::bigint) AS call
-LEFT JOIN oncekey.record AS record
+LEFT JOIN oncekey.whole AS record
   ON record.scope = call.scope AND record.key = call.key AND record.incarnation = call.incarnation
 ORDER BY call.at, call.incarnation, call.phase;
 

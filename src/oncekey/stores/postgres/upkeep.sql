@@ -8,7 +8,7 @@ WITH clock AS MATERIALIZED (
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT record.*
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state = 'in_progress'
       AND (record.created_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
       AND record.lease_until <= (SELECT clock.now FROM clock)
@@ -27,14 +27,19 @@ LIMIT :limit::bigint;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
-FROM clock
+SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'in_progress'
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, seen.request, seen.reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: expiring
 WITH clock AS MATERIALIZED (
@@ -51,7 +56,7 @@ FROM clock LEFT JOIN (
         NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL AS request
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state IN ('completed', 'failed_retryable', 'pending')
       AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
       AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
@@ -74,7 +79,7 @@ FROM clock LEFT JOIN (
         NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL AS request
-    FROM oncekey.record AS record
+    FROM oncekey.whole AS record
     WHERE record.state = 'expired'
       AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
       AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
@@ -83,40 +88,119 @@ FROM clock LEFT JOIN (
 ORDER BY page.expires_at, page.scope, page.key;
 
 -- name: purge_expired
+-- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it: find, lock, move and note a batch at once.
+-- What somebody else has locked is theirs, or another reaper's: nobody waits for anybody. A row that was written since the
+-- statement began is looked at again when it is locked, and lies elsewhere then, so a key that is used anew stays. `until`
+-- comes from an instant that the reaper has compared with its own clocks. Nobody waits for the disk: what a crash of the
+-- server takes back, with its line of the audit, is found again.
 WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-), held AS MATERIALIZED (
-    -- What somebody else has locked is theirs, or another reaper's: nobody waits for anybody.
-    SELECT record.scope, record.key
-    FROM json_to_recordset(:seen::json) AS seen(scope text, key text, incarnation uuid, version bigint)
-    JOIN oncekey.record AS record ON record.scope = seen.scope AND record.key = seen.key
-    WHERE record.incarnation = seen.incarnation AND record.version = seen.version
-    FOR UPDATE OF record SKIP LOCKED
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'off', true) AS lazy
+), due AS MATERIALIZED (
+    SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
+    FROM oncekey.record AS record
+    WHERE record.state IN ('completed', 'failed_retryable', 'pending')
+      AND ((record.state = 'completed' AND NOT :soft::boolean)
+           OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
+      AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint FROM clock WHERE clock.lazy = 'off'))
+      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+      AND (:trusted_for::bigint IS NULL OR record.ttl <= :trusted_for::bigint)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit::bigint
+    FOR UPDATE SKIP LOCKED
+), moved AS (
+    DELETE FROM oncekey.record AS record
+    WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
+    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state
+), forgotten AS (
+    DELETE FROM oncekey.work AS work USING moved WHERE work.incarnation = moved.incarnation
+), noted AS (
+    INSERT INTO oncekey.audit (
+        at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
+    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
+           moved.operation, moved.fence, moved.state, NULL, :trigger::text, :actor::text, :who::text, :why::text
+    FROM moved CROSS JOIN clock
+    WHERE :noted::boolean
 )
-DELETE FROM oncekey.record AS record
-USING clock, held
-WHERE record.scope = held.scope AND record.key = held.key
-  AND record.expires_at <= clock.now - :grace::bigint
-  AND (record.state IN ('completed', 'expired')
-       OR (record.state = 'failed_retryable' AND record.memo IS NULL AND record.intent IS NULL))
-RETURNING record.scope, record.key;
+SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
+       last.expires_at, last.scope, last.key
+FROM clock LEFT JOIN (
+    SELECT due.expires_at, due.scope, due.key
+    FROM due
+    ORDER BY due.expires_at DESC, due.scope DESC, due.key DESC
+    LIMIT 1) AS last ON true;
+
+-- name: purge_kept
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'off', true) AS lazy
+), due AS MATERIALIZED (
+    SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
+    FROM oncekey.record AS record
+    WHERE record.state = 'expired'
+      AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint FROM clock WHERE clock.lazy = 'off'))
+      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+      AND (:trusted_for::bigint IS NULL OR record.ttl <= :trusted_for::bigint)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit::bigint
+    FOR UPDATE SKIP LOCKED
+), moved AS (
+    DELETE FROM oncekey.record AS record
+    WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
+    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state
+), forgotten AS (
+    DELETE FROM oncekey.work AS work USING moved WHERE work.incarnation = moved.incarnation
+), noted AS (
+    INSERT INTO oncekey.audit (
+        at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
+    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
+           moved.operation, moved.fence, moved.state, NULL, :trigger::text, :actor::text, :who::text, :why::text
+    FROM moved CROSS JOIN clock
+    WHERE :noted::boolean
+)
+SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
+       last.expires_at, last.scope, last.key
+FROM clock LEFT JOIN (
+    SELECT due.expires_at, due.scope, due.key
+    FROM due
+    ORDER BY due.expires_at DESC, due.scope DESC, due.key DESC
+    LIMIT 1) AS last ON true;
 
 -- name: mark_expired
 WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-), held AS MATERIALIZED (
-    SELECT record.scope, record.key
-    FROM json_to_recordset(:seen::json) AS seen(scope text, key text, incarnation uuid, version bigint)
-    JOIN oncekey.record AS record ON record.scope = seen.scope AND record.key = seen.key
-    WHERE record.incarnation = seen.incarnation AND record.version = seen.version
-    FOR UPDATE OF record SKIP LOCKED
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'off', true) AS lazy
+), due AS MATERIALIZED (
+    SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
+    FROM oncekey.record AS record
+    WHERE record.state IN ('completed', 'failed_retryable', 'pending')
+      AND record.state = 'completed'
+      AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint FROM clock WHERE clock.lazy = 'off'))
+      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+      AND (:trusted_for::bigint IS NULL OR record.ttl <= :trusted_for::bigint)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit::bigint
+    FOR UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE oncekey.record AS record
+    SET state = 'expired', version = version + 1
+    WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
+    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state
+), noted AS (
+    INSERT INTO oncekey.audit (
+        at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
+    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
+           moved.operation, moved.fence, 'completed', moved.state, :trigger::text, :actor::text, :who::text, :why::text
+    FROM moved CROSS JOIN clock
+    WHERE :noted::boolean
 )
-UPDATE oncekey.record AS record
-SET state = 'expired', version = version + 1
-FROM clock, held
-WHERE record.scope = held.scope AND record.key = held.key
-  AND record.expires_at <= clock.now - :grace::bigint AND record.state = 'completed'
-RETURNING record.scope, record.key;
+SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
+       last.expires_at, last.scope, last.key
+FROM clock LEFT JOIN (
+    SELECT due.expires_at, due.scope, due.key
+    FROM due
+    ORDER BY due.expires_at DESC, due.scope DESC, due.key DESC
+    LIMIT 1) AS last ON true;
 
 -- name: drop_unclaimed
 DELETE FROM oncekey.outbox AS parcel
@@ -128,18 +212,22 @@ RETURNING parcel.id;
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            set_config('synchronous_commit', 'on', true) AS durable
-)
+), written AS (
 UPDATE oncekey.record AS record
-SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
+SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
     response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, reconcile_after = NULL, finished_at = clock.now, recovery_point = 'finished', request = NULL,
-    expires_at = clock.now + :kept::bigint
-FROM clock
+    last_error = NULL, finished_at = clock.now, recovery_point = 'finished', expires_at = clock.now + :kept::bigint,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'pending' AND record.expires_at <= clock.now
-RETURNING clock.now, record.*;
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
 
 -- name: live_keys
 SELECT count(*) AS live

@@ -12,6 +12,7 @@ from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 from oncekey.stores.reconcile import ReconcileStore
+from oncekey.stores.sqlite.locks import SqliteLocks
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.stores.vitals import SQLITE
 
@@ -20,9 +21,19 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim, Instant, Snapshot
     from oncekey.flow import Flow
+    from oncekey.stores.sqlite.locks import Writer
 
 
-FILES = ("queries.sql", "phases.sql", "outbox.sql", "upkeep.sql", "operate.sql", "reconcile.sql", "doctor.sql")
+FILES = (
+    "queries.sql",
+    "locks.sql",
+    "phases.sql",
+    "outbox.sql",
+    "upkeep.sql",
+    "operate.sql",
+    "reconcile.sql",
+    "doctor.sql",
+)
 
 
 def tables() -> SqlSchema:
@@ -31,12 +42,17 @@ def tables() -> SqlSchema:
 
 
 class SqliteStore(KeyStore):
-    """Records in SQLite."""
+    """Records in SQLite.
 
-    def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
+    `writer` is the driver's, which says whose turn it is to write; where nobody knows that, LOCAL claims first.
+    """
+
+    def __init__(self, *, writer: Writer | None = None, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__(load(__package__, *FILES), schema=tables(), clock=clock)
         self.audit = AuditStore(self._statements)
         self.outbox = OutboxStore(self._statements, self.audit)
+        if writer is not None:
+            self.locks = SqliteLocks(self._statements, writer, lambda: self.outbox)
         self.upkeep = UpkeepStore(self._statements, self.audit)
         self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=SQLITE)

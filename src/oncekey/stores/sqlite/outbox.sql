@@ -16,19 +16,28 @@ ORDER BY json_extract(given.value, '$.position')
 RETURNING id;
 
 -- name: due
+-- Of parcels that are to be handled with care (a request's own call, and what somebody has tried before) at most `careful`
+-- are taken, counted among those that are next.
 UPDATE oncekey_outbox
 SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner,
     lease_until = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease,
     due_at = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease
 WHERE place IN (
-    SELECT parcel.place FROM oncekey_outbox AS parcel
-    WHERE parcel.due_at <= COALESCE(:now, (SELECT now FROM oncekey_clock))
-      AND parcel.aggregatetype IN (SELECT value FROM json_each(:topics))
-      AND (parcel.order_by IS NULL OR NOT EXISTS (
-          SELECT 1 FROM oncekey_outbox AS older
-          WHERE older.order_by = parcel.order_by AND older.place < parcel.place))
-    ORDER BY parcel.due_at, parcel.place
-    LIMIT :limit)
+    SELECT ranked.place
+    FROM (
+        SELECT next.place, next.careful,
+               row_number() OVER (PARTITION BY next.careful ORDER BY next.due_at, next.place) AS turn
+        FROM (
+            SELECT parcel.place, parcel.due_at, parcel.kind = 'defer' OR parcel.attempts > 0 AS careful
+            FROM oncekey_outbox AS parcel
+            WHERE parcel.due_at <= COALESCE(:now, (SELECT now FROM oncekey_clock))
+              AND parcel.aggregatetype IN (SELECT value FROM json_each(:topics))
+              AND (parcel.order_by IS NULL OR NOT EXISTS (
+                  SELECT 1 FROM oncekey_outbox AS older
+                  WHERE older.order_by = parcel.order_by AND older.place < parcel.place))
+            ORDER BY parcel.due_at, parcel.place
+            LIMIT :limit) AS next) AS ranked
+    WHERE NOT ranked.careful OR ranked.turn <= :careful)
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: held_by

@@ -68,24 +68,52 @@ FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock LEFT JOIN (
 ORDER BY page.expires_at, page.scope, page.key;
 
 -- name: purge_expired
+-- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it. `until` comes from an instant that the reaper
+-- has compared with its own clocks; the state is the one before the move.
 DELETE FROM oncekey_record
-WHERE (scope, key, incarnation, version) IN (
-    SELECT json_extract(seen.value, '$.scope'), json_extract(seen.value, '$.key'),
-           json_extract(seen.value, '$.incarnation'), json_extract(seen.value, '$.version')
-    FROM json_each(:seen) AS seen)
-  AND expires_at <= COALESCE(:now, (SELECT now FROM oncekey_clock)) - :grace
-  AND (state IN ('completed', 'expired') OR (state = 'failed_retryable' AND memo IS NULL AND intent IS NULL))
-RETURNING scope, key;
+WHERE rowid IN (
+    SELECT record.rowid
+    FROM oncekey_record AS record
+    WHERE record.state IN ('completed', 'failed_retryable', 'pending')
+      AND ((record.state = 'completed' AND NOT :soft)
+           OR (record.state = 'failed_retryable' AND record.memo IS NULL AND record.intent IS NULL))
+      AND record.expires_at <= min(:until, COALESCE(:now, (SELECT now FROM oncekey_clock)) - :age)
+      AND (record.expires_at, record.scope, record.key) > (:after_at, :after_scope, :after_key)
+      AND (:trusted_for IS NULL OR record.ttl <= :trusted_for)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit)
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, scope, key, incarnation, operation, fence, expires_at,
+          state;
+
+-- name: purge_kept
+DELETE FROM oncekey_record
+WHERE rowid IN (
+    SELECT record.rowid
+    FROM oncekey_record AS record
+    WHERE record.state = 'expired'
+      AND record.expires_at <= min(:until, COALESCE(:now, (SELECT now FROM oncekey_clock)) - :age)
+      AND (record.expires_at, record.scope, record.key) > (:after_at, :after_scope, :after_key)
+      AND (:trusted_for IS NULL OR record.ttl <= :trusted_for)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit)
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, scope, key, incarnation, operation, fence, expires_at,
+          state;
 
 -- name: mark_expired
 UPDATE oncekey_record
 SET state = 'expired', version = version + 1
-WHERE (scope, key, incarnation, version) IN (
-    SELECT json_extract(seen.value, '$.scope'), json_extract(seen.value, '$.key'),
-           json_extract(seen.value, '$.incarnation'), json_extract(seen.value, '$.version')
-    FROM json_each(:seen) AS seen)
-  AND expires_at <= COALESCE(:now, (SELECT now FROM oncekey_clock)) - :grace AND state = 'completed'
-RETURNING scope, key;
+WHERE rowid IN (
+    SELECT record.rowid
+    FROM oncekey_record AS record
+    WHERE record.state IN ('completed', 'failed_retryable', 'pending')
+      AND record.state = 'completed'
+      AND record.expires_at <= min(:until, COALESCE(:now, (SELECT now FROM oncekey_clock)) - :age)
+      AND (record.expires_at, record.scope, record.key) > (:after_at, :after_scope, :after_key)
+      AND (:trusted_for IS NULL OR record.ttl <= :trusted_for)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit)
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, scope, key, incarnation, operation, fence, expires_at,
+          'completed' AS state;
 
 -- name: drop_unclaimed
 DELETE FROM oncekey_outbox

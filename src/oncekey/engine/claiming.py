@@ -1,0 +1,188 @@
+"""From the parts of a request to its claim: key, fingerprint, scope and seed, in the order in which it is judged (R77).
+
+Nothing here waits, and nothing knows a framework. An adapter that has everything in its hands calls `claim_of`. One
+that has to wait in between, for the body or for who names the tenant, calls the three parts of it in the same order:
+`key_of` before it reads the body, because a request without a good key is refused whatever it carries;
+`fingerprint_for` before it asks who the caller is; and then `claim_for`. A refusal by any of them stores nothing.
+
+Whatever does not depend on the request was computed when it was enrolled, see `Enrolment`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from oncekey.core.choices import PiiCheck
+from oncekey.core.errors import BodyInvalidError, KeyMalformedError
+from oncekey.core.fingerprint import Request
+from oncekey.core.keys import key_digest, looks_personal, parse_key
+from oncekey.core.model import Claim, Code, RecordId, Refuse
+from oncekey.core.scope import bound_scope
+from oncekey.engine.kept_request import KeptRequest, kept_of, seal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from oncekey.engine.enrolment import Enrolment
+
+Chosen: TypeAlias = "Mapping[str, object] | bytes"
+
+log = logging.getLogger("oncekey")
+
+PROCESS: Final = f"{socket.gethostname()}:{os.getpid()}"
+_TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
+_VERSION_4: Final = (4 << 76) | (0b10 << 62)
+_NOT_RANDOM: Final = (0xF << 76) | (0b11 << 62)
+"""The bits of a UUID that say what it is (RFC 9562, 4.1 and 4.2)."""
+
+
+class Parts(NamedTuple):
+    """A request as every server has it: names of header lines in lower case, the query without its question mark."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Iterable[tuple[bytes, bytes]]
+    content_type: bytes | None
+    body: bytes
+    root_path: str = ""
+    """Where the application is mounted; a completer repeats the request there."""
+
+
+class Caller(NamedTuple):
+    """Who asks, as the application's own authentication says."""
+
+    tenant: str
+    principal: str | None = None
+    """Who in the tenant; needed where keys are bound to principals, and kept for completing where there is one."""
+    token: str | None = None
+    """The caller's credential; needed, and looked at, only where keys are bound to tokens."""
+
+
+def claim_of(
+    lines: Sequence[bytes],
+    parts: Parts,
+    enrolment: Enrolment,
+    caller: Caller,
+    *,
+    keep_headers: frozenset[bytes] = frozenset(),
+) -> Claim | Refuse:
+    """The claim of a request whose `Idempotency-Key` field has these lines, or why there is none."""
+    key = key_of(lines, enrolment)
+    if isinstance(key, Refuse):
+        return key
+    mark = fingerprint_for(parts, enrolment)
+    if isinstance(mark, Refuse):
+        return mark
+    return claim_for(key, mark, parts, enrolment, caller, keep_headers=keep_headers)
+
+
+def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
+    """The key that the request names, or why it is none."""
+    policy = enrolment.policy
+    try:
+        key = parse_key(
+            lines,
+            syntax=policy.header_syntax,
+            key_format=policy.key_format,
+            min_length=enrolment.shortest_key,
+            max_length=policy.max_key_length,
+        )
+    except KeyMalformedError as error:
+        return Refuse(Code.KEY_MALFORMED, detail=str(error))
+    if key is None:
+        return Refuse(Code.KEY_MISSING)
+    if policy.pii_check is not PiiCheck.OFF and looks_personal(key):
+        if policy.pii_check is PiiCheck.REJECT:
+            return Refuse(Code.KEY_MALFORMED, detail="The key looks like personal data; use a random value.")
+        log.warning("oncekey: a key looks like personal data (digest %s): use random keys", key_digest(key))
+    return key
+
+
+def fingerprint_for(parts: Parts, enrolment: Enrolment, chosen: Chosen | None = None) -> str | Refuse:
+    """What tells this request from another one under its key, or why that cannot be told.
+
+    `chosen` is what `chosen_of` returned, if it was called before.
+    """
+    if len(parts.body) > enrolment.policy.max_request_bytes:
+        return _TOO_LARGE
+    method, path, query, _, content_type, body, _ = parts
+    try:
+        if enrolment.extract is None:
+            return enrolment.fingerprints.of(method, path, query, content_type, body)
+        if chosen is None:
+            chosen = enrolment.extract(Request(method, path, query, content_type, body))
+        return enrolment.fingerprints.of_chosen(chosen, method=method, path=path)
+    except BodyInvalidError as error:
+        return Refuse(Code.BODY_INVALID, detail=str(error))
+
+
+def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
+    """What the route's own function chooses to count, for an adapter that takes the fingerprint in another thread."""
+    if enrolment.extract is None or len(parts.body) > enrolment.policy.max_request_bytes:
+        return None
+    try:
+        return enrolment.extract(Request(parts.method, parts.path, parts.query, parts.content_type, parts.body))
+    except BodyInvalidError as error:
+        return Refuse(Code.BODY_INVALID, detail=str(error))
+
+
+def claim_for(
+    key: str,
+    mark: str,
+    parts: Parts,
+    enrolment: Enrolment,
+    caller: Caller,
+    *,
+    keep_headers: frozenset[bytes] = frozenset(),
+) -> Claim:
+    """The claim of a request whose key and fingerprint are known; `keep_headers` are kept for a completer besides."""
+    policy, spans = enrolment.policy, enrolment.spans
+    tenant, principal, token = caller
+    record_id = RecordId(
+        bound_scope(policy.bind_to, enrolment.namespace, tenant, principal=principal, token=token), key
+    )
+    kept = None
+    if enrolment.completes:
+        kept = seal(_kept(parts, caller, keep_headers), policy.secret, about_of(record_id, mark))
+    # One draw for both names. It is the kernel's, so it is another one in every process, also after a fork.
+    drawn = os.urandom(24)
+    return Claim(
+        id=record_id,
+        incarnation=UUID(int=int.from_bytes(drawn[:16], "big") & ~_NOT_RANDOM | _VERSION_4),
+        operation=enrolment.operation,
+        effects=enrolment.effects,
+        recovery=enrolment.recovery,
+        method=parts.method,
+        path=parts.path.replace("\0", "%00"),  # PostgreSQL's text has no NUL
+        fingerprint=mark,
+        seed=enrolment.seeds.of(record_id, mark),
+        owner=f"{PROCESS}:{drawn[16:].hex()}",
+        lease=spans.lease,
+        deadline=spans.deadline,
+        call_timeout=spans.call_timeout,
+        ttl=spans.ttl,
+        request=kept,
+    )
+
+
+def about_of(record_id: RecordId, fingerprint: str) -> str:
+    """What a kept request is tied to. Not the incarnation: a claim whose reply was lost gets another one."""
+    return f"{record_id.scope}/{record_id.key}/{fingerprint}"
+
+
+def _kept(parts: Parts, caller: Caller, keep_headers: frozenset[bytes]) -> KeptRequest:
+    """The request as a completer repeats it, in the name of its principal or, without such, of its tenant (H7)."""
+    return KeptRequest(
+        method=parts.method,
+        path=parts.path,
+        query=parts.query,
+        root_path=parts.root_path,
+        headers=kept_of(parts.headers, keep_headers),
+        body=parts.body,
+        principal=caller.principal or caller.tenant,
+    )

@@ -1,0 +1,107 @@
+"""What a process knows of keys that were settled lately: hints, and finished answers.
+
+Neither is evidence that a key is free. A hint only chooses which question the store is asked first; a cached answer was
+read from a committed record, and a finished record does not change while it lives. Only an operator's `keys bust` and
+the reaper take one away, so `Policy.replay_cache` bounds how long an answer is given after that. Both are bounded, and
+both belong to one installation in one process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from oncekey.core.model import Replay, Snapshot
+from oncekey.core.policy import micros
+from oncekey.engine.local import word_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import Claim, Instant, Record, RecordId, Refuse
+    from oncekey.core.policy import Policy
+
+MOST_HINTS: Final = 10_000
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""How much memory the answers of one installation may take, as far as their bodies and headers go."""
+OVERHEAD: Final = 1024
+"""What a record costs beside its answer."""
+
+
+class Hints:
+    """The keys that this process has settled lately: for them a stored answer is the likelier find."""
+
+    __slots__ = ("_known", "_most")
+
+    def __init__(self, most: int = MOST_HINTS) -> None:
+        self._known: dict[RecordId, None] = {}
+        self._most = most
+
+    def __contains__(self, record_id: object) -> bool:
+        return record_id in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, record_id: RecordId) -> None:
+        """Its answer is stored. The oldest hint makes room for it."""
+        known = self._known
+        if len(known) >= self._most and record_id not in known:
+            del known[next(iter(known))]
+        known[record_id] = None
+
+
+class _Finished(NamedTuple):
+    record: Record
+    now: Instant
+    """The store's clock when it was read."""
+    read_at: float
+    until: float
+    size: int
+
+
+class Answers:
+    """Finished answers that were read from the store, for routes whose policy has a `replay_cache`."""
+
+    __slots__ = ("_boot", "_bytes", "_known", "_most")
+
+    def __init__(self, boot: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
+        self._boot = boot
+        self._known: dict[RecordId, _Finished] = {}
+        self._bytes = 0
+        self._most = most_bytes
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, claim: Claim, policy: Policy) -> Replay | Refuse | None:
+        """What the record of a claim says, if it is known; the same rules read it as if it came from the store."""
+        found = self._known.get(claim.id)
+        if found is None:
+            return None
+        passed = self._boot() - found.read_at
+        if self._boot() >= found.until:
+            self.forget(claim.id)
+            return None
+        return word_of(Snapshot(found.record, found.now + int(passed * 1_000_000)), claim, policy)
+
+    def add(self, replay: Replay, policy: Policy) -> None:
+        """Keep an answer that the store has given. The oldest ones make room for it."""
+        if policy.replay_cache is None or replay.record.id in self._known:
+            return
+        record, now = replay.record, self._boot()
+        response = record.response
+        size = OVERHEAD + (0 if response is None or response.body is None else len(response.body))
+        if size > self._most:
+            return
+        # The reader's clock may run a little faster than the store's: the record's own end is kept, too.
+        life = min(micros(policy.replay_cache), record.expires_at - replay.now)
+        self._known[record.id] = _Finished(record, replay.now, now, now + life / 1_000_000, size)
+        self._bytes += size
+        while self._bytes > self._most:
+            self.forget(next(iter(self._known)))
+
+    def forget(self, record_id: RecordId) -> None:
+        """It was busted, expired, or makes room."""
+        gone = self._known.pop(record_id, None)
+        if gone is not None:
+            self._bytes -= gone.size

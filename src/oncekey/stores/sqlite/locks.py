@@ -1,0 +1,99 @@
+"""LOCAL in one commit on SQLite: the file's one writer is the lock of whatever key it writes for.
+
+Nothing has to be tried: who has begun to write is alone. So the lock is always got, and what is left is to know whose
+it is, for those who would have to wait for it. Within the process the driver's `Writer` knows that.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from oncekey.core.model import Completed, Deferred
+from oncekey.core.onecommit import Holder, Locked, Sealed
+from oncekey.core.rulings import Situation, situate
+from oncekey.flow import Fold
+from oncekey.stores.locks import LockStore
+from oncekey.stores.rows import snapshot_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.locks import Lock
+    from oncekey.core.model import Claim, Instant
+    from oncekey.core.onecommit import Ground
+    from oncekey.flow import Flow, Row, Steps, Value
+    from oncekey.ports import Outbox
+    from oncekey.stores.statements import Statements
+
+
+class Writer(Protocol):
+    """Who writes to the file, as far as this process knows."""
+
+    def asking(self, lock: Lock) -> AbstractContextManager[None]:
+        """While a request queues up to write."""
+
+    def lock(self, lock: Lock) -> int:
+        """Say which key the writer's transaction is for; which transaction that is."""
+
+    def was_torn(self, begun: int) -> bool:
+        """Whether a handler ended that transaction by itself, so that another one had to follow."""
+
+    def holder(self, lock: Lock) -> Holder:
+        """Which request writes under a key, or queues up to."""
+
+    def holds(self, number: int) -> bool:
+        """Whether any does."""
+
+
+class SqliteLocks(LockStore):
+    """Locks and records written once, in a SQLite file."""
+
+    one_writer = True
+    asked = ("find", "lock_file")
+
+    def __init__(self, statements: Statements, writer: Writer, outbox: Callable[[], Outbox | None]) -> None:
+        super().__init__(statements, outbox)
+        self._writer = writer
+
+    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
+        """Look for an answer, and become the writer if there is none; then look again (L1).
+
+        A stored answer is final, so it needs no lock, and the look for it waits for nobody. Before it is made, this
+        process knows that the key is asked for.
+        """
+        where: dict[str, Value] = {"scope": claim.id.scope, "key": claim.id.key}
+        with self._writer.asking(lock):
+            rows = yield replace(self._statements.say("find", where), reads=True)
+            snapshot = snapshot_of(rows[0])
+            if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
+                return Locked(got=False, snapshot=snapshot, begun=0)
+            rows = yield self._statements.say("lock_file", where)
+            begun = self._writer.lock(lock)
+        return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=begun)
+
+    def sealing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Fold[Sealed] | None:
+        """`completing` as one statement, to be said in one turn of the thread with the COMMIT.
+
+        Not for a deferred answer, whose parcel is another statement.
+        """
+        if isinstance(settlement, Deferred):
+            return None
+        return Fold(self._finished(claim, ground, settlement), lambda rows: self._sealed(rows[0], begun))
+
+    def held(self, number: int) -> Flow[bool]:
+        """Whether the lock of a key is held or waited for in this process (L8)."""
+        yield from ()
+        return self._writer.holds(number)
+
+    def holder(self, lock: Lock) -> Flow[Holder]:
+        """Which request of this process holds the lock, or waits for it (L8)."""
+        yield from ()
+        return self._writer.holder(lock)
+
+    def _sealed(self, row: Row, begun: Instant) -> Sealed:
+        # No statement of SQLite's knows in which transaction it is said.
+        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))

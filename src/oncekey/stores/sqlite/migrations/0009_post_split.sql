@@ -1,0 +1,1 @@
+-- SQLite keeps its row whole: a split gains nothing there, see ADR 0031.

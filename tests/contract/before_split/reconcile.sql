@@ -1,0 +1,132 @@
+-- What resolvers and webhooks ask and write, beside the moves that they share with operators (operate.sql).
+
+-- name: unknown_due
+-- Served by record_unknown. What was given up has no instant, and is found by operators only.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT record.* FROM oncekey.record AS record
+    WHERE record.state = 'unknown' AND record.reconcile_after <= (SELECT clock.now FROM clock)
+      AND (record.reconcile_after, record.scope, record.key)
+          > (:after_at::bigint, :after_scope::text, :after_key::text)
+    ORDER BY record.reconcile_after, record.scope, record.key
+    LIMIT :limit::bigint) AS page ON true
+ORDER BY page.reconcile_after, page.scope, page.key;
+
+-- name: still_unknown
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET version = version + 1, reconcile_after = clock.now + :after::bigint,
+    reconcile_tries = reconcile_tries + :tries::integer
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND record.state = 'unknown'
+RETURNING clock.now, record.*;
+
+-- name: add_evidence
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+INSERT INTO oncekey.evidence (at, source, event_id, downstream_key, provider_id, said)
+SELECT clock.now, :source::text, :event_id::text, :downstream_key::text, :provider_id::text, :said::text
+FROM clock WHERE clock.durable = 'on'
+ON CONFLICT DO NOTHING
+RETURNING evidence.*;
+
+-- name: find_evidence
+SELECT evidence.* FROM oncekey.evidence AS evidence
+WHERE evidence.source = :source::text AND evidence.event_id = :event_id::text;
+
+-- name: evidence_about
+-- Served by evidence_open_key and evidence_open_provider. What was heard before the record began is not about it.
+SELECT evidence.* FROM oncekey.evidence AS evidence
+WHERE evidence.verdict IS NULL AND evidence.at >= :since::bigint
+  AND (evidence.downstream_key = :downstream_key::text
+       OR evidence.provider_id IN (
+           SELECT call.provider_id FROM oncekey.call AS call
+           WHERE call.incarnation = :incarnation::uuid AND call.provider_id IS NOT NULL))
+ORDER BY evidence.id
+LIMIT 20;
+
+-- name: open_evidence
+SELECT evidence.* FROM oncekey.evidence AS evidence
+WHERE evidence.verdict IS NULL AND evidence.id > :after::bigint
+ORDER BY evidence.id
+LIMIT :limit::bigint;
+
+-- name: judge_evidence
+UPDATE oncekey.evidence AS evidence
+SET verdict = :verdict::text
+WHERE evidence.id = :id::bigint AND evidence.verdict IS NULL
+RETURNING evidence.id;
+
+-- name: find_calls
+-- Served by call_downstream_key and call_provider_id; the same request may have made the same call in an earlier life.
+SELECT call.* FROM oncekey.call AS call
+WHERE call.downstream_key = :downstream_key::text OR call.provider_id = :provider_id::text
+ORDER BY call.at DESC
+LIMIT 10;
+
+-- name: add_call
+INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
+VALUES (:incarnation::uuid, :phase::text, :downstream_key::text, :scope::text, :key::text, :operation::text,
+        COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+ON CONFLICT DO NOTHING
+RETURNING phase;
+
+-- name: name_call
+UPDATE oncekey.call AS call
+SET provider_id = :provider_id::text
+WHERE call.incarnation = :incarnation::uuid AND call.phase = :phase::text AND call.provider_id IS NULL
+RETURNING call.phase;
+
+-- name: list_calls
+-- Served by call_at, and record_pkey for each.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, call.phase AS call_phase, call.downstream_key AS call_downstream_key,
+       call.provider_id AS call_provider_id, call.scope AS call_scope, call.key AS call_key,
+       call.operation AS call_operation, call.incarnation AS call_incarnation, call.at AS call_at, record.*
+FROM clock CROSS JOIN (
+    SELECT made.* FROM oncekey.call AS made
+    WHERE made.at >= :since::bigint
+      AND (made.at, made.incarnation, made.phase) > (:after_at::bigint, :after_incarnation::uuid, :after_phase::text)
+    ORDER BY made.at, made.incarnation, made.phase
+    LIMIT :limit::bigint) AS call
+LEFT JOIN oncekey.record AS record
+  ON record.scope = call.scope AND record.key = call.key AND record.incarnation = call.incarnation
+ORDER BY call.at, call.incarnation, call.phase;
+
+-- name: forget_calls
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+DELETE FROM oncekey.call AS call
+WHERE (call.incarnation, call.phase) IN (
+    SELECT old.incarnation, old.phase FROM oncekey.call AS old
+    WHERE old.at <= (SELECT clock.now FROM clock) - :age::bigint
+      AND NOT EXISTS (
+          SELECT 1 FROM oncekey.record AS record
+          WHERE record.scope = old.scope AND record.key = old.key AND record.incarnation = old.incarnation)
+    ORDER BY old.at
+    LIMIT :limit::bigint)
+RETURNING call.phase;
+
+-- name: forget_evidence
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+DELETE FROM oncekey.evidence AS evidence
+WHERE evidence.id IN (
+    SELECT old.id FROM (
+        SELECT first.id, first.at FROM oncekey.evidence AS first ORDER BY first.id LIMIT :limit::bigint) AS old
+    WHERE old.at <= (SELECT clock.now FROM clock) - :age::bigint)
+RETURNING evidence.id;

@@ -1,0 +1,210 @@
+-- What sweepers and reapers say. Pages carry the clock even if they are empty, and no answers: bodies may be large.
+-- Writes prove the version that was read (V), so nothing is moved that somebody else moved first.
+
+-- name: stale
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT record.*
+    FROM oncekey.record AS record
+    WHERE record.state = 'in_progress'
+      AND (record.created_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+      AND record.lease_until <= (SELECT clock.now FROM clock)
+    ORDER BY record.created_at, record.scope, record.key
+    LIMIT :limit::bigint) AS page ON true
+ORDER BY page.created_at, page.scope, page.key;
+
+-- name: runs
+SELECT record.operation, record.finished_at - record.last_run_at AS took
+FROM oncekey.record AS record
+WHERE record.state IN ('completed', 'failed_retryable', 'pending') AND record.finished_at > record.last_run_at
+ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC
+LIMIT :limit::bigint;
+
+-- name: sweep_retryable
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND record.state = 'in_progress'
+RETURNING clock.now, record.*;
+
+-- name: expiring
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point,
+        CASE WHEN record.state = 'failed_retryable' THEN record.memo END AS memo, record.intent,
+        NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM oncekey.record AS record
+    WHERE record.state IN ('completed', 'failed_retryable', 'pending')
+      AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
+      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit::bigint) AS page ON true
+ORDER BY page.expires_at, page.scope, page.key;
+
+-- name: kept_expired
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT
+        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point,
+        CASE WHEN record.state = 'failed_retryable' THEN record.memo END AS memo, record.intent,
+        NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM oncekey.record AS record
+    WHERE record.state = 'expired'
+      AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
+      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+    ORDER BY record.expires_at, record.scope, record.key
+    LIMIT :limit::bigint) AS page ON true
+ORDER BY page.expires_at, page.scope, page.key;
+
+-- name: purge_expired
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+), held AS MATERIALIZED (
+    -- What somebody else has locked is theirs, or another reaper's: nobody waits for anybody.
+    SELECT record.scope, record.key
+    FROM json_to_recordset(:seen::json) AS seen(scope text, key text, incarnation uuid, version bigint)
+    JOIN oncekey.record AS record ON record.scope = seen.scope AND record.key = seen.key
+    WHERE record.incarnation = seen.incarnation AND record.version = seen.version
+    FOR UPDATE OF record SKIP LOCKED
+)
+DELETE FROM oncekey.record AS record
+USING clock, held
+WHERE record.scope = held.scope AND record.key = held.key
+  AND record.expires_at <= clock.now - :grace::bigint
+  AND (record.state IN ('completed', 'expired')
+       OR (record.state = 'failed_retryable' AND record.memo IS NULL AND record.intent IS NULL))
+RETURNING record.scope, record.key;
+
+-- name: mark_expired
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+), held AS MATERIALIZED (
+    SELECT record.scope, record.key
+    FROM json_to_recordset(:seen::json) AS seen(scope text, key text, incarnation uuid, version bigint)
+    JOIN oncekey.record AS record ON record.scope = seen.scope AND record.key = seen.key
+    WHERE record.incarnation = seen.incarnation AND record.version = seen.version
+    FOR UPDATE OF record SKIP LOCKED
+)
+UPDATE oncekey.record AS record
+SET state = 'expired', version = version + 1
+FROM clock, held
+WHERE record.scope = held.scope AND record.key = held.key
+  AND record.expires_at <= clock.now - :grace::bigint AND record.state = 'completed'
+RETURNING record.scope, record.key;
+
+-- name: drop_unclaimed
+DELETE FROM oncekey.outbox AS parcel
+WHERE parcel.incarnation = :seen_incarnation::uuid AND parcel.kind = 'defer'
+  AND parcel.fence = 0 AND parcel.state = 'ready'
+RETURNING parcel.id;
+
+-- name: abandon
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'on', true) AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
+    response_status = :response_status::integer, response_headers = :response_headers,
+    response_body = :response_body::bytea, response_schema = :response_schema::integer,
+    last_error = NULL, reconcile_after = NULL, finished_at = clock.now, recovery_point = 'finished', request = NULL,
+    expires_at = clock.now + :kept::bigint
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND record.state = 'pending' AND record.expires_at <= clock.now
+RETURNING clock.now, record.*;
+
+-- name: live_keys
+SELECT count(*) AS live
+FROM (
+    SELECT FROM oncekey.record AS record
+    WHERE record.scope = :scope
+      AND record.state <> 'expired'
+      AND (record.state IN ('pending', 'in_progress', 'unknown') OR record.expires_at >
+           COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+    LIMIT :limit::bigint) AS counted;
+
+-- name: note
+INSERT INTO oncekey.audit (
+    at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
+SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
+       line.scope, line.key_digest, line.incarnation, line.operation, line.fence, line.source, line.target,
+       line.trigger, line.actor, line.who, line.why
+FROM json_to_recordset(:notes::json) AS line(
+    scope text, key_digest text, incarnation uuid, operation text, fence bigint, source text, target text,
+    trigger text, actor text, who text, why text);
+
+-- name: history
+SELECT line.*
+FROM oncekey.audit AS line
+WHERE line.scope = :scope AND line.key_digest = :key_digest AND line.id > :after::bigint
+ORDER BY line.id
+LIMIT :limit::bigint;
+
+-- name: forget_notes
+DELETE FROM oncekey.audit AS line
+WHERE line.id IN (
+    SELECT oldest.id
+    FROM (SELECT first.id, first.at FROM oncekey.audit AS first ORDER BY first.id LIMIT :limit::bigint) AS oldest
+    WHERE oldest.at <= COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - :age::bigint)
+RETURNING line.id;
+
+-- name: beat
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+INSERT INTO oncekey.worker AS worker (name, tasks, started_at, seen_at, every, calls)
+SELECT :name::text, :tasks::text, clock.now, clock.now, :every::bigint, :calls::text
+FROM clock
+ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen_at, every = excluded.every,
+    calls = excluded.calls
+RETURNING worker.seen_at;
+
+-- name: leave
+DELETE FROM oncekey.worker AS worker
+WHERE worker.name = :name::text
+RETURNING worker.name;
+
+-- name: workers
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
+FROM clock LEFT JOIN oncekey.worker AS worker ON true
+ORDER BY worker.started_at, worker.name;
+
+-- name: forget_workers
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+DELETE FROM oncekey.worker AS worker
+USING clock
+WHERE worker.seen_at + worker.every <= clock.now - :age::bigint
+RETURNING worker.name;

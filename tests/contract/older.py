@@ -1,0 +1,48 @@
+"""PostgreSQL as the last version before the split of the record's row spoke to it, and both versions side by side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from oncekey.stores.postgres import FILES, PostgresStore
+from oncekey.stores.queries import load
+
+OLD: Mapping[str, str] = load("contract.before_split", *FILES)
+"""Its statements, word for word."""
+
+
+class OlderStore(PostgresStore):
+    """A process of the older version; the flows are the same."""
+
+    def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+        super().__init__(clock=clock)
+        statements: Any = self._statements
+        statements._commands = {**statements._commands, **OLD}
+
+
+class EitherStore(PostgresStore):
+    """Every statement comes from a process of this version, or from one of the older: a rolling deploy."""
+
+    seed = 0
+
+    def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+        super().__init__(clock=clock)
+        statements: Any = self._statements
+        statements._commands = _Either(statements._commands, random.Random(self.seed))
+
+
+class _Either(Mapping[str, Any]):
+    def __init__(self, new: Mapping[str, Any], dice: random.Random) -> None:
+        self._new = new
+        self._dice = dice
+
+    def __getitem__(self, name: str) -> Any:
+        return self._dice.choice((self._new[name], OLD.get(name, self._new[name])))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._new)
+
+    def __len__(self) -> int:
+        return len(self._new)

@@ -1,0 +1,55 @@
+"""The shipped contract while the record's row is being split: after `pre`, with older processes still there."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+pytest.register_assert_rewrite("oncekey.testing.contract")
+
+from contract.older import EitherStore, OlderStore  # noqa: E402  (asserts are rewritten first)
+from oncekey.core.migrations import Phase  # noqa: E402
+from oncekey.drivers.psycopg import PsycopgDriver  # noqa: E402
+from oncekey.engine import migrate  # noqa: E402
+from oncekey.flow import drive  # noqa: E402
+from oncekey.stores.postgres import PostgresStore  # noqa: E402
+from oncekey.testing.contract import StoreContract, blocking  # noqa: E402
+
+
+@pytest.fixture(scope="class")
+def tables(postgres_server):
+    """A database after `oncekey migrate up --phase pre`."""
+    name = f"split_{uuid.uuid4().hex}"
+    dsn = postgres_server.create_database(name)
+    driver = PsycopgDriver(dsn, pool_size=1)
+    ran = drive(migrate.up(PostgresStore().schema, only=Phase.PRE), driver.run)
+    driver.close()
+    assert {one.phase for one in ran} == {Phase.PRE}
+    assert len(ran) < len(PostgresStore().schema.migrations)
+    yield dsn
+    postgres_server.drop_database(name)
+
+
+class TestThisVersion(StoreContract):  # R237
+    @pytest.fixture
+    def world(self, tables):
+        with blocking(PostgresStore, PsycopgDriver(tables)) as world:
+            yield world
+
+
+class TestOlderVersion(StoreContract):  # R237
+    @pytest.fixture
+    def world(self, tables):
+        with blocking(OlderStore, PsycopgDriver(tables)) as world:
+            yield world
+
+
+class TestBothVersions(StoreContract):  # R237
+    @pytest.fixture
+    def world(self, tables, request):
+        class Mixed(EitherStore):
+            seed = sum(map(ord, request.node.name))  # another course for each scenario, the same one each time
+
+        with blocking(Mixed, PsycopgDriver(tables)) as world:
+            yield world

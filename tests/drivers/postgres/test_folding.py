@@ -1,0 +1,412 @@
+"""The lock in the message of BEGIN, the record in the message of COMMIT: what they do, and what their failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from dataclasses import replace
+
+import psycopg
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.postgres.conftest import ORDERS
+from drivers.postgres.drivers import ASYNCPG, PSYCOPG, ask, opened, raw_of
+from harness.cutting import CuttingProxy
+from harness.dsn import through
+from harness.postgres import PostgresServer, installations
+from harness.tables import make_tables
+from local.databases import lock_for
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    RolledBackError,
+    SchemaError,
+    StoreError,
+    StoreUnavailableError,
+    TransactionControlError,
+)
+from oncekey.core.model import Deferred, RecordId
+from oncekey.core.onecommit import Ground, Kind, Sealed
+from oncekey.drivers import asyncpg_saying, psycopg_saying
+from oncekey.drivers.postgres_folding import as_text, literal
+from oncekey.flow import Statement
+from oncekey.stores.locks import LONGEST_FOLDED
+from oncekey.stores.postgres import PostgresStore
+from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
+from oncekey.testing.clock import START, ManualClock
+
+NEW = Ground(Kind.NEW)
+CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+OPEN = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"  # noqa: E501
+SEAL = """
+    SELECT pg_get_functiondef(p.oid) FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE n.nspname = 'oncekey' AND p.proname = 'seal'
+"""
+
+
+def order() -> str:
+    return uuid.uuid4().hex
+
+
+def insert(item: str) -> str:
+    return f"INSERT INTO orders (item) VALUES ('{item}')"
+
+
+async def entered(driver, claim, store=None):
+    """Open the transaction of a request that is the first one."""
+    locks = (store or PostgresStore()).locks
+    tx, look = await driver.begin_with(locks.locking(lock_for(claim), claim))
+    assert look.got
+    return tx, look
+
+
+async def sealed(tx, look, claim, settlement=None, store=None):
+    fold = (store or PostgresStore()).locks.sealing(claim, NEW, settlement or answered(), look.begun)
+    rows = await tx.commit_with(fold.statement)
+    return None if rows is None else fold.read(rows)
+
+
+async def performed(driver, claim, item):
+    """One request, from its lock to its commit."""
+    tx, look = await entered(driver, claim)
+    await ask(tx, insert(item))
+    return await sealed(tx, look, claim)
+
+
+def there(raw, claim, item=None) -> tuple[int, int]:
+    """How many records and rows there are."""
+    records = raw.execute("SELECT count(*) FROM oncekey.record WHERE key = %s", [claim.id.key]).fetchone()[0]
+    return records, raw.execute("SELECT count(*) FROM orders WHERE item = %s", [item]).fetchone()[0]
+
+
+def columns(raw, claim) -> dict:
+    cursor = raw.cursor(row_factory=psycopg.rows.dict_row)
+    return cursor.execute("SELECT * FROM oncekey.record WHERE key = %s", [claim.id.key]).fetchone()
+
+
+class TestMessages:
+    async def test_a_new_key_takes_three(self, kind, dsn):
+        with CuttingProxy.before(dsn) as proxy:
+            async with opened(kind, through(dsn, proxy.port), pool_size=1) as driver:
+                for _ in range(2):
+                    await (await driver.begin()).rollback()
+                    proxy.count()
+                    claim = a_claim()
+                    tx, look = await entered(driver, claim)
+                    await ask(tx, "INSERT INTO orders (item) SELECT gen_random_uuid()::text")
+                    assert await sealed(tx, look, claim)
+                    said = [
+                        one for one, _ in proxy.messages
+                    ]  # of the second time: asyncpg has prepared the INSERT then
+        assert len(said) == 3, said
+        assert b"BEGIN" in said[0]
+        assert b"oncekey" in said[0]
+        assert b"oncekey.seal" in said[2]
+        assert b"COMMIT" in said[2]
+
+    async def test_who_is_refused_while_another_runs_takes_two(self, kind, dsn):
+        with CuttingProxy.before(dsn) as proxy:
+            async with opened(kind, dsn) as near, opened(kind, through(dsn, proxy.port), pool_size=1) as far:
+                claim = a_claim()
+                tx, _ = await entered(near, claim)
+                await (await far.begin()).rollback()
+                proxy.count()
+                locks = PostgresStore().locks
+                for other, fingerprint in ((False, claim.fingerprint), (True, OTHER_FINGERPRINT)):
+                    late = again(claim, fingerprint=fingerprint)
+                    refused, look = await far.begin_with(locks.locking(lock_for(late), late))
+                    assert (look.got, look.other, look.snapshot.record) == (False, other, None)
+                    await refused.rollback()
+                assert len(proxy.messages) == 4
+                await tx.rollback()
+
+    @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_a_listener_is_called_before_the_task_goes_on(self, dsn, loop):
+        async def several():
+            async with opened(ASYNCPG, dsn) as driver:
+                assert all(await asyncio.gather(*(performed(driver, a_claim(), order()) for _ in range(30))))
+
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(several())
+
+
+class TestRecords:
+    async def test_the_record_is_the_one_that_is_written_apart(self, kind, dsn, raw):
+        store = PostgresStore(clock=ManualClock(START))
+        async with opened(kind, dsn) as driver:
+            folded, plain = a_claim(), a_claim()
+            tx, look = await entered(driver, folded, store)
+            assert await sealed(tx, look, folded, store=store) == Sealed(START + TTL, in_one_commit=True)
+            tx, look = await entered(driver, plain, store)
+            await tx.step(store.locks.completing(plain, NEW, answered(), look.begun))
+            await tx.commit()
+        ours, theirs = columns(raw, folded), columns(raw, plain)
+        for own in ("key", "incarnation"):
+            assert ours.pop(own) != theirs.pop(own)
+        assert ours == theirs
+
+    async def test_its_instants_are_the_servers_at_the_commit(self, kind, dsn, raw):
+        # P6: neither this machine's clock, nor that of BEGIN
+        async with opened(kind, dsn) as driver:
+            claim = a_claim()
+            tx, look = await entered(driver, claim)
+            await ask(tx, "SELECT pg_sleep(0.01)")
+            before = raw.execute(CLOCK).fetchone()[0]
+            told = await sealed(tx, look, claim)
+            after = raw.execute(CLOCK).fetchone()[0]
+        record = columns(raw, claim)
+        assert look.begun < look.snapshot.now < before < record["created_at"] < after
+        assert record["created_at"] == record["finished_at"] == record["last_run_at"]
+        assert told.expires_at == record["expires_at"] == record["created_at"] + TTL
+
+    async def test_a_stored_answer_is_seen(self, kind, dsn):
+        async with opened(kind, dsn) as driver:
+            claim = a_claim()
+            await performed(driver, claim, order())
+            tx, look = await entered(driver, again(claim))
+            assert look.snapshot.record.response == answered().response
+            await tx.rollback()
+
+    async def test_hostile_values_stay_values(self, kind, dsn, raw):  # R96
+        hostile = "'; DROP TABLE orders; -- \\ \" é \u2028 𝄞 %s :key $1 \\x41 $$"
+        claim = replace(a_claim(), id=RecordId(hostile, hostile + order()), path=hostile, operation=hostile)
+        body = bytes(range(256)) * 4
+        async with opened(kind, dsn) as driver:
+            tx, look = await entered(driver, claim)
+            await ask(tx, "SET LOCAL standard_conforming_strings = off")
+            await ask(tx, "SET LOCAL backslash_quote = on")
+            await ask(tx, "SET LOCAL client_encoding = 'SJIS'")
+            assert await sealed(tx, look, claim, answered(body)) is not None
+        record = columns(raw, claim)
+        assert (record["scope"], record["path"], record["operation"]) == (hostile, hostile, hostile)
+        assert record["response_body"] == body
+
+    def test_what_is_not_folded(self):
+        locks, claim = PostgresStore().locks, a_claim()
+        assert locks.sealing(claim, NEW, answered(b"x" * LONGEST_FOLDED), 1) is not None
+        assert locks.sealing(claim, NEW, answered(None), 1) is not None
+        assert locks.sealing(claim, NEW, answered(b"x" * (LONGEST_FOLDED + 1)), 1) is None
+        assert locks.sealing(claim, Ground(Kind.ANEW), answered(), 1) is None
+        assert locks.sealing(claim, Ground(Kind.RETRYABLE), answered(), 1) is None
+        assert locks.sealing(claim, NEW, Deferred(parcel=None), 1) is None
+
+    def test_half_a_surrogate_pair_is_refused_as_any_value_that_cannot_be_stored(self):
+        claim = replace(a_claim(), path="/\ud800")
+        with pytest.raises(StoreError, match="surrogate"):
+            PostgresStore().locks.sealing(claim, NEW, answered(), 1)
+
+
+class TestTaken:
+    """L3: somebody else's record is there, so nothing of ours may be."""
+
+    async def test_the_business_is_rolled_back(self, kind, dsn, raw):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            await self.taken(driver, raw)
+
+    async def test_a_seal_that_does_not_fail_is_noticed(self, kind, postgres_dsn):
+        # The mutant: where the key is taken nothing is written, and the COMMIT after it happens.
+        with psycopg.connect(make_tables(postgres_dsn), autocommit=True) as raw:
+            raw.execute(ORDERS)
+            text = raw.execute(SEAL).fetchone()[0]
+            mutant = re.sub(r"(instant \+ in_ttl\));", r"\1 ON CONFLICT DO NOTHING;", text, count=1)
+            assert mutant != text
+            raw.execute(mutant)
+            async with opened(kind, postgres_dsn) as driver:
+                with pytest.raises(AssertionError, match="somebody else's record"):
+                    await self.taken(driver, raw)
+
+    async def taken(self, driver, raw):
+        claim, item = a_claim(), order()
+        tx, look = await entered(driver, claim)
+        await ask(tx, insert(item))
+        # Another version of the application, which knows nothing of the lock.
+        assert await performed_without_lock(raw, claim)
+        assert await sealed(tx, look, claim) is None, "committed beside somebody else's record"
+        assert there(raw, claim, item) == (1, 0)
+        assert raw.execute(OPEN).fetchone() == (0,)
+        assert await performed(driver, a_claim(), item) is not None
+
+
+async def performed_without_lock(raw, claim) -> bool:
+    fold = PostgresStore().locks.sealing(claim, NEW, answered(b"theirs"), 0)
+    raw.execute(as_text(fold.statement).encode())
+    return there(raw, claim)[0] == 1
+
+
+class TestRefusals:
+    async def test_a_deferred_constraint_refuses_the_commit(self, kind, dsn, raw):
+        # F20: the server's own no is a roll-back, although the record was told before
+        async with opened(kind, dsn, pool_size=1) as driver:
+            claim, item = a_claim(), order()
+            assert await performed(driver, a_claim(), item)
+            tx, look = await entered(driver, claim)
+            await ask(tx, "SET CONSTRAINTS ALL DEFERRED")
+            await ask(tx, insert(item))
+            with pytest.raises(RolledBackError, match="refused the commit"):
+                await sealed(tx, look, claim)
+            assert there(raw, claim, item) == (0, 1)
+            assert await performed(driver, claim, order())
+
+    async def test_an_error_that_a_handler_swallowed(self, kind, dsn, raw):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            claim, item = a_claim(), order()
+            tx, look = await entered(driver, claim)
+            await ask(tx, insert(item))
+            with pytest.raises(Exception, match="division"):
+                await ask(tx, "SELECT 1 / 0")
+            with pytest.raises(RolledBackError):
+                await sealed(tx, look, claim)
+            assert there(raw, claim, item) == (0, 0)
+            assert await performed(driver, claim, item)
+
+    async def test_a_handler_that_committed_by_itself(self, kind, dsn, raw):  # F16
+        async with opened(kind, dsn, pool_size=1) as driver:
+            claim, item = a_claim(), order()
+            tx, look = await entered(driver, claim)
+            await ask(tx, insert(item))
+            behind = raw_of(tx)
+            await (asyncio.to_thread(behind.execute, "COMMIT") if kind == PSYCOPG else behind.execute("COMMIT"))
+            told = await sealed(tx, look, claim)
+            assert not told.in_one_commit
+            assert there(raw, claim, item) == (1, 1)
+
+    async def test_a_server_that_only_reads(self, kind, dsn, raw):
+        mark = "&" if "?" in dsn else "?"
+        async with opened(kind, f"{dsn}{mark}options=-c%20default_transaction_read_only%3Don") as driver:
+            with pytest.raises(StoreUnavailableError, match="25006"):
+                await entered(driver, a_claim())
+            assert raw.execute(OPEN).fetchone() == (0,)
+
+    async def test_a_database_without_the_functions(self, kind, postgres_dsn):
+        async with opened(kind, postgres_dsn, pool_size=1) as driver:
+            for _ in range(2):
+                with pytest.raises(SchemaError, match="migrate up"):
+                    await entered(driver, a_claim())
+
+    async def test_what_is_over_is_over(self, kind, dsn):
+        async with opened(kind, dsn) as driver:
+            claim = a_claim()
+            tx, look = await entered(driver, claim)
+            assert await sealed(tx, look, claim)
+            with pytest.raises(TransactionControlError, match="over"):
+                await sealed(tx, look, claim)
+            await tx.rollback()
+
+    async def test_a_first_step_that_fails_leaves_nothing_open(self, kind, dsn, raw):
+        def first():
+            yield Statement("fine", "SELECT 1 AS one")
+            yield Statement("wrong", "SELECT 1 / 0")
+
+        def unreadable():
+            yield Statement("fine", "SELECT 1 AS one")
+            raise LookupError("a record that cannot be read")
+
+        async with opened(kind, dsn, pool_size=1) as driver:
+            with pytest.raises(StoreError):
+                await driver.begin_with(first())
+            with pytest.raises(LookupError):
+                await driver.begin_with(unreadable())
+            assert raw.execute(OPEN).fetchone() == (0,)
+            assert await performed(driver, a_claim(), order())
+
+    async def test_steps_that_do_not_fold_are_run_as_ever(self, kind, dsn):
+        def first():
+            one = yield Statement("one", "SELECT 1 AS one")
+            two = yield Statement("two", "SELECT 2 AS two")
+            return one[0]["one"], two[0]["two"]
+
+        async with opened(kind, dsn) as driver:
+            tx, found = await driver.begin_with(first())
+            assert found == (1, 2)
+            await tx.rollback()
+
+
+class TestCleaning:
+    """The session is cleaned up in the message of the COMMIT, behind it."""
+
+    async def test_nothing_of_a_handler_is_left(self, kind, dsn):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            claim = a_claim()
+            tx, look = await entered(driver, claim)
+            await ask(tx, "SELECT set_config('app.tenant', 'acme', false), pg_advisory_lock(4711)")
+            assert await sealed(tx, look, claim)
+            tx = await driver.begin()
+            found = await ask(tx, "SELECT COALESCE(current_setting('app.tenant', true), '')")
+            assert found == [("",)]
+            assert await ask(tx, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711") == [(0,)]
+            await tx.rollback()
+
+    async def test_a_clean_up_that_fails_is_no_failed_commit(self, kind, dsn, raw, monkeypatch):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            claim, item = a_claim(), order()
+            tx, look = await entered(driver, claim)
+            session = await ask(tx, "SELECT pg_backend_pid()")
+            await ask(tx, insert(item))
+            monkeypatch.setattr(asyncpg_saying, "RESET", "SELECT 1 / 0")
+            monkeypatch.setattr(psycopg_saying, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
+            assert await sealed(tx, look, claim)
+            assert there(raw, claim, item) == (1, 1)
+            # A session that may not be clean is nobody's any more.
+            tx = await driver.begin()
+            assert await ask(tx, "SELECT pg_backend_pid()") != session
+            await tx.rollback()
+
+    async def test_if_nobody_can_tell_which_of_them_failed_nobody_knows(self, dsn, raw, monkeypatch):
+        async with opened(ASYNCPG, dsn, pool_size=1) as driver:
+            claim, item = a_claim(), order()
+            tx, look = await entered(driver, claim)
+            await ask(tx, insert(item))
+            monkeypatch.setattr(asyncpg_saying, "RESET", "SELECT 1 / 0")
+            monkeypatch.setattr(asyncpg_saying, "_WHAT_BECAME", "SELECT $1::text::int / 0")
+            with pytest.raises(CommitAmbiguousError):
+                await sealed(tx, look, claim)
+            monkeypatch.undo()
+            assert await performed(driver, a_claim(), order())
+
+
+@pytest.mark.parametrize("installation", installations(), ids=str)
+async def test_the_time_outs_go_along_with_begin(installation, kind):
+    # L4: a host that vanished does not hold a key for hours; PostgreSQL 17 can end a transaction as a whole
+    with PostgresServer(installation) as server:
+        dsn = make_tables(server.create_database("limits"))
+        async with opened(kind, dsn) as driver:
+            tx, _ = await entered(driver, a_claim())
+            shown = {}
+            for name in ("idle_in_transaction_session_timeout", "statement_timeout", "transaction_timeout"):
+                [(value,)] = await ask(tx, f"SELECT current_setting('{name}', true)")
+                shown[name] = value
+            assert shown == {
+                "idle_in_transaction_session_timeout": "5min",
+                "statement_timeout": "5min",
+                "transaction_timeout": "1h" if installation.major >= 17 else None,
+            }
+            await tx.rollback()
+
+
+class TestLiterals:
+    """What is written into a message of several statements: digits, and nothing else of a value's own."""
+
+    @given(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.binary()))
+    def test_only_digits(self, value):
+        assert re.fullmatch(r"NULL|true|false|'-?[0-9]+'|E'\\\\x[0-9a-f]*'", literal(value))
+
+    @pytest.mark.parametrize("value", ["text", 1.5, [1]])
+    def test_nothing_else_is_written(self, value):
+        with pytest.raises(TypeError):
+            literal(value)
+
+    @pytest.mark.parametrize("conforming", ["on", "off"])
+    @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "SJIS"])
+    def test_the_server_reads_what_was_meant(self, dsn, conforming, encoding):
+        values = [bytes([one]) for one in range(256)] + [b"", b"\\x41", b"'';--", "é𝄞".encode(), b"\\'" * 9]
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"SET standard_conforming_strings = {conforming}".encode())
+            connection.execute(f"SET client_encoding = '{encoding}'".encode())
+            said = ", ".join(f"{literal(value)}::bytea" for value in values)
+            read = connection.execute(f"SELECT {said}".encode(), binary=True).fetchone()
+            assert list(read) == values
+            for number in (-(2**63), 2**63 - 1, 0):
+                assert connection.execute(f"SELECT {literal(number)}::bigint".encode()).fetchone() == (number,)

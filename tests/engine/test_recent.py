@@ -1,0 +1,144 @@
+"""Answers and hints in memory: bounded, never wrong for longer than said, and never a reason to execute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from frameworks.shop import Shop
+from harness.ledger import down
+from oncekey.core.model import SECOND, Code, Record, RecordId, Refuse, Replay, State
+from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.policy import Policy
+from oncekey.effects import INLINE, LOCAL
+from oncekey.engine.local import _as_claimed
+from oncekey.engine.recent import OVERHEAD, Answers, Hints
+from oncekey.frameworks.asgi.operation import Operation
+from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
+
+CACHED = Policy(replay_cache=timedelta(seconds=30))
+NOW = 1_700_000_000 * SECOND
+
+
+class Boot:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def finished(claim: Any, body: bytes = b"{}", **changes: Any) -> Record:
+    """The record of a claim that was answered."""
+    done = answered(body)
+    record = replace(
+        _as_claimed(claim, Ground(Kind.NEW, None), NOW),
+        state=State.COMPLETED,
+        outcome=done.outcome,
+        response=done.response,
+        owner=None,
+        lease_until=None,
+        finished_at=NOW,
+    )
+    return replace(record, **changes)
+
+
+@pytest.fixture
+def boot() -> Boot:
+    return Boot()
+
+
+def test_a_repeat_is_answered_and_another_request_is_refused(boot: Boot) -> None:
+    answers, claim = Answers(boot), a_claim()
+    answers.add(Replay(finished(claim), NOW), CACHED)
+    assert isinstance(answers.find(again(claim), CACHED), Replay)
+    assert answers.find(again(claim, fingerprint=OTHER_FINGERPRINT), CACHED) == Refuse(Code.KEY_REUSED)
+    assert answers.find(a_claim(), CACHED) is None
+
+
+def test_an_answer_is_given_no_longer_than_the_setting_says(boot: Boot) -> None:
+    answers, claim = Answers(boot), a_claim()
+    answers.add(Replay(finished(claim), NOW), CACHED)
+    boot.now += 29.9
+    assert answers.find(claim, CACHED) is not None
+    boot.now += 0.2
+    assert answers.find(claim, CACHED) is None
+    assert len(answers) == 0
+
+
+def test_an_answer_is_given_no_longer_than_its_record_lives(boot: Boot) -> None:
+    answers, claim = Answers(boot), a_claim()
+    answers.add(Replay(finished(claim, expires_at=NOW + 2 * SECOND), NOW), CACHED)
+    boot.now += 1.9
+    assert answers.find(claim, CACHED) is not None
+    boot.now += 0.2
+    assert answers.find(claim, CACHED) is None
+
+
+def test_without_the_setting_nothing_is_kept(boot: Boot) -> None:
+    answers, claim = Answers(boot), a_claim()
+    answers.add(Replay(finished(claim), NOW), Policy())
+    assert len(answers) == 0
+
+
+def test_the_oldest_answers_make_room(boot: Boot) -> None:
+    answers = Answers(boot, most_bytes=3 * (OVERHEAD + 10))
+    claims = [a_claim() for _ in range(5)]
+    for claim in claims:
+        answers.add(Replay(finished(claim, b"x" * 10), NOW), CACHED)
+    assert [answers.find(claim, CACHED) is not None for claim in claims] == [False, False, True, True, True]
+    answers.add(Replay(finished(a_claim(), b"x" * 10_000), NOW), CACHED)
+    assert len(answers) == 3
+
+
+def test_hints_are_bounded() -> None:
+    hints = Hints(most=2)
+    ids = [RecordId("shop", str(number)) for number in range(3)]
+    for one in (*ids, ids[2]):
+        hints.add(one)
+    assert [one in hints for one in ids] == [False, True, True]
+    assert len(hints) == 2
+
+
+def orders(effects: Any, **policy: Any) -> Shop:
+    """A shop that counts its runs."""
+    shop = Shop(policy=Policy(**policy))
+
+    @shop.post(effects=effects, status_code=201)
+    async def create(op: Operation) -> dict[str, int]:
+        shop.runs.append(1)
+        return {"runs": len(shop.runs)}
+
+    return shop
+
+
+@pytest.mark.parametrize("effects", [LOCAL, INLINE])
+async def test_a_cached_answer_needs_no_store(effects: Any) -> None:
+    shop = orders(effects, replay_cache=timedelta(seconds=30))
+    first, read = await shop.send("/orders"), await shop.send("/orders")
+    for fault in ("find", "claim", "lock", "begin"):
+        shop.ledger.faults[fault].extend([down] * 3)
+    cached = await shop.send("/orders")
+    assert [reply.status for reply in (first, read, cached)] == [201, 201, 201]
+    assert (read.body, cached.body) == (first.body, first.body)
+    assert (cached.replayed, shop.runs) == (True, [1])
+
+
+async def test_the_first_answer_is_not_cached_by_who_made_it() -> None:
+    # What is kept was read from a committed record: nothing is promised that a crash could take back.
+    shop = orders(INLINE, replay_cache=timedelta(seconds=30))
+    await shop.send("/orders")
+    shop.ledger.faults["claim"].append(down)
+    assert (await shop.send("/orders")).status == 503
+
+
+async def test_another_request_under_a_cached_key_is_refused() -> None:
+    shop = orders(INLINE, replay_cache=timedelta(seconds=30))
+    for _ in range(2):
+        await shop.send("/orders", {"amount": 1})
+    assert (await shop.send("/orders", {"amount": 2})).status == 422

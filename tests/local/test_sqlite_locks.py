@@ -1,0 +1,424 @@
+"""LOCAL in one commit on SQLite: the writer is the lock, the process knows whose it is, and replays wait for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import pysqlite3.dbapi2 as pysqlite3
+import pytest
+
+from local.databases import lock_for
+from oncekey import wire
+from oncekey.core.errors import RolledBackError, StoreBusyError, StoreError, TransactionControlError
+from oncekey.core.model import HOUR, Claim, Code, Deferred, Effects, Parcel, ParcelKind, Refuse, Replay, Retryable
+from oncekey.core.onecommit import Ground, Holder, Kind, Sealed
+from oncekey.core.policy import Policy
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite_async import AsyncSqliteDriver
+from oncekey.drivers.sqlite_writer import writer_of
+from oncekey.engine import local
+from oncekey.engine.local import ClaimFirst, Entry, Go
+from oncekey.engine.shell import AsyncEngine, Engine
+from oncekey.flow import Statement, adrive
+from oncekey.ports import AsyncFolds
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.locks import SqliteLocks
+from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
+from oncekey.testing.clock import START, ManualClock
+
+RECORD = "SELECT state, fence, version, attempts, response_body, effects FROM oncekey_record"
+INSERT = "INSERT INTO effects VALUES (?)"
+PATIENCE = 20.0  # seconds that nothing here takes
+
+
+@pytest.fixture(params=(sqlite3, pysqlite3), ids=("journal", "wal"))
+def module(request: pytest.FixtureRequest) -> Any:
+    """A SQLite that is used with a rollback journal, and one with a write-ahead log."""
+    return request.param
+
+
+@pytest.fixture
+def path(module: ModuleType, tmp_path: Path) -> Path:
+    file = tmp_path / "shop.db"
+    with closing_engine(file, module) as engine:
+        engine.migrate()
+    with closing(module.connect(file)) as connection:
+        connection.execute("CREATE TABLE effects (key TEXT NOT NULL)")
+    return file
+
+
+class closing_engine(closing[Engine]):  # noqa: N801  (as contextlib's)
+    """A blocking engine, closed at its end."""
+
+    def __init__(self, path: Path, module: ModuleType) -> None:
+        driver = SqliteDriver(path, module=module)
+        super().__init__(Engine(SqliteStore(writer=driver.writer), driver))
+
+
+class Desk:
+    """An engine on a file, at a time that the test owns."""
+
+    def __init__(self, path: Path, module: ModuleType, patience: float = PATIENCE) -> None:
+        self.path, self.module, self.clock = path, module, ManualClock(START)
+        self.driver = AsyncSqliteDriver(path, busy_timeout=patience, lock_timeout=patience, module=module)
+        self.engine = AsyncEngine(SqliteStore(writer=self.driver.writer, clock=self.clock), self.driver)
+        assert isinstance(self.engine.store.locks, SqliteLocks)
+        self.locks = self.engine.store.locks
+
+    async def enter(self, claim: Claim) -> tuple[Entry, Any]:
+        """Open a transaction and lock a key."""
+        tx, look = await self.driver.begin_with(self.locks.locking(lock_for(claim), claim))
+        return local.enter(look, claim, Policy()), tx
+
+    async def finish(self, claim: Claim, go: Entry, tx: Any, body: bytes = b"done") -> Sealed | None:
+        """Write the business and the record, and commit both or neither."""
+        assert isinstance(go, Go)
+        await tx.connection.execute(INSERT, (claim.id.key,))
+        sealed: Sealed | None = await tx.step(self.locks.completing(claim, go.ground, answered(body), go.begun))
+        await (tx.commit() if sealed else tx.rollback())
+        return sealed
+
+    async def look(self, claim: Claim) -> Entry:
+        """What entering means, with nothing left behind."""
+        entry, tx = await self.enter(claim)
+        await tx.rollback()
+        return entry
+
+    async def glance(self, claim: Claim) -> Replay | Refuse | None:
+        """What a request hears that does not want to wait."""
+        flow = local.glance(self.engine.store, self.locks, lock_for(claim), claim, Policy())
+        return await adrive(flow, self.driver.run)
+
+    def rows(self, sql: str = RECORD) -> list[Any]:
+        """What anybody else sees."""
+        with closing(self.module.connect(self.path)) as connection:
+            found: list[Any] = connection.execute(sql).fetchall()
+            return found
+
+    @property
+    def effects(self) -> int:
+        """How often the business happened."""
+        return len(self.rows("SELECT key FROM effects"))
+
+
+@asynccontextmanager
+async def desk(path: Path, module: ModuleType, patience: float = PATIENCE) -> AsyncIterator[Desk]:
+    at = Desk(path, module, patience)
+    try:
+        yield at
+    finally:
+        await at.driver.close()
+
+
+@pytest.fixture
+def stranger(path: Path, module: ModuleType) -> Iterator[Any]:
+    """Another process's writer, as far as this process's drivers know."""
+    with closing(module.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+
+
+# One commit
+
+
+async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(path: Path, module: ModuleType) -> None:
+    # L1, L3, L8, R38
+    async with desk(path, module) as at:
+        claim = a_claim()
+        other = again(claim, fingerprint=OTHER_FINGERPRINT)
+        entry, tx = await at.enter(claim)
+        assert isinstance(entry, Go)
+        assert (entry.ground.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (Kind.NEW, 1, 1)
+        assert await adrive(at.locks.held(lock_for(claim).number), at.driver.run)
+        assert not await adrive(at.locks.held(lock_for(a_claim()).number), at.driver.run)
+        assert (await at.glance(again(claim)), await at.glance(other)) == (local.BUSY, local.TAKEN)
+        assert await at.glance(a_claim()) is None
+        assert at.rows() == []
+
+        assert await at.finish(claim, entry, tx) == Sealed(START + TTL, in_one_commit=True)
+        assert at.rows() == [("completed", 1, 1, 1, b"done", "local")]
+        assert not await adrive(at.locks.held(lock_for(claim).number), at.driver.run)
+        assert isinstance(await at.glance(again(claim)), Replay)
+        assert isinstance(await at.look(again(claim)), Replay)
+        assert await at.look(other) == Refuse(Code.KEY_REUSED)
+        assert at.effects == 1
+
+
+async def test_a_rollback_leaves_neither_row_nor_lock(path: Path, module: ModuleType) -> None:  # L6
+    async with desk(path, module) as at:
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        assert isinstance(entry, Go)
+        await tx.connection.execute(INSERT, ("x",))
+        await tx.rollback()
+        assert (at.rows(), at.effects, await at.glance(again(claim))) == ([], 0, None)
+        assert isinstance(await at.look(again(claim)), Go)
+
+
+async def test_what_is_there_is_settled_by_its_version(path: Path, module: ModuleType) -> None:  # L3, F14
+    async with desk(path, module) as at:
+        first = a_claim()
+        verdict: Any = await at.engine.begin(first, Policy())
+        assert await at.look(again(first)) == Refuse(Code.IN_PROGRESS, retry_after=1, record=verdict.record)
+        await at.engine.settle(verdict.lease, Retryable("x"))
+        entry, tx = await at.enter(again(first))
+        assert isinstance(entry, Go)
+        assert entry.ground.kind is Kind.RETRYABLE
+        assert await at.finish(first, entry, tx)
+        assert at.rows() == [("completed", 2, 3, 2, b"done", "local")]
+
+        at.clock.advance(TTL + HOUR)
+        second = again(first, fingerprint=OTHER_FINGERPRINT)
+        entry, tx = await at.enter(second)
+        assert isinstance(entry, Go)
+        assert entry.ground.kind is Kind.ANEW
+        assert await at.finish(second, entry, tx, b"anew")
+        assert at.rows() == [("completed", 3, 4, 1, b"anew", "local")]
+        assert at.effects == 2
+
+
+async def test_a_record_of_other_effects_is_claimed_first(path: Path, module: ModuleType) -> None:  # L3
+    async with desk(path, module) as at:
+        first = a_claim(effects=Effects.PHASED)
+        verdict: Any = await at.engine.begin(first, Policy())
+        await at.engine.settle(verdict.lease, Retryable("x"))
+        assert await at.look(again(first, effects=Effects.LOCAL)) == ClaimFirst()
+
+
+async def test_a_deferred_answer_is_one_commit_with_its_parcel(path: Path, module: ModuleType) -> None:  # O1, row 31
+    async with desk(path, module) as at:
+        first = a_claim()
+        await at.finish(first, *await at.enter(first))
+        at.clock.advance(TTL + HOUR)
+        for claim, kind in (
+            (a_claim(effects=Effects.OUTBOX), Kind.NEW),
+            (again(first, effects=Effects.OUTBOX), Kind.ANEW),
+        ):
+            entry, tx = await at.enter(claim)
+            assert isinstance(entry, Go)
+            assert entry.ground.kind is kind
+            parcel = Parcel(uuid4(), ParcelKind.DEFER, claim.id, claim.incarnation, "pay", "{}", f"down-{kind}")
+            assert at.locks.sealing(claim, entry.ground, Deferred(parcel), entry.begun) is None
+            assert await tx.step(at.locks.completing(claim, entry.ground, Deferred(parcel), entry.begun))
+            await tx.commit()
+        assert at.rows() == [("pending", 2, 2, 1, None, "outbox"), ("pending", 1, 1, 1, None, "outbox")]
+        assert len(at.rows("SELECT 1 FROM oncekey_outbox")) == 2
+
+
+async def test_a_handler_that_ends_its_own_transaction_is_noticed(
+    path: Path, module: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:  # L5, F16
+    async with desk(path, module) as at:
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        await tx.connection.execute(INSERT, ("by itself",))
+        tx._sqlite._raw.execute("COMMIT")
+        assert await at.finish(claim, entry, tx) == Sealed(START + TTL, in_one_commit=False)
+        assert "ended its own transaction" in caplog.text
+        assert isinstance(await at.look(again(claim)), Replay)
+
+        other = a_claim()
+        entry, tx = await at.enter(other)
+        tx._sqlite._raw.execute("COMMIT")
+        assert await folded(at, other, entry, tx) == Sealed(START + TTL, in_one_commit=False)
+        third = a_claim()
+        assert await folded(at, third, *await at.enter(third)) == Sealed(START + TTL, in_one_commit=True)
+
+
+async def test_a_place_that_was_taken_meanwhile_rolls_the_business_back(path: Path, module: ModuleType) -> None:
+    # L3, F16: only a handler that ended its own transaction lets anybody else write in between
+    async with desk(path, module) as at:
+        claim = a_claim()
+        for way in ("in two", "in one"):
+            entry, tx = await at.enter(claim)
+            tx._sqlite._raw.execute("COMMIT")
+            with closing(module.connect(path)) as hand:
+                hand.execute("BEGIN")
+                wire.within(hand, clock=at.clock).begin(again(claim), Policy())
+                hand.commit()
+            assert await (at.finish(claim, entry, tx) if way == "in two" else folded(at, claim, entry, tx)) is None
+            with closing(module.connect(path)) as hand, hand:
+                hand.execute("DELETE FROM oncekey_record")
+        assert (at.effects, at.driver.crowded) == (0, False)
+
+
+# One turn of the thread
+
+
+async def folded(at: Desk, claim: Claim, go: Entry, tx: Any) -> Any:
+    """The business, and the record in the same breath as its commit."""
+    assert isinstance(go, Go)
+    await tx.connection.execute(INSERT, (claim.id.key,))
+    fold = at.locks.sealing(claim, go.ground, answered(b"done"), go.begun)
+    assert fold is not None
+    rows = await tx.commit_with(fold.statement)
+    return None if rows is None else fold.read(rows)
+
+
+async def test_the_record_can_be_said_with_its_commit(path: Path, module: ModuleType) -> None:
+    async with desk(path, module) as at:
+        assert isinstance(at.driver, AsyncFolds)
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        assert await folded(at, claim, entry, tx) == Sealed(START + TTL, in_one_commit=True)
+        assert (at.rows(), at.effects) == ([("completed", 1, 1, 1, b"done", "local")], 1)
+        with pytest.raises(TransactionControlError):
+            await tx.commit_with(Statement("late", "SELECT 1"))
+        await tx.rollback()
+        assert not at.driver.crowded
+
+
+async def test_what_fails_with_its_commit_leaves_nothing_open(path: Path, module: ModuleType) -> None:
+    async with desk(path, module) as at:
+        claim = a_claim()
+        _, tx = await at.enter(claim)
+        await tx.connection.execute(INSERT, ("x",))
+        with pytest.raises(StoreError):
+            await tx.commit_with(Statement("wrong", "INSERT INTO nowhere VALUES (1)"))
+        assert (at.effects, at.driver.crowded) == (0, False)
+        with pytest.raises(StoreError):
+            await at.driver.begin_with(wrong())
+        assert not at.driver.crowded
+        assert isinstance(await at.look(claim), Go)
+
+
+def wrong() -> Any:
+    yield Statement("wrong", "SELECT * FROM nowhere")
+
+
+async def test_a_cancelled_statement_is_not_committed_with_anything(path: Path, module: ModuleType) -> None:  # P5
+    async with desk(path, module) as at:
+        _, tx = await at.enter(a_claim())
+        gate = threading.Event()
+        saying = asyncio.create_task(tx.say(lambda: gate.wait(PATIENCE)))
+        await asyncio.sleep(0)
+        saying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saying
+        gate.set()
+        with pytest.raises(RolledBackError):
+            await folded_last(at, tx)
+        assert (at.rows(), at.driver.crowded) == ([], False)
+
+
+async def folded_last(at: Desk, tx: Any) -> Any:
+    claim = a_claim()
+    return await tx.commit_with(next(at.locks.completing(claim, Ground(Kind.NEW), answered(), 0)))
+
+
+# Who waits for whom
+
+
+async def test_who_only_asks_proves_nothing_against_another_body(path: Path, module: ModuleType) -> None:  # R38, L8
+    async with desk(path, module) as at:
+        _, holder = await at.enter(a_claim())
+        claim = a_claim()
+        other = again(claim, fingerprint=OTHER_FINGERPRINT)
+        queueing = asyncio.create_task(at.enter(claim))
+        await asyncio.sleep(0)
+        assert at.driver.crowded
+        assert (await at.glance(again(claim)), await at.glance(other)) == (local.BUSY, local.BUSY)
+        queueing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queueing
+        assert (await at.glance(again(claim)), await at.glance(other)) == (None, None)
+        await holder.rollback()
+        assert isinstance(await at.look(other), Go)
+
+
+async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleType, stranger: Any) -> None:
+    # R96: the look comes before the turn to write
+    stranger.execute("ROLLBACK")
+    async with desk(path, module, patience=0.01) as at:
+        claim = a_claim()
+        await at.finish(claim, *await at.enter(claim))
+        stranger.execute("BEGIN IMMEDIATE")
+        assert isinstance(await at.look(again(claim)), Replay)
+        assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
+        with pytest.raises(StoreBusyError):
+            await at.enter(a_claim())
+        assert not at.driver.crowded
+        stranger.execute("ROLLBACK")
+        assert isinstance(await at.look(a_claim()), Go)
+
+
+async def test_all_drivers_of_a_process_share_the_writer(path: Path, module: ModuleType) -> None:
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    blocking = SqliteDriver(link, busy_timeout=0.01, module=module)
+    store = SqliteStore(writer=blocking.writer)
+    assert store.locks is not None
+    async with desk(path, module) as at:
+        claim = a_claim()
+        _, tx = await at.enter(claim)
+        assert (blocking.crowded, blocking.writer.holder(lock_for(claim))) == (True, Holder.SOMEBODY)
+        with pytest.raises(StoreBusyError, match="of this process"):
+            blocking.begin().step(store.locks.locking(lock_for(a_claim()), a_claim()))
+        await tx.rollback()
+
+        theirs = blocking.begin()
+        theirs.step(store.locks.locking(lock_for(claim), claim))
+        assert at.driver.crowded
+        assert await at.glance(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.TAKEN
+        theirs.rollback()
+        assert (at.driver.crowded, await at.glance(again(claim))) == (False, None)
+    blocking.close()
+
+
+async def test_a_lost_commit_is_looked_for_under_the_lock(path: Path, module: ModuleType) -> None:  # P7
+    async with desk(path, module) as at:
+        claim = a_claim()
+
+        async def became() -> Any:
+            return await adrive(local.lost_commit(at.locks, lock_for(claim), claim, Policy()), at.driver.run)
+
+        assert await became() == local.ROLLED_BACK
+        await at.finish(claim, *await at.enter(claim))
+        assert isinstance(await became(), Replay)
+        assert not at.driver.crowded
+
+
+async def test_a_final_no_is_stored_alone(path: Path, module: ModuleType) -> None:  # L6
+    async with desk(path, module) as at:
+        claim = a_claim()
+        flow = local.alone(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
+        assert await adrive(flow, at.driver.run) == Sealed(START + TTL, in_one_commit=True)
+        assert at.rows() == [("completed", 1, 1, 1, b"no", "local")]
+
+
+def test_a_transaction_that_everybody_lost_sight_of_gives_the_turn_back(path: Path, module: ModuleType) -> None:
+    driver = SqliteDriver(path, busy_timeout=0.01, module=module)
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("x",))
+    del tx
+    gc.collect()
+    assert not driver.crowded
+    driver.begin().connection.execute(INSERT, ("y",))
+    gc.collect()
+    driver.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes here")
+def test_a_forked_process_does_not_inherit_the_turn(path: Path, module: ModuleType) -> None:
+    driver = SqliteDriver(path, module=module)
+    claim = a_claim()
+    driver.writer.take(0)
+    driver.writer.lock(lock_for(claim))
+    child = os.fork()
+    if not child:
+        writer = writer_of(str(path))
+        os._exit(int(writer.busy or writer.holder(lock_for(claim)) is not Holder.NOBODY))
+    assert os.waitpid(child, 0)[1] == 0
+    assert driver.writer.holder(lock_for(claim)) is Holder.SOMEBODY
+    driver.writer.leave()
+    driver.close()

@@ -1,0 +1,384 @@
+"""The record's row in two parts: existing rows stay readable, nothing is read torn, and no write gets past its proof."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from contract.older import OlderStore
+from harness.tables import await_waiters, make_tables
+from oncekey import wire
+from oncekey.core.migrations import Phase
+from oncekey.core.model import Doubtful, EntryKind, MemoEntry, RecordId, State
+from oncekey.core.upkeep import Page
+from oncekey.drivers.placeholders import pyformat
+from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.engine import migrate
+from oncekey.flow import Mode, Statement, Transaction, drive
+from oncekey.stores import postgres
+from oncekey.stores.migrations import SqlSchema
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.rows import memo_text, snapshot_of, version_proof
+from oncekey.stores.saying import said
+from oncekey.testing.claims import LEASE, a_claim, again, answered
+from oncekey.testing.contract.phased import CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
+from oncekey.testing.contract.world import World, blocking
+
+# A row for every state, kind of effects, and thing that lay in the record itself before the split.
+EVERYTHING = """
+    INSERT INTO oncekey.record (
+        scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed, state, outcome, entered,
+        fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts, recovery_point, memo, intent,
+        response_status, response_headers, response_body, response_schema, last_error, reconcile_after,
+        reconcile_tries, created_at, last_run_at, finished_at, expires_at, request)
+    SELECT 'shop|t1', state || '-' || effects || '-' || memo || calling || kept || due, gen_random_uuid(), 'pay', effects,
+        'resume', 'POST', '/', 'f', '\\x0073', state, CASE WHEN done THEN 'failure' END, true, 4, 9,
+        CASE WHEN runs THEN 'somebody' END, CASE WHEN runs THEN 77 END, 1, 2, 3, 4, 'started',
+        CASE WHEN memo THEN '[["order","phase","1"]]' END,
+        CASE WHEN calling AND state <> 'completed' THEN '{"phase":"charge","downstream_key":"d","digest":"x","sends":1,'
+            '"first_sent_at":1,"send_by":2,"repeatable_until":null}' END,
+        CASE WHEN done THEN 402 END, CASE WHEN done THEN '[]' END, CASE WHEN done THEN '\\x00ff'::bytea END,
+        CASE WHEN done THEN 1 END, CASE WHEN state = 'unknown' THEN 'timeout' END,
+        CASE WHEN due THEN 5 END, CASE WHEN due THEN 3 ELSE 0 END, 5, 6, CASE WHEN done THEN 9 END, 7,
+        CASE WHEN kept THEN '\\x00'::bytea END
+    FROM (SELECT state, effects, memo, calling, kept, due, state IN ('completed', 'expired') AS done,
+                 state = 'in_progress' AS runs
+          FROM (VALUES ('pending'), ('in_progress'), ('completed'), ('failed_retryable'), ('unknown'), ('expired'))
+               AS states (state)
+          CROSS JOIN (VALUES ('local'), ('phased'), ('outbox'), ('inline')) AS kinds (effects)
+          CROSS JOIN (VALUES (true), (false)) AS memos (memo)
+          CROSS JOIN (VALUES (true), (false)) AS calls (calling)
+          CROSS JOIN (VALUES (true), (false)) AS requests (kept)
+          CROSS JOIN (VALUES (true), (false)) AS dues (due)) AS rows
+"""
+BESIDE = """
+    INSERT INTO oncekey.outbox (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key,
+                                position, state, attempts, fence, due_at, created_at)
+    SELECT gen_random_uuid(), 't', 'a', 't', '{}', 'defer', scope, key, incarnation, 'd', 0, 'ready', 0, 0, 1, 1
+    FROM oncekey.record WHERE state = 'pending' AND effects = 'outbox';
+    INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
+    SELECT incarnation, 'charge', 'd', scope, key, operation, 1 FROM oncekey.record WHERE intent IS NOT NULL;
+    INSERT INTO oncekey.evidence (at, source, event_id, downstream_key, said) VALUES (7, 'webhook', 'e1', 'd', '{}')
+"""
+OLD_SCHEMA = SqlSchema(
+    "oncekey.stores.postgres", postgres.tables()._dialect, migrations=postgres.tables().migrations[:6]
+)
+
+
+@pytest.fixture
+def driver(postgres_dsn):
+    with closing(PsycopgDriver(postgres_dsn, pool_size=4)) as driver:
+        yield driver
+
+
+@pytest.fixture
+def old(driver, postgres_dsn):
+    """A database that the last version before the split filled: as it reads its records."""
+    drive(migrate.up(OLD_SCHEMA), driver.run)
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(EVERYTHING)
+        for statement in BESIDE.split(";"):
+            connection.execute(statement)
+    return everything(OlderStore(), driver)
+
+
+def everything(store, driver):
+    def body():
+        rows = yield Statement("keys", "SELECT scope, key FROM oncekey.record")
+        return [RecordId(row["scope"], row["key"]) for row in rows]
+
+    ids = drive(said(Transaction("keys", Mode.READ, body)), driver.run)
+    return {one: drive(store.find(one), driver.run).record for one in ids}
+
+
+def test_what_was_there_is_read_as_before(old, driver):  # R237
+    assert len(old) == 6 * 4 * 16
+    assert {record.state for record in old.values()} == set(State)
+
+    drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+    assert everything(PostgresStore(), driver) == old
+    assert everything(OlderStore(), driver) == old
+
+    assert [one.phase for one in drive(migrate.up(postgres.tables()), driver.run)] == [Phase.POST]
+    assert everything(PostgresStore(), driver) == old
+
+
+def test_the_table_is_not_written_anew(old, driver, postgres_dsn):
+    """Only what has something to put aside is touched, and nobody waits for a large table."""
+    node = "SELECT pg_relation_filenode('oncekey.record')"
+    plain = "SELECT key, xmin, ctid FROM oncekey.record WHERE key LIKE '%-falsefalsefalsefalse' ORDER BY key"
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        before = [connection.execute(sql).fetchall() for sql in (node, plain)]
+        drive(migrate.up(postgres.tables()), driver.run)
+        assert [connection.execute(sql).fetchall() for sql in (node, plain)] == before
+    assert len(before[1]) == 24
+
+
+@pytest.mark.parametrize("until", [Phase.PRE, None], ids=["after pre", "after post"])
+def test_what_was_there_is_moved_as_before(old, driver, until):
+    """Sweeps, take-overs, doubts and busts by this version; each keeps what the record had."""
+    drive(migrate.up(postgres.tables(), only=until), driver.run)
+    store = PostgresStore(clock=lambda: 100)
+    readers = (store, OlderStore(clock=lambda: 100)) if until is Phase.PRE else (store,)
+
+    def swept(record):
+        assert drive(store.upkeep.sweep(record, State.FAILED_RETRYABLE, "swept"), driver.run)
+        return (record.memo, record.intent, record.request, record.reconcile_after, record.reconcile_tries)
+
+    def doubted(record):
+        assert drive(store.doubt(record, "why"), driver.run)
+        return (record.memo, record.intent, record.request, 100, record.reconcile_tries)
+
+    def taken(record):
+        claim = a_claim(record.id.key, id=record.id, request=b"new")
+        found = drive(store.take_over(claim, record), driver.run)
+        begun_before = record.memo or record.intent
+        kept = record.request if begun_before else record.request or b"new"
+        assert found.record.request == kept
+        return (record.memo, record.intent, kept, None, record.reconcile_tries)
+
+    def superseded(record):
+        claim = a_claim(record.id.key, id=record.id, request=b"new")
+        assert drive(store.supersede(claim, record), driver.run)
+        return ((), None, b"new", None, 0)
+
+    for seen, move in {
+        State.IN_PROGRESS: swept,
+        State.PENDING: doubted,
+        State.FAILED_RETRYABLE: taken,
+        State.COMPLETED: superseded,
+        State.EXPIRED: superseded,
+    }.items():
+        for name, record in old.items():
+            if record.state is not seen:
+                continue
+            expected = move(record)
+            for reader in readers:
+                now = drive(reader.find(name), driver.run).record
+                assert (now.version, now.memo, now.intent, now.request, now.reconcile_after, now.reconcile_tries) == (
+                    record.version + 1,
+                    *expected,
+                ), (name, reader)
+
+
+def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver, postgres_dsn):
+    """Whatever the older version moved between `pre` and `post` is there after `post`."""
+    drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+    older = OlderStore(clock=lambda: 100)
+    for record in old.values():
+        if record.state is State.IN_PROGRESS:
+            drive(older.upkeep.sweep(record, State.UNKNOWN, "swept"), driver.run)
+        elif record.state is State.EXPIRED:
+            drive(older.supersede(a_claim(id=record.id, request=b"new"), record), driver.run)
+        elif record.state is State.FAILED_RETRYABLE:
+            drive(older.take_over(a_claim(id=record.id, request=b"new"), record), driver.run)
+    fresh = a_claim(request=b"kept")
+    drive(older.claim(fresh), driver.run)
+    drive(older.claim(again(fresh, request=b"refused")), driver.run)
+    before = everything(older, driver)
+
+    drive(migrate.up(postgres.tables()), driver.run)
+
+    assert everything(PostgresStore(), driver) == before
+    assert before[fresh.id].request == b"kept"
+    with psycopg.connect(postgres_dsn) as connection:
+        orphans = "SELECT count(*) FROM oncekey.work w LEFT JOIN oncekey.record r USING (incarnation) WHERE r.key IS NULL"
+        assert connection.execute(orphans).fetchone() == (0,)
+
+
+def test_the_older_applications_user_needs_no_rights_on_the_new_table(old, driver, postgres_dsn):
+    user = f"shop_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {user} LOGIN".encode())
+        try:
+            connection.execute(f"GRANT USAGE ON SCHEMA oncekey TO {user}".encode())
+            connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA oncekey TO {user}".encode())
+            drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+            older = OlderStore(clock=lambda: 100)
+            address = postgres_dsn.replace("postgres@", f"{user}@")
+            with closing(PsycopgDriver(address, pool_size=1)) as shop:
+                for record in old.values():
+                    if record.state is State.IN_PROGRESS:
+                        assert drive(older.upkeep.sweep(record, State.UNKNOWN, "swept"), shop.run)
+                claim = a_claim(request=b"kept")
+                drive(older.claim(claim), shop.run)
+            assert everything(PostgresStore(), driver)[claim.id].request == b"kept"
+        finally:
+            connection.execute(f"DROP OWNED BY {user}".encode())
+            connection.execute(f"DROP ROLE {user}".encode())
+
+
+def test_a_process_that_migrates_at_its_start_leaves_older_ones_alone(old, driver, postgres_dsn):  # R237
+    with closing(wire.connect(postgres_dsn)) as engine:
+        engine.migrate()
+        engine.check()
+        drive(migrate.check(OLD_SCHEMA), engine.driver.run)
+        assert everything(OlderStore(), driver) == old
+
+
+@pytest.fixture
+def dsn(postgres_dsn):
+    return make_tables(postgres_dsn)
+
+
+@pytest.fixture
+def world(dsn):
+    with blocking(PostgresStore, PsycopgDriver(dsn, pool_size=8)) as world:
+        yield world
+
+
+class Stranger:
+    """Somebody who has written, and has not committed yet."""
+
+    def __init__(self, world: World, dsn: str, name: str, params: dict) -> None:
+        self._connection = psycopg.connect(dsn)
+        statement = world.store._statements.say(name, params)
+        assert self._connection.execute(pyformat(statement.command), statement.params).fetchall(), "the stranger wrote nothing"
+
+    def commit(self) -> None:
+        self._connection.commit()
+        self._connection.close()
+
+
+def waiting(dsn, action):
+    """Start `action`, and return when it waits for a lock; calling the result waits for what it returned."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(action()))
+    thread.start()
+    await_waiters(dsn)
+
+    def ended():
+        thread.join()
+        return results[0]
+
+    return ended
+
+
+def test_an_owner_that_waited_does_not_write_over_a_result(world, dsn):  # R38
+    """The resolver's result has no new fence: only the memo tells, and that lies in the other row."""
+    claim, lease = announced(world, REPEATABLE)
+    world.settle(lease, Doubtful("swept"))
+    seen = world.record(claim.id)
+    given = {**version_proof(seen), "memo": memo_text((ORDER, OTHER_CHARGE)), "recovery_point": "charge"}
+    resolver = Stranger(world, dsn, "operator_result", given)
+    late = waiting(dsn, lambda: world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)))
+    resolver.commit()
+    assert late() is None
+    assert world.record(claim.id).memo == (ORDER, OTHER_CHARGE)
+
+
+def test_an_owner_that_waited_for_a_sweep_is_heard(world, dsn):  # row 6
+    claim, lease = announced(world, REPEATABLE)
+    seen = world.record(claim.id)
+    sweeper = Stranger(world, dsn, "doubt", {**version_proof(seen), "last_error": "swept"})
+    late = waiting(dsn, lambda: world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)))
+    sweeper.commit()
+    assert late().record == world.record(claim.id)
+    assert world.record(claim.id).memo == (ORDER, CHARGE)
+
+
+def stepped(world):
+    """A phased record with one finished phase."""
+    claim, lease = begun(world)
+    assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
+    return claim, lease
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "announce", "settle_completed", "settle_handed_back"])
+def test_a_statement_that_waited_for_a_step_is_refused(world, dsn, verb):
+    """The owner lost the reply to its step, and the server still runs it when the next statement comes."""
+    claim, lease = stepped(world)
+    proof = {"scope": claim.id.scope, "key": claim.id.key, "incarnation": str(claim.incarnation), "fence": lease.fence}
+    step = {"seen_memo": memo_text((ORDER,)), "recovery_point": "other", "lease": LEASE}
+    other = (ORDER, MemoEntry("other", EntryKind.PHASE, "1"))
+    first = Stranger(world, dsn, "checkpoint", {**proof, **step, "memo": memo_text(other)})
+    call = {
+        "phase": "charge", "downstream_key": "d", "digest": "x", "sends": 1, "repeatable": None, "send_window": 1,
+        "busy": 1,
+    }  # fmt: skip
+    answer = {"outcome": "success", "response_status": 200, "response_headers": "[]", "response_body": b"",
+              "response_schema": 1}  # fmt: skip
+    params = {
+        "checkpoint": {**step, "memo": memo_text((ORDER, CHARGE))},
+        "announce": {**step, **call, "memo": memo_text((ORDER,))},
+        "settle_completed": answer,
+        "settle_handed_back": {"last_error": "x", "resume_after": 0, "spared": 0},
+        "discard": {},
+    }[verb]
+
+    def once():
+        def body():
+            return (yield world.store._statements.say(verb, {**proof, **params}))
+
+        return world.go(said(Transaction(verb, Mode.SINGLE, body)))
+
+    second = waiting(dsn, once)
+    first.commit()
+    assert list(second()) == []
+    found = world.record(claim.id)
+    assert (found.memo, found.state, found.recovery_point) == (other, State.IN_PROGRESS, "other")
+
+
+def test_who_holds_a_record_holds_all_of_it(world, dsn):
+    claim, lease = stepped(world)
+    proof = {"scope": claim.id.scope, "key": claim.id.key, "incarnation": str(claim.incarnation), "fence": lease.fence}
+    memo = (ORDER, MemoEntry("other", EntryKind.PHASE, "1"))
+    step = {"seen_memo": memo_text((ORDER,)), "recovery_point": "other", "lease": LEASE, "memo": memo_text(memo)}
+    owner = Stranger(world, dsn, "checkpoint", {**proof, **step})
+
+    def hold():
+        def body():
+            rows = yield world.store._statements.say("hold_record", {"scope": claim.id.scope, "key": claim.id.key})
+            return snapshot_of(rows[0]).record
+
+        return world.go(said(Transaction("hold", Mode.ATOMIC, body)))
+
+    held = waiting(dsn, hold)
+    owner.commit()
+    assert held() == world.record(claim.id)
+    assert world.record(claim.id).memo == memo
+
+
+def test_nobody_reads_one_row_without_the_other(world):
+    """The owner names each step as the record's recovery point; the memo must end with the same."""
+    claim, lease = stepped(world)
+    over = threading.Event()
+    torn = []
+
+    def read() -> None:
+        while not over.is_set():
+            record = world.record(claim.id)
+            if record.memo[-1].name != record.recovery_point:
+                torn.append(record)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    memo = world.record(claim.id).memo
+    try:
+        for number in range(100):
+            longer = (*memo, MemoEntry(f"step {number}", EntryKind.VALUE, "1"))
+            assert world.checkpoint(lease, memo, longer, LEASE) is not None
+            memo = longer
+    finally:
+        over.set()
+        for reader in readers:
+            reader.join()
+    assert torn == []
+
+
+def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
+    kept, lease = begun(world)
+    world.settle(lease, answered())
+    world.advance(10 * 24 * 3600 * 1_000_000)
+    page: Page = world.go(world.store.upkeep.expiring(10, 0))
+    assert world.go(world.store.upkeep.purge(page.records, 0)) == 1
+    plain = a_claim()
+    world.settle(world.owned(plain), answered())
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM oncekey.work").fetchone() == (0,)
+    assert world.find(kept.id).record is None

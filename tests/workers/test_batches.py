@@ -1,0 +1,503 @@
+"""Batches of parcels: they grow and shrink, one parcel does not disturb the others, and nobody ends what is not his."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+import uuid
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.model import SECOND
+from oncekey.core.policy import Policy
+from oncekey.engine.relay import Ended, lease_of
+from oncekey.topics import Message, Topic
+from oncekey.workers.calling import CallBrokenError, awaits_nothing, call_at_once
+from oncekey.workers.relay import SHARE
+
+TENTH = lease_of(Policy()) / SECOND / SHARE
+
+
+class Busy(Exception):  # noqa: N818  (a provider's word)
+    pass
+
+
+def many(shop, count, **changes):
+    return shop.put(*(shop.parcel(position=n, payload=f'{{"n": {n}}}', **changes) for n in range(count)))
+
+
+class Claims:
+    """What a relay asked for, and got, with each claim."""
+
+    def __init__(self):
+        self.asked, self.careful, self.got = [], [], []
+
+    async def __call__(self, driver, transaction):
+        if transaction.name != "due":
+            return await driver.run(transaction)
+        rows = await driver.run(replace(transaction, body=lambda: self._heard(transaction.body())))
+        self.got.append(len(rows))
+        return rows
+
+    def _heard(self, steps):
+        statement = next(steps)
+        self.asked.append(statement.params["limit"])
+        self.careful.append(statement.params["careful"])
+        rows = yield statement
+        try:
+            steps.send(rows)
+        except StopIteration as stop:
+            return stop.value
+
+
+class TestSizes:
+    async def test_batches_of_quick_calls_grow(self, shop):
+        parcels, claims, told = many(shop, 60), Claims(), []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload["n"])
+
+        relay = await shop.work(concurrency=2, batch=16, run=claims)
+
+        assert claims.asked[:5] == [2, 4, 8, 16, 16]
+        assert (sorted(told), relay.ended) == (list(range(60)), {Ended.DELIVERED: 60})
+        assert not any(map(shop.in_outbox, parcels))
+
+    async def test_of_slow_calls_no_more_is_claimed_than_can_be_begun_at_once(self, shop):
+        many(shop, 12)
+        claims = Claims()
+
+        @shop.topics.topic(shop.topic)
+        async def tell(_):
+            shop.boottime += TENTH
+
+        relay = await shop.work(concurrency=3, run=claims)
+
+        assert set(claims.asked) == {3}
+        assert relay.size == 3
+
+    async def test_a_size_that_has_become_too_large_shrinks(self, shop):
+        many(shop, 40)
+        claims, told = Claims(), []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(_):
+            told.append(1)
+            if len(told) > 14:
+                shop.boottime += TENTH
+
+        await shop.work(concurrency=2, batch=8, run=claims)
+
+        assert claims.asked[:4] == [2, 4, 8, 8]
+        assert claims.asked[-2:] == [2, 2]
+
+    async def test_what_was_tried_before_is_claimed_with_care(self, shop):
+        """A parcel that kills its worker each time must not take a whole batch to the dead letters with it."""
+        tried = many(shop, 12)
+        assert len(shop.claim(12)) == 12  # by a worker that dies
+        shop.lease_passes()
+        shop.put(*(shop.parcel(payload='{"n": 99}') for _ in range(12)))
+        claims, told = Claims(), []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append((message.attempt, message.payload["n"]))
+
+        await shop.work(concurrency=2, batch=100, run=claims)
+
+        assert max(claims.careful) == 2
+        assert claims.asked[1] > 2
+        assert sorted(told) == sorted([(2, n) for n in range(len(tried))] + [(1, 99)] * 12)
+        # Two of those that were tried in each claim, whatever else there was.
+        assert len([got for got in claims.got if got]) >= 6
+
+    async def test_as_soon_as_one_that_was_tried_before_is_over_the_next_is_claimed(self, shop):
+        """And not after a look in vain, and the pause that follows it."""
+        many(shop, 5)
+        assert len(shop.claim(5)) == 5
+        shop.lease_passes()
+        claims, gates, told = Claims(), [asyncio.Event() for _ in range(5)], []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload["n"])
+            await gates[message.payload["n"]].wait()
+
+        async with shop.relay(concurrency=2, run=claims) as relay:
+            relay._size = 100
+            assert await relay.run_once() == 2
+            looking = asyncio.create_task(relay.run_once())
+            await until(lambda: told == [0, 1])
+            assert (looking.done(), claims.asked) == (False, [100])
+            gates[0].set()
+            shop.sleeps.end(0.05)
+            assert await looking == 1
+            for gate in gates:
+                gate.set()
+            while await relay.run_once():
+                pass
+        assert claims.careful[:2] == [2, 1]
+        assert sorted(told) == [0, 1, 2, 3, 4]
+
+    async def test_the_next_batch_is_claimed_while_the_present_one_is_worked_on(self, shop):
+        many(shop, 30)
+        claims, running, gate = Claims(), [], asyncio.Event()
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            if len(running) >= 20:
+                await gate.wait()
+            running.append(message.payload["n"])
+
+        async with shop.relay(concurrency=2, batch=8, run=claims) as relay:
+            while relay.size < 8:
+                await relay.run_once()
+                await relay.drain()
+            looking = asyncio.create_task(keep_looking(relay))
+            await until(lambda: len(running) == 20)
+            await until(lambda: relay._in_hand == 8)  # two are called, six wait: claimed while others were called
+            looking.cancel()
+            gate.set()
+            while await relay.run_once():
+                pass
+        assert sorted(running) == list(range(30))
+
+    async def test_what_comes_just_as_the_last_hand_lets_go_is_worked_on(self, shop):
+        slow, last = f"{shop.topic}-slow", f"{shop.topic}-last"
+        shop.put(shop.parcel(topic=slow), shop.parcel(topic=last, position=1))
+        claimed, go_on, told = asyncio.Event(), asyncio.Event(), []
+
+        @shop.topics.topic(slow)
+        async def waits(_):
+            await claimed.wait()
+
+        @shop.topics.topic(last)
+        async def lets_the_claim_return(_):
+            go_on.set()  # and ends in the same step of the event loop, with nothing left to do
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload)
+
+        async def held_up(driver, transaction):
+            result = await driver.run(transaction)
+            if transaction.name == "due" and relay._in_hand:
+                claimed.set()
+                await go_on.wait()
+            return result
+
+        async with shop.relay(concurrency=1, run=held_up) as relay:
+            relay._size = 4
+            assert await relay.run_once() == 2
+            shop.put(shop.parcel(payload="3"))
+            assert await relay.run_once() == 1
+            await until(lambda: told)
+        assert relay.ended == {Ended.DELIVERED: 3}
+
+
+class TestOneOfMany:
+    async def test_a_failure_concerns_its_parcel_only(self, shop):
+        parcels = many(shop, 20)
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            if message.payload["n"] % 5 == 0:
+                raise Busy
+
+        async with shop.relay(concurrency=20) as relay:
+            assert await relay.run_once() == 20
+            await relay.drain()
+
+        assert relay.ended == {Ended.DELIVERED: 16, Ended.POSTPONED: 4}
+        left = [parcel for parcel in parcels if shop.in_outbox(parcel) is not None]
+        assert left == list(parcels[::5])
+        assert {shop.in_outbox(parcel).last_error for parcel in left} == {"Busy"}
+
+    @pytest.mark.parametrize("blocking", [False, True])
+    async def test_a_call_that_hangs_ends_after_its_time_and_the_others_are_delivered(self, shop, blocking):  # U1
+        parcels = many(shop, 6)
+        told, release = [], threading.Event()
+
+        async def waits(message):
+            if message.payload["n"] == 0:
+                await asyncio.Event().wait()
+            told.append(message.payload["n"])
+
+        def blocks(message):
+            if message.payload["n"] == 0:
+                release.wait()
+            told.append(message.payload["n"])
+
+        shop.topics.topic(shop.topic)(blocks if blocking else waits)
+        try:
+            async with shop.relay(concurrency=2) as relay:
+                while await relay.run_once():
+                    await until(lambda: relay._in_hand == 1)
+                await until(lambda: len(told) == 5)
+                shop.sleeps.end(30.0)
+                await relay.drain()
+        finally:
+            release.set()
+
+        assert relay.ended == {Ended.DELIVERED: 5, Ended.POSTPONED: 1}
+        assert shop.in_outbox(parcels[0]).last_error == "CallTimeoutError"
+
+    async def test_an_outage_leaves_a_batch_to_its_leases(self, shop, caplog):
+        parcels = many(shop, 5)
+
+        @shop.topics.topic(shop.topic)
+        async def tell(_):
+            pass
+
+        async def down(driver, transaction):
+            if transaction.name == "sent":
+                raise StoreUnavailableError("down on purpose")
+            return await driver.run(transaction)
+
+        async with shop.relay(run=down) as relay:
+            await relay.run_once()
+            await relay.drain()
+
+        assert (relay.failed, relay.ended, relay._in_hand) == (5, {}, 0)
+        assert "5 parcels are left to their leases, because of a StoreUnavailableError" in caplog.text
+        assert shop.claim() == ()
+        shop.lease_passes()
+        assert {held.parcel for held in shop.claim()} == set(parcels)
+
+
+class TestZombies:
+    async def test_a_batch_that_others_have_taken_is_not_acknowledged(self, shop):  # S8
+        parcels = many(shop, 8)
+        delivered, go_on = asyncio.Event(), asyncio.Event()
+
+        @shop.topics.topic(shop.topic)
+        async def tell(_):
+            pass
+
+        async def held_up(driver, transaction):
+            if transaction.name == "sent":
+                delivered.set()
+                await go_on.wait()
+            return await driver.run(transaction)
+
+        async with shop.relay(run=held_up) as relay:
+            await relay.run_once()
+            await delivered.wait()
+            shop.lease_passes()
+            stolen = shop.claim(5)
+            go_on.set()
+            await relay.drain()
+
+        assert relay.ended == {Ended.DELIVERED: 3, Ended.LOST: 5}
+        assert [shop.in_outbox(held.parcel) for held in stolen] == list(stolen)
+        gone = {parcel for parcel in parcels if shop.in_outbox(parcel) is None}
+        assert gone == set(parcels) - {held.parcel for held in stolen}
+
+    async def test_what_has_waited_too_long_for_its_turn_is_not_begun(self, shop, caplog):
+        """Its call could outlast its lease: a second worker would call beside it."""
+        parcels, told = many(shop, 6), []
+        policy = Policy(outbox_lease=100)  # a call has 30 s, and 5 s to be written: it may begin for 65 s
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload["n"])
+            shop.boottime += 33
+
+        async with shop.relay(concurrency=1, policy=policy) as relay:
+            relay._size = 6
+            assert await relay.run_once() == 6
+            await relay.drain()
+            assert told == [0, 1]
+            assert "4 parcels waited too long for their turn, and are handed back" in caplog.text
+            assert relay.size == 3
+            held = shop.claim()
+            assert {one.parcel for one in held} == set(parcels[2:])
+            assert {one.attempts for one in held} == {1}
+
+    async def test_a_relay_that_stood_still_begins_nothing_and_hands_back_nothing_of_others(self, shop):
+        many(shop, 4)
+        told, calling, gate = [], asyncio.Event(), asyncio.Event()
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload["n"])
+            calling.set()
+            await gate.wait()
+
+        async with shop.relay(concurrency=1) as relay:
+            relay._size = 4
+            assert await relay.run_once() == 4
+            await calling.wait()
+            shop.boottime += lease_of(Policy()) / SECOND  # the process is stopped for that long
+            shop.lease_passes()
+            stolen = shop.claim()
+            gate.set()
+            await relay.drain()
+
+        assert (told, relay.ended) == ([0], {Ended.LOST: 1})
+        assert [shop.in_outbox(held.parcel) for held in stolen] == list(stolen)
+
+
+class TestStopping:
+    async def test_what_of_a_batch_was_not_begun_is_handed_back(self, shop):  # P5, F10
+        parcels = many(shop, 9)
+        begun, gate, said = [], asyncio.Event(), []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            begun.append(message.payload["n"])
+            await gate.wait()
+
+        async def watched(driver, transaction):
+            said.append(transaction.name)
+            return await driver.run(transaction)
+
+        async with shop.relay(concurrency=2, run=watched) as relay:
+            relay._size = 9
+            assert await relay.run_once() == 9
+            await until(lambda: len(begun) == 2)
+            stopping = asyncio.create_task(relay.stop(3600))
+            await until(lambda: relay._in_hand == 2)
+            held = shop.claim()  # at once, and not after a lease
+            gate.set()
+            await stopping
+
+        assert {one.parcel for one in held} == set(parcels[2:])
+        assert {one.attempts for one in held} == {1}
+        assert said == ["due", "hand_back", "sent"]
+        assert relay.ended == {Ended.DELIVERED: 2}
+
+
+class TestOrder:
+    async def test_two_relays_never_have_two_of_a_line_and_keep_its_order_over_failures(self, shop):
+        lines = {shop.line(name): [f"{name}{n}" for n in range(12)] for name in "abcde"}
+        for n in range(12):
+            for line, words in lines.items():
+                shop.put(shop.parcel(order_by=line, payload=f'"{words[n]}"'))
+        running, told, failed = defaultdict(int), defaultdict(list), set()
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            running[message.order_by] += 1
+            assert running[message.order_by] == 1
+            await asyncio.sleep(0)
+            running[message.order_by] -= 1
+            if message.payload not in failed and message.payload[-1] in "037":
+                failed.add(message.payload)
+                raise Busy
+            told[message.order_by].append(message.payload)
+
+        for _ in range(30):
+            await asyncio.gather(shop.work(concurrency=3), shop.work(concurrency=3))
+            shop.world.advance(400 * SECOND)  # the longest pause before another attempt
+        assert told == lines
+
+    async def test_a_line_moves_as_soon_as_its_head_is_acknowledged(self, shop):
+        """What stands behind a parcel in hand is looked for when that one is over, and not after a pause."""
+        for n in range(5):
+            shop.put(shop.parcel(order_by=shop.line("a"), payload=str(n)))
+        shop.sleeps.short.clear()  # no pause ever ends
+        told = []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(message):
+            told.append(message.payload)
+
+        async with shop.relay() as relay:
+            for _ in range(5):
+                assert await relay.run_once() == 1
+            await relay.drain()
+        assert told == [0, 1, 2, 3, 4]
+
+
+class TestCalls:
+    """A function that awaits nothing is called without a task of its own."""
+
+    @staticmethod
+    def topic(function):
+        return Topic("t", function, None, blocking=False)
+
+    MESSAGE = Message("t", None, "k", "d", 1, uuid.uuid4(), "s")
+
+    def test_which_functions_await_nothing(self):
+        async def plain(_):
+            return [n * n for n in range(3)]
+
+        async def waits(_):
+            await asyncio.sleep(0)
+
+        async def enters(lock):
+            async with lock:
+                pass
+
+        async def loops(messages):
+            async for _ in messages:
+                pass
+
+        async def gathers(messages):
+            return [one async for one in messages]
+
+        def blocks(_):
+            pass
+
+        class Called:
+            async def __call__(self, _):
+                pass
+
+        assert awaits_nothing(plain)
+        others = (waits, enters, loops, gathers, blocks, Called(), functools.partial(plain))
+        assert not [one for one in others if awaits_nothing(one)]
+
+    def test_it_has_a_context_of_its_own(self):
+        seen = contextvars.ContextVar("seen", default=0)
+
+        async def tell(_):
+            seen.set(seen.get() + 1)
+            return seen.get()
+
+        assert [call_at_once(self.topic(tell), self.MESSAGE) for _ in range(2)] == [1, 1]
+        assert seen.get() == 0
+
+    def test_a_cancellation_of_its_own_is_a_failure(self):
+        async def tell(_):
+            raise asyncio.CancelledError
+
+        with pytest.raises(CallBrokenError):
+            call_at_once(self.topic(tell), self.MESSAGE)
+
+    async def test_long_runs_of_such_calls_let_others_have_a_turn(self, shop):
+        many(shop, 30)
+        turns, told = [0], []
+
+        @shop.topics.topic(shop.topic)
+        async def tell(_):
+            shop.boottime += 0.01  # it computes
+            told.append(turns[0])
+
+        async def other():
+            while True:
+                turns[0] += 1
+                await asyncio.sleep(0)
+
+        async with shop.relay(concurrency=30) as relay:
+            await relay.run_once()
+            beside = asyncio.create_task(other())
+            await relay.drain()
+            beside.cancel()
+        assert len(set(told)) >= 29
+
+
+async def keep_looking(relay):
+    while True:
+        await relay.run_once()
+
+
+async def until(true):
+    while not true():  # noqa: ASYNC110  (what is waited for says nothing when it happens)
+        await asyncio.sleep(0.001)

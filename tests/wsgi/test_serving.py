@@ -1,0 +1,320 @@
+"""WSGI applications over real sockets: claims, replays, refusals, races, resumptions, and a process that is killed."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.effects import INLINE, LOCAL
+from oncekey.frameworks.wsgi_exchange import current
+from oncekey.once import Once
+from wsgi.shop import PATIENCE, Reply, Shop, execute, send, served
+
+TESTS = Path(__file__).parents[1]
+
+
+def new_key() -> str:
+    return uuid.uuid4().hex
+
+
+def test_a_first_request_and_its_repetitions(shop: Shop, kind: str) -> None:
+    # R17, R77, R90, R164
+    with served(shop.application(kind)) as port:
+        key, order = new_key(), {"item": "tea"}
+        first = send(port, "/local", order, key=key)
+        again = send(port, "/local", order, key=f'"{key}"')
+        other = send(port, "/local", {"item": "milk"}, key=key)
+        stranger = send(port, "/local", order, key=key, Tenant="other")
+    assert (first.status, first.json(), first.replayed) == (201, {"item": "tea", "attempt": 1}, False)
+    assert (again.status, again.body, again.replayed) == (201, first.body, True)
+    assert first.headers["idempotency-key"] == key
+    assert again.headers["idempotency-key"] == f'"{key}"'
+    assert first.headers["idempotency-key-expires"] == again.headers["idempotency-key-expires"]
+    assert (other.status, other.json()["code"]) == (422, "idempotency_key_reused_with_different_payload")
+    assert (stranger.status, stranger.replayed) == (201, False)
+    assert (shop.sold, shop.runs) == (["tea", "tea"], ["local", "local"])
+
+
+def test_what_is_no_key_is_refused(small_shop: Shop, kind: str) -> None:
+    with served(small_shop.application(kind)) as port:
+        order = {"item": "tea"}
+        missing = send(port, "/local", order, key=None)
+        short = send(port, "/local", order, key="short")
+        two = send(port, "/local", order, key=f"{new_key()}, {new_key()}")  # as servers join two lines
+    assert (missing.status, missing.json()["code"]) == (400, "idempotency_key_missing")
+    assert (short.status, two.status) == (400, 400)
+    assert small_shop.runs == []
+
+
+def test_twelve_threads_on_one_key(shop: Shop, kind: str) -> None:
+    # P1: one runs, and all others are told at once
+    replies: list[Reply] = []
+    key = new_key()
+
+    def ask(port: int) -> None:
+        replies.append(send(port, "/local", {"item": "tea", "does": "wait"}, key=key))
+
+    with served(shop.application(kind)) as port:
+        threads = [threading.Thread(target=ask, args=(port,)) for _ in range(12)]
+        threads[0].start()
+        assert shop.entered.acquire(timeout=PATIENCE)
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads[1:]:
+            thread.join()
+        shop.go_on.set()
+        threads[0].join()
+        after = send(port, "/local", {"item": "tea", "does": "wait"}, key=key)
+    assert sorted(reply.status for reply in replies) == [201, *[409] * 11]
+    assert (after.status, after.replayed) == (201, True)
+    assert (shop.sold, shop.runs) == (["tea"], ["local"])
+
+
+def test_whoever_waits_gets_the_answer(shop: Shop, kind: str) -> None:
+    # R82: nobody holds a connection meanwhile
+    replies: list[Reply] = []
+    key = new_key()
+
+    def ask(port: int) -> None:
+        replies.append(send(port, "/waiting", {"item": "tea", "does": "wait"}, key=key))
+
+    with served(shop.application(kind)) as port:
+        threads = [threading.Thread(target=ask, args=(port,)) for _ in range(3)]
+        threads[0].start()
+        assert shop.entered.acquire(timeout=PATIENCE)
+        for thread in threads[1:]:
+            thread.start()
+        shop.go_on.set()
+        for thread in threads:
+            thread.join()
+    assert [reply.status for reply in replies] == [201, 201, 201]
+    assert sorted(reply.replayed for reply in replies) == [False, True, True]
+    assert (shop.sold, shop.runs) == (["tea"], ["local"])
+
+
+def test_what_fails_is_undone_and_runs_again(shop: Shop, kind: str) -> None:
+    # L6
+    with served(shop.application(kind)) as port:
+        key, order = new_key(), {"item": "tea", "does": "stumble"}
+        assert send(port, "/local", order, key=key).status == 500
+        assert shop.sold == []
+        again = send(port, "/local", order, key=key)
+        assert (again.status, again.replayed) == (201, False)
+        assert send(port, "/local", order, key=key).replayed
+    assert shop.sold == ["tea"]
+
+
+def test_a_final_no_is_kept_with_its_rows(shop: Shop, kind: str) -> None:
+    with served(shop.application(kind)) as port:
+        key, order = new_key(), {"item": "tea", "status": 409}
+        assert send(port, "/local", order, key=key).status == 409
+        again = send(port, "/local", order, key=key)
+    assert (again.status, again.replayed, shop.sold) == (409, True, ["tea"])
+
+
+def test_an_outside_call_is_made_once(shop: Shop, kind: str) -> None:
+    # F5: what may have been sent is not sent again
+    with served(shop.application(kind)) as port:
+        key = new_key()
+        first = send(port, "/inline", {"item": "a"}, key=key)
+        assert (first.status, send(port, "/inline", {"item": "a"}, key=key).body) == (201, first.body)
+        key, order = new_key(), {"item": "b", "does": "stumble"}
+        assert send(port, "/inline", order, key=key).status == 500
+        unknown = send(port, "/inline", order, key=key)
+    assert (unknown.status, unknown.json()["code"]) == (409, "idempotency_outcome_unknown")
+    assert len(shop.charges) == 2
+
+
+def test_a_phased_handler_is_gone_on_with(shop: Shop, kind: str) -> None:
+    # H1, R116
+    with served(shop.application(kind)) as port:
+        key, order = new_key(), {"item": "tea", "does": "stumble"}
+        assert send(port, "/phased", order, key=key).status == 500
+        assert (shop.sold, len(shop.charges)) == (["tea"], 1)
+        again = send(port, "/phased", order, key=key)
+        replayed = send(port, "/phased", order, key=key)
+    assert (again.status, again.json()["attempt"], again.json()["charge"]) == (201, 2, shop.charges[0])
+    assert (replayed.body, replayed.replayed) == (again.body, True)
+    assert (shop.sold, len(shop.charges), len(shop.runs)) == (["tea", "tea paid"], 1, 2)
+
+
+def test_without_a_key_where_that_is_allowed(shop: Shop, kind: str) -> None:
+    with served(shop.application(kind)) as port:
+        order = {"item": "tea"}
+        assert [send(port, "/optional", order, key=None).status for _ in range(2)] == [201, 201]
+        assert send(port, "/optional", {"item": "undone", "does": "stumble"}, key=None).status == 500
+    assert shop.sold == ["tea", "tea"]
+
+
+def test_what_nobody_protects_passes_through(small_shop: Shop, kind: str) -> None:
+    limit = small_shop.once.policy.max_request_bytes
+    with served(small_shop.application(kind)) as port:
+        for key in (None, new_key()):
+            reply = send(port, "/stream", "x" * (limit + 10), key=key)
+            assert (reply.status, reply.body) == (200, f"read {limit + 12}".encode())
+            assert "idempotency-key" not in reply.headers
+
+
+def test_bodies_that_cannot_be_compared(small_shop: Shop) -> None:
+    limit = small_shop.once.policy.max_request_bytes
+    with served(small_shop.application("plain")) as port:
+        large = send(port, "/local", {"item": "x" * limit}, key=new_key())
+        assert large.json()["code"] == "idempotency_body_too_large"
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+            headers = {"Idempotency-Key": new_key(), "Transfer-Encoding": "chunked"}
+            connection.request("POST", "/local", iter([b"{}"]), headers, encode_chunked=True)
+            chunked = connection.getresponse()
+            assert (chunked.status, b"Content-Length" in chunked.read()) == (400, True)
+    assert small_shop.runs == []
+
+
+def test_a_store_that_is_down_is_said_so(kind: str) -> None:
+    # R110: 503 also for the first request of a process, and nothing is executed
+    shop = Shop("postgresql+psycopg://nobody@127.0.0.1:1/none")
+    with served(shop.application(kind)) as port:
+        for path in ("/local", "/optional"):
+            reply = send(port, path, {"item": "tea"}, key=None if path == "/optional" else new_key())
+            assert (reply.status, reply.json()["code"]) == (503, "idempotency_store_unavailable")
+    assert shop.runs == []
+
+
+def test_a_worker_that_is_ended_in_its_handler(small_shop: Shop) -> None:
+    # gunicorn raises SystemExit in a handler that takes too long: it is settled, and the server hears of it
+    app = small_shop.application("plain")
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/local",
+        "CONTENT_TYPE": "application/json",
+        "HTTP_IDEMPOTENCY_KEY": new_key(),
+    }
+
+    def ask(body: bytes) -> tuple[list[str], bytes]:
+        said: list[str] = []
+        full = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        return said, b"".join(app(full, lambda status, headers: said.append(status)))
+
+    for _ in range(2):  # the key is free again at once
+        with pytest.raises(SystemExit, match="too long"):
+            ask(b'{"item": "tea", "does": "exit"}')
+        assert current.get() is None
+        assert small_shop.sold == []
+    environ["HTTP_IDEMPOTENCY_KEY"] = new_key()
+    assert ask(b'{"item": "tea"}')[0] == ["201 Created"]
+    assert small_shop.sold == ["tea"]
+
+
+def test_enrolled_by_path(small_shop: Shop) -> None:
+    calls: list[bytes] = []
+
+    def legacy(environ: Any, start_response: Any) -> Iterator[bytes]:
+        calls.append(environ["wsgi.input"].read())
+        start_response("201 Created", [("Content-Type", "text/plain"), ("Set-Cookie", "a=b")])
+        yield b"one "
+        yield b"two"
+
+    once = small_shop.once
+    enrol = {"POST /legacy": once.by_path(effects=INLINE, operation="legacy")}
+    with served(once.wsgi(legacy, tenant=lambda _: "acme", enrol=enrol)) as port:
+        key = new_key()
+        first = send(port, "/legacy", {}, key=key)
+        again = send(port, "/legacy", {}, key=key)
+        assert send(port, "/legacy", {}, key=None).status == 400
+    assert (first.body, again.body, again.replayed, calls) == (b"one two", b"one two", True, [b"{}"])
+    assert ("set-cookie" in first.headers, "set-cookie" in again.headers) == (True, False)
+
+
+def test_what_wsgi_cannot_do_is_said_at_once(tmp_path: Path) -> None:
+    once = Once(f"sqlite:///{tmp_path}/shop.db")
+    once.wsgi(lambda environ, start: [], tenant=lambda _: "acme")
+    with pytest.raises(ConfigurationError, match="max_new_keys_per_second"):
+
+        @once.protect(effects=LOCAL, max_new_keys_per_second=1)  # type: ignore[call-overload]
+        def limited() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="blocking connections"):
+        Once(create_async_engine("sqlite+aiosqlite://")).wsgi(lambda environ, start: [], tenant=lambda _: "acme")
+
+
+def test_a_handler_of_another_once_is_not_run(tmp_path: Path) -> None:
+    def handler() -> None:
+        raise AssertionError("nobody protects it here")
+
+    elsewhere = Once(f"sqlite:///{tmp_path}/shop.db").protect(effects=LOCAL, operation="elsewhere")(handler)
+    refused: list[str] = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        try:
+            elsewhere()
+        except RuntimeError as error:
+            refused.append(str(error))
+        start_response("500 As it should be", [])
+        return []
+
+    with served(Once(f"sqlite:///{tmp_path}/other.db").wsgi(app, tenant=lambda _: "acme")) as port:
+        assert send(port, "/", {}, key=new_key()).status == 500
+    assert "does not serve this request" in refused[0]
+
+
+# A process of its own
+
+
+@contextmanager
+def process(url: str, kind: str, *, mortal: bool, lease: float = 60.0) -> Iterator[int]:
+    """A server on waitress, and its port; one that is mortal dies by an order, at the latest when the block ends."""
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "wsgi.shop", url, kind, "mortal" if mortal else "immortal", str(lease)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield int(server.stdout.readline())
+            if mortal:
+                assert server.wait(PATIENCE) == -signal.SIGKILL
+        finally:
+            server.kill()
+
+
+def dies(port: int, path: str, order: Any, key: str) -> None:
+    with pytest.raises((http.client.HTTPException, OSError)):
+        send(port, path, order, key=key)
+
+
+def test_killed_in_its_handler_and_sent_again(url: str, kind: str) -> None:
+    # P1, L1: kill -9 leaves neither rows nor a key that nobody can use
+    key, order = new_key(), {"item": "tea", "does": "die"}
+    with process(url, kind, mortal=True) as port:
+        dies(port, "/local", order, key)
+    assert execute(url, "SELECT item FROM sold") == []
+    with process(url, kind, mortal=False) as port:
+        first = send(port, "/local", order, key=key)
+        again = send(port, "/local", order, key=key)
+    assert (first.status, first.replayed, again.body, again.replayed) == (201, False, first.body, True)
+    assert execute(url, "SELECT item FROM sold") == [("tea",)]
+
+
+def test_killed_between_two_steps_and_gone_on_with(url: str, kind: str) -> None:
+    # R116, R117: what was done is not done again, by whoever goes on when the lease is over
+    key, order = new_key(), {"item": "tea", "does": "die"}
+    with process(url, kind, mortal=True, lease=1.0) as port:
+        dies(port, "/phased", order, key)
+    assert execute(url, "SELECT item FROM sold") == [("tea",)]
+    with process(url, kind, mortal=False) as port:
+        reply = send(port, "/phased", order, key=key)
+        while reply.status == 409:
+            threading.Event().wait(0.05)
+            reply = send(port, "/phased", order, key=key)
+    assert (reply.status, reply.json()["attempt"]) == (201, 2)
+    assert sorted(execute(url, "SELECT item FROM sold")) == [("tea",), ("tea paid",)]
