@@ -48,9 +48,11 @@ def name_of(effect: Effect) -> str:
 class MortalThreads(ThreadRuntime):
     """Blocking effects, and an end at any of them."""
 
-    def __init__(self, engine: Engine, crasher: Crasher) -> None:
+    def __init__(self, engine: Engine, crasher: Crasher, *, folds: bool = False) -> None:
         super().__init__(engine)
         self.crasher = crasher
+        self.folds = folds
+        """Whether statements travel with BEGIN and COMMIT where the driver can; then no point is between the two."""
         self.open: list[Any] = []
         self.errands: list[Later] = []
 
@@ -103,6 +105,12 @@ class MortalThreads(ThreadRuntime):
         match effect:
             case Transaction():
                 return self._transacted(effect)
+            case Begin() if self.folds:
+                begun = self._begin(effect)
+                self.open.append(begun[0])
+                return begun
+            case Commit() if self.folds:
+                return self._folded(effect)
             case Begin(first=first):
                 tx = self.engine.open()
                 self.open.append(tx)
@@ -139,6 +147,14 @@ class MortalThreads(ThreadRuntime):
         self.crasher.reach(When.BEFORE, COMMIT)
         self._end(tx).commit()
         self.crasher.reach(When.AFTER, COMMIT)
+        return ended
+
+    def _folded(self, effect: Commit) -> Keep | Drop:
+        name = "commit_with" if effect.fold is not None and hasattr(effect.tx, "commit_with") else COMMIT
+        self.crasher.reach(When.BEFORE, name)
+        ended = self._commit(effect)
+        self._end(effect.tx)
+        self.crasher.reach(When.AFTER, name)
         return ended
 
     def _end(self, tx: Any) -> Any:  # noqa: ANN401  (the driver's own)

@@ -62,7 +62,7 @@ class Database:
             return []
         if statement.name in ASKING:
             return self._run(statement, {}, tx)
-        where = where_of(statement)
+        where = (str(statement.params["scope"]), str(statement.params["key"]))
         seen = tx.rows[where] if tx is not None and where in tx.rows else self.table.get(where)
         self._looked[where] = max(self._clock.store, self._looked.get(where, 0))
         scratch = {} if seen is None else {where: dict(seen)}
@@ -186,14 +186,6 @@ def _proven(params: dict[str, Value]) -> dict[str, Any]:
             "proven_fence": params["fence"],
         }
     return {"proof": Proof.NO_ROW}
-
-
-def where_of(statement: Statement) -> Where:
-    """The record that a statement is about; a statement that may travel with BEGIN has its texts as bytes."""
-    scope, key = statement.params["scope"], statement.params["key"]
-    if isinstance(scope, bytes) and isinstance(key, bytes):
-        return scope.decode(), key.decode()
-    return str(scope), str(key)
 
 
 def _dated(effect: Effect, at: int) -> Effect:

@@ -42,4 +42,6 @@ class Host:
     done: bool = False
     locks: bool = False
     """Whether it knows the store's locks: an older version claims first."""
+    folds: bool = False
+    """Whether its driver sends the last statement with the COMMIT."""
     callers: tuple[Mailbox, ...] = ()

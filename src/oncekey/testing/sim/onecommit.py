@@ -10,13 +10,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from oncekey.flow import Statement
-from oncekey.stores.locks import ASKED, WRITTEN
+from oncekey.core.model import Completed
+from oncekey.core.onecommit import Kind, Locked
+from oncekey.flow import Fold, Statement
+from oncekey.stores.locks import WRITTEN, LockStore
 from oncekey.stores.memory import claim as reserve
 from oncekey.stores.memory import find, supersede
+from oncekey.stores.rows import snapshot_of
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Parcel
+    from oncekey.core.locks import Lock
+    from oncekey.core.model import Claim, Deferred, Instant, Parcel
+    from oncekey.core.onecommit import Ground, Sealed
     from oncekey.flow import Command, Rows, Steps, Value
     from oncekey.testing.sim.steps import OpenTransaction
 
@@ -27,6 +32,7 @@ Table: TypeAlias = dict[tuple[str, str], Line]
 Held: TypeAlias = "dict[int, tuple[OpenTransaction, int]]"
 """Number of a lock -> who holds it, and the mark of its request."""
 
+ASKED: Final = ("lock", "held", "holder")
 LOCKING: Final = frozenset((*ASKED, *WRITTEN))
 PUT: Final = "put_parcel"
 _ANSWERED: Final = {"state": "completed", "recovery_point": "finished", "owner": None, "lease_until": None}
@@ -40,14 +46,14 @@ def lock(
     tx: OpenTransaction,
     lock: int,
     mark: int,
-    scope: bytes,
-    key: bytes,
+    scope: str,
+    key: str,
     now: Instant,
     **_: Columns,
 ) -> Rows:
-    """Try the lock, then look. Texts are bytes where a statement may travel with BEGIN."""
+    """Try the lock, then look."""
     holder, other = locks.setdefault(lock, (tx, mark))
-    row = find(table, scope=scope.decode(), key=key.decode(), now=now)[0]
+    row = find(table, scope=scope, key=key, now=now)[0]
     return [{**row, "locked": holder is tx, "other": holder is not tx and other != mark, "begun": tx.begun}]
 
 
@@ -127,6 +133,33 @@ class Outbox:
             yield Statement(PUT, put_parcel, said)
 
 
+class Locks(LockStore):
+    """The locks of the simulated database; what is folded there is a statement like any other."""
+
+    asked = ASKED
+
+    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
+        """Try the lock, then look."""
+        params: dict[str, Value] = {
+            "lock": lock.number,
+            "mark": lock.mark,
+            "scope": claim.id.scope,
+            "key": claim.id.key,
+        }
+        row = (yield self._statements.say("lock", params))[0]
+        return Locked(
+            got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
+        )
+
+    def sealing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+    ) -> Fold[Sealed] | None:
+        """The finished record of a new key, for a host whose driver sends it with the COMMIT."""
+        if ground.kind is not Kind.NEW or not isinstance(settlement, Completed):
+            return None
+        return Fold(self._finished(claim, ground, settlement), lambda rows: self._sealed(rows[0], begun))
+
+
 ONE_COMMIT: Mapping[str, Command] = MappingProxyType(
     {
         "lock": lock,
@@ -137,9 +170,6 @@ ONE_COMMIT: Mapping[str, Command] = MappingProxyType(
         "commit_anew": commit_anew,
         "defer_new": defer_new,
         "defer_anew": defer_anew,
-        # Nothing travels with BEGIN or COMMIT here: the runtime runs what it would stand for.
-        "enter": "",
-        "seal": "",
     }
 )
 

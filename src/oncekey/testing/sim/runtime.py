@@ -42,7 +42,7 @@ from oncekey.testing.history import Kind, Lapse
 from oncekey.testing.lives import FAILED, life
 from oncekey.testing.sim import steps
 from oncekey.testing.sim.shop import HANDLERS, Counter
-from oncekey.testing.sim.steps import Open, Reply, Wait, talk, transact, within
+from oncekey.testing.sim.steps import Open, Reply, Say, Wait, talk, transact, within
 from oncekey.testing.sim.timing import CALL_TIMEOUT, DEADLINE, LEASE, POLICY, TTL
 
 if TYPE_CHECKING:
@@ -240,9 +240,13 @@ class Serving:
         return None
 
     def commit(self, effect: Commit) -> Process[Keep | Drop]:
-        """The last statements and the commit; the simulated database folds nothing."""
+        """The last statements and the commit; on some hosts the folded one, where there is one."""
         ended: Keep | Drop = Keep()
-        if effect.last is not None:
+        fold = effect.fold if self.host.folds else None
+        if fold is not None:
+            rows = yield Say(fold.statement, effect.tx)
+            ended = Keep(fold.read(rows)) if rows else Drop()
+        elif effect.last is not None:
             ended = yield from within(effect.tx, effect.last)
         yield steps.Commit(effect.tx) if isinstance(ended, Keep) else steps.Rollback(effect.tx)
         return ended

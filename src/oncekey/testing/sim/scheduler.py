@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
 from oncekey.engine.effects import Interrupted
-from oncekey.testing.sim.database import where_of
 from oncekey.testing.sim.hosts import Doom
 from oncekey.testing.sim.steps import Commit, Insert, Open, Point, Receive, Reply, Rollback, Say, Wait
 
@@ -257,7 +256,7 @@ class Scheduler:
         writes = len(self._database.log)
         rows = self._database.execute(statement, _author(task), self.turn, tx)
         if rows is None:
-            task.blocked = where_of(statement)
+            task.blocked = (str(statement.params["scope"]), str(statement.params["key"]))
             self.note(task.name, f"{statement.name} waits for a lock")
             return None
         wrote = " (written)" if len(self._database.log) > writes else ""

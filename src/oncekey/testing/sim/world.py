@@ -12,7 +12,6 @@ from oncekey.core.model import MINUTE, SECOND, RecordId, State
 from oncekey.engine import admit
 from oncekey.engine.recent import Hints
 from oncekey.stores.keystore import KeyStore
-from oncekey.stores.locks import LockStore
 from oncekey.stores.statements import Statements
 from oncekey.testing import history
 from oncekey.testing.crash.patching import patched
@@ -22,7 +21,7 @@ from oncekey.testing.sim.clock import EPOCH, Clock
 from oncekey.testing.sim.database import Database
 from oncekey.testing.sim.dice import Dice
 from oncekey.testing.sim.hosts import Doom, Fate, Host
-from oncekey.testing.sim.onecommit import Outbox
+from oncekey.testing.sim.onecommit import Locks, Outbox
 from oncekey.testing.sim.plan import Plan, draw_plan
 from oncekey.testing.sim.provider import Provider
 from oncekey.testing.sim.runtime import Asked
@@ -116,7 +115,7 @@ class World:
         store = KeyStore(self.parts.commands, clock=clock)
         store.outbox = cast("ports.Outbox", Outbox())
         if host.locks:
-            store.locks = LockStore(Statements(self.parts.commands, clock), lambda: store.outbox)
+            store.locks = Locks(Statements(self.parts.commands, clock), lambda: store.outbox)
         return store
 
     def entered(self, asked: Asked, run: Run) -> None:
@@ -155,6 +154,7 @@ class World:
         plan = Plan() if weather is FAIR else draw_plan(self.dice, weather)
         host = Host(name, self._fate(steps=12, cancels=True), self.dice.between(-SKEW, SKEW), callers=(caller,))
         host.locks = self.dice.chance(self._locks)
+        host.folds = self.dice.chance(0.5)
         self.scheduler.note(name, f"sends {fingerprint} for {key.id.key}; the handler {plan.course}")
         asked = Asked(name, key.id, key.effects, fingerprint, waits=key.waits)
         self.scheduler.spawn(name, self.parts.serving(self, host, asked, plan, caller).run(), host)
