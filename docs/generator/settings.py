@@ -49,7 +49,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "
         "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer.",
         "wait_max": "How long `wait` waits; then it is 409.",
-        "replay_cache": "Keep answers that were read from the store in this process and give them again without asking, "
+        "replay_cache": "Keep answers that were read from the store in this process and give them again, unasked, "
         "for at most this long. None asks every time. A `keys bust` elsewhere is noticed after that time.",
         "on_unknown": "The status of the answer while the outcome is unknown.",
         "reconcile_interval": "The `Retry-After` of an unknown outcome that nobody will look at sooner.",
