@@ -48,7 +48,7 @@ def test_a_short_run_writes_figures_and_a_page(tmp_path: Path) -> None:
     for one in measured.values():
         assert [found["requests"] for found in one["rounds"]] == [20]
         assert one["rate"]["low"] > 0
-    assert measured["local"]["counts"]["messages"] > measured["stock"]["counts"]["messages"] - 1
+    assert measured["local"]["counts"]["messages"] == 3
     assert measured["local"]["counts"]["transactions"] == 1
     assert measured["sqlite-replay"]["counts"] is None
     if sys.platform == "linux":

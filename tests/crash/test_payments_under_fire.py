@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_a_killed_database_under_payments(  # R75, R110, R116, R117, F8, F24
         for _ in range(BEFORE):
             assert answered.acquire(timeout=60)
         crashable_postgres.kill()
+        while all(operation.status == 201 for operation in list(town.operations)):
+            time.sleep(0.01)  # until somebody has noticed
         crashable_postgres.restart()
         for _ in range(AFTER):
             assert answered.acquire(timeout=60)
@@ -57,7 +60,6 @@ def test_a_killed_database_under_payments(  # R75, R110, R116, R117, F8, F24
         final = {key: town.settled(server, "/payments", key) for key in keys}
 
         told = {operation.key for operation in town.operations if operation.status == 201 and not operation.replayed}
-        assert any(operation.status != 201 for operation in town.operations), "nobody noticed the kill"
         assert told <= final.keys()
         charges = town.provider.charges()
         assert sorted(charge["customer_id"] for charge in charges) == sorted(keys)  # one each, and no other

@@ -108,14 +108,17 @@ def test_a_request_that_meets_the_first_one_is_told_to_wait(demo: Demo) -> None:
     assert demo.order(key).content == first.content
 
 
-def test_a_slow_handler_does_not_hold_up_other_writers(demo: Demo) -> None:
-    key = _key()
-    with ThreadPoolExecutor(1) as thread:
-        slow = thread.submit(demo.order, key, headers={"X-Demo-Delay": "2"})
+def test_writers_wait_for_a_slow_handler_and_replays_do_not(demo: Demo) -> None:
+    key, done = _key(), _key()
+    demo.order(done)
+    with ThreadPoolExecutor(6) as threads:
+        slow = threads.submit(demo.order, key, headers={"X-Demo-Delay": "1"})
         _until(lambda: _running(demo, key))
-        assert [demo.order(_key()).status_code for _ in range(5)] == [201] * 5
+        others = [threads.submit(demo.order, _key()) for _ in range(5)]
+        assert demo.order(done).headers["idempotent-replayed"] == "true"
+        assert demo.order(key).status_code == 409
         assert _running(demo, key)
-        assert slow.result().status_code == 201
+        assert [other.result().status_code for other in (slow, *others)] == [201] * 6
 
 
 def test_the_other_tenant_has_keys_and_orders_of_its_own(demo: Demo) -> None:

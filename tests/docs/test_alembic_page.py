@@ -17,22 +17,10 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.migrations import Standing
 from oncekey.engine import migrate
 from oncekey.flow import adrive
-from oncekey.stores import postgres
 from oncekey.wire import aconnect
 
 PAGE = Page(ROOT / "docs/howto/alembic.md")
 NEWEST = len(postgres.tables().migrations)
-LATER = f"""from alembic import op
-from oncekey.alembic import run
-
-revision = "0001b"
-down_revision = "0001"
-
-
-def upgrade() -> None:
-    for number in range(7, {NEWEST} + 1):
-        run(op, number, number)
-"""
 
 
 class Project:
@@ -46,7 +34,6 @@ class Project:
             text = with_store(block.text, lambda: url) if url.startswith("postgresql") else block.text
             text = text.replace("postgresql+psycopg://localhost/shop", url)
             (folder / block.file).write_text(text.replace(*change) if change[0] else text)
-        (folder / "migrations/versions/0001b_later.py").write_text(LATER)
 
     def alembic(self, *words: str) -> None:
         """The command `alembic`, in this process; the walk of the page types it."""

@@ -13,7 +13,6 @@ from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.capture import Capture
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.asgi.types import Message
 
 
 class BrokenOffError(Exception):
@@ -24,8 +23,8 @@ def decides_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow is resumed at the first piece of the body."""
     body = Capture.body
 
-    def first(self: Capture, message: Message) -> None:
-        body(self, {**message, "more_body": False})
+    def first(self: Capture, chunk: bytes, *, more: bool) -> None:
+        body(self, chunk, more=False)
 
     monkeypatch.setattr(Capture, "body", first)
 

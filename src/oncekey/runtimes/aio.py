@@ -91,9 +91,9 @@ class AsyncRuntime:
                     elif type(effect) is Invoke:
                         return RESTS
                     elif type(effect) is Begin:
-                        value = await self._begin(effect)
+                        value = await self.begin(effect)
                     elif type(effect) is Commit:
-                        value = await self._commit(effect)
+                        value = await self.commit(effect)
                     else:
                         value = await self.perform(effect)
                 except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
@@ -144,9 +144,9 @@ class AsyncRuntime:
         """Perform one effect. A runtime that lends sessions adds to this."""
         match effect:
             case Begin():
-                return await self._begin(effect)
+                return await self.begin(effect)
             case Commit():
-                return await self._commit(effect)
+                return await self.commit(effect)
             case Rollback():
                 return await effect.tx.rollback()
             case Step():
@@ -178,7 +178,8 @@ class AsyncRuntime:
             result = effect.fn(*effect.arguments)
             return await result if inspect.isawaitable(result) else result
 
-    async def _begin(self, effect: Begin) -> tuple[Tx, Any]:
+    async def begin(self, effect: Begin) -> tuple[Tx, Any]:
+        """Open a business transaction."""
         first = effect.first
         if not effect.blocking:
             if first is not None and self.engine.folds is not None:
@@ -195,8 +196,8 @@ class AsyncRuntime:
             await shielded(tx.rollback())  # no flow knows of it yet
             raise
 
-    @staticmethod
-    async def _commit(effect: Commit) -> Keep | Drop:
+    async def commit(self, effect: Commit) -> Keep | Drop:
+        """Commit one, or roll it back."""
         tx, last, fold = effect.tx, effect.last, effect.fold
         kind: type[AsyncOpenTransaction] = type(tx)
         if fold is not None and _folds(kind):

@@ -81,7 +81,9 @@ def premature(before: Write | None, after: Write) -> Iterator[str]:
     by_stranger = after.proof is Proof.VERSION and before.state == State.IN_PROGRESS
     if by_stranger and before.lease_until is not None and before.lease_until > seen_at:
         yield f"{after.name}: moved a record whose lease was not over"
-    ended = after.state in {None, State.EXPIRED} or after.incarnation != before.incarnation
+    # What the reaper has marked is over: a clock that is set back afterwards does not give it its life back.
+    alive = before.state != State.EXPIRED
+    ended = alive and (after.state in {None, State.EXPIRED} or after.incarnation != before.incarnation)
     discarded = after.state is None and after.proof is Proof.OWNER
     if ended and not discarded and before.expires_at is not None and before.expires_at > seen_at:
         yield f"{after.name}: ended a life before it expired"

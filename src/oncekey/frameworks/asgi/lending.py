@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.engine.effects import Call, Commit, Flush, Rest, Rollback, TakeBack
+from oncekey.engine.effects import Call, Flush, Rest, Rollback, TakeBack
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.loans import NO_SESSIONS, Loan
 from oncekey.frameworks.asgi.nesting import enrolment_of
@@ -23,7 +23,7 @@ from oncekey.runtimes.aio import AsyncRuntime, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.engine.effects import Effect
+    from oncekey.engine.effects import Commit, Drop, Effect, Keep
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
@@ -241,10 +241,6 @@ class LendingRuntime(AsyncRuntime):
                 await super().perform(effect)
                 if self._in_phase is not None:
                     self._in_phase.done()
-            case Commit():
-                ended = await super().perform(effect)
-                self._part()
-                return ended
             case Rollback():
                 try:
                     await super().perform(effect)
@@ -253,6 +249,12 @@ class LendingRuntime(AsyncRuntime):
             case _:
                 return await super().perform(effect)
         return None
+
+    async def commit(self, effect: Commit) -> Keep | Drop:
+        """Commit a transaction; what was lent parts from it."""
+        ended = await super().commit(effect)
+        self._part()
+        return ended
 
     def _part(self) -> None:
         loan, self._in_phase = self._in_phase, None

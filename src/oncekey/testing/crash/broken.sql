@@ -5,12 +5,19 @@ SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000):
        pg_try_advisory_xact_lock(:lock::bigint) AS locked, false AS other,
        (extract(epoch FROM now()) * 1000000)::bigint AS begun,
        record.*
-FROM oncekey.whole AS record WHERE record.scope = :scope AND record.key = :key AND :lease_ms::integer > 0
+FROM oncekey.whole AS record
+WHERE record.scope = convert_from(:scope::bytea, 'UTF8') AND record.key = convert_from(:key::bytea, 'UTF8')
+  AND :lease_ms::integer > 0
 UNION ALL
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true, false,
        (extract(epoch FROM now()) * 1000000)::bigint, (none.record).*
 FROM (SELECT NULL::oncekey.whole AS record) AS none
-WHERE NOT EXISTS (SELECT FROM oncekey.record WHERE scope = :scope AND key = :key);
+WHERE NOT EXISTS (
+    SELECT FROM oncekey.record
+    WHERE scope = convert_from(:scope::bytea, 'UTF8') AND key = convert_from(:key::bytea, 'UTF8'));
+
+-- name: enter
+SELECT :lock::bigint;
 
 -- name: upsert
 DO UPDATE SET incarnation = EXCLUDED.incarnation, state = 'in_progress', owner = EXCLUDED.owner, fence = 1, version = 1,

@@ -198,7 +198,7 @@ _ALL: Final = (
         ONE_RUNNER,
         _LOCAL,
         Fault(Point.parse("before:business"), Manner.PAUSE),
-        _sql(Breaking(("lock",), {})),
+        _sql(Breaking(("lock", "enter"), {})),
         POSTGRES,
     ),
     Mutant(

@@ -196,6 +196,14 @@ class MortalLoop(AsyncRuntime):
         self.crasher.reach(when, f"effect-{name_of(effect)}")
         await asyncio.sleep(0)  # a cancellation arrives here
 
+    async def begin(self, effect: Begin) -> Any:  # noqa: ANN401  (what the effect promises)
+        """Open a business transaction, between its two points."""
+        return await self.perform(effect)
+
+    async def commit(self, effect: Commit) -> Any:  # noqa: ANN401  (what the effect promises)
+        """Commit one, between its two points."""
+        return await self.perform(effect)
+
     async def perform(self, effect: Effect) -> Any:  # noqa: ANN401  (what the effect promises)
         """Perform one effect between its two points."""
         if isinstance(effect, Transaction):
@@ -209,6 +217,10 @@ class MortalLoop(AsyncRuntime):
             case Later():
                 self.errands.append(effect)
                 result = None
+            case Begin():
+                result = await super().begin(effect)
+            case Commit():
+                result = await super().commit(effect)
             case _:
                 result = await super().perform(effect)
         try:
