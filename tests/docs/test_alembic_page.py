@@ -17,6 +17,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.migrations import Standing
 from oncekey.engine import migrate
 from oncekey.flow import adrive
+from oncekey.stores import postgres
 from oncekey.wire import aconnect
 
 PAGE = Page(ROOT / "docs/howto/alembic.md")
