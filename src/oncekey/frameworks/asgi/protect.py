@@ -23,7 +23,7 @@ from oncekey.frameworks import wsgi_exchange
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
 from oncekey.frameworks.asgi.lending import LendingRuntime
-from oncekey.frameworks.asgi.nesting import request_for
+from oncekey.frameworks.asgi.nesting import current, request_for
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
 from oncekey.runtimes.aio import flush
@@ -71,9 +71,14 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     @functools.wraps(handler)
     def called(*args: Any, **kwargs: Any) -> Any:
         exchange = wsgi_exchange.current.get()
-        if exchange is None:
-            return awaited(*args, **kwargs)
-        return exchange.call(handler, enrolment, name, args, kwargs)
+        if exchange is not None:
+            return exchange.call(handler, enrolment, name, args, kwargs)
+        if current.get() is not None and not _in_event_loop():
+            # A framework that does not see the mark has called it in a thread, as it would the handler itself.
+            from anyio import from_thread  # noqa: PLC0415  (who calls handlers in threads brings it)
+
+            return from_thread.run(functools.partial(awaited, *args, **kwargs))
+        return awaited(*args, **kwargs)
 
     wrapper: Any = _awaitable(called) if enrolment.blocking else awaited
     signature = inspect.signature(handler)
@@ -82,6 +87,14 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
     wrapper.__oncekey__ = enrolment
     return cast("F", wrapper)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
