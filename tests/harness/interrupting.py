@@ -95,7 +95,15 @@ class InterruptedLoop(AsyncRuntime):
     async def transact(self, transaction: Transaction[Any]) -> Any:
         return await self._watched(transaction, lambda: self.engine.driver.run(transaction))
 
+    async def begin(self, effect: Begin) -> Any:
+        return await self._watched(effect, lambda: super(InterruptedLoop, self).begin(effect))
+
+    async def commit(self, effect: Commit) -> Any:
+        return await self._watched(effect, lambda: super(InterruptedLoop, self).commit(effect))
+
     async def perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Begin | Commit | Transaction):
+            return await super().perform(effect)  # each is watched on its own way
         return await self._watched(effect, lambda: super(InterruptedLoop, self).perform(effect))
 
     async def _watched(self, effect: Effect, perform: Callable[[], Any]) -> Any:

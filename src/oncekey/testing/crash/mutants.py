@@ -18,6 +18,7 @@ from oncekey.engine.answering import refused
 from oncekey.engine.phases import Course
 from oncekey.engine.relay import Ended
 from oncekey.flow import Mode, Transaction
+from oncekey.frameworks.asgi.exchange import Exchange
 from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
 from oncekey.stores.saying import said
@@ -88,6 +89,10 @@ def _answers_first(real: Callable[..., Any]) -> Callable[..., Any]:
     return finish
 
 
+async def _lets_it_be(_exchange: Exchange, _flow: object) -> None:
+    """The exchange is over before its settlement, which goes on in a task of its own."""
+
+
 def _takes_it_for_failure(run: Run) -> Life[Answer]:
     yield from ()
     return refused(run, Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
@@ -152,7 +157,10 @@ _ALL: Final = (
         Rule.ONE_ANSWER,
         _LOCAL,
         Fault(Point.parse("before:commit"), Manner.DIE),
-        _code((AsyncRuntime, "finish", _answers_first(AsyncRuntime.finish))),
+        _code(
+            (AsyncRuntime, "finish", _answers_first(AsyncRuntime.finish)),
+            (Exchange, "_abandon", _lets_it_be),
+        ),
     ),
     Mutant(
         "now_for_leases",
