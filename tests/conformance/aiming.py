@@ -19,13 +19,13 @@ def shop_target(shop: Shop, **more: object) -> Target:
         "body": b'{"item": "teapot", "quantity": 2}',
         "headers": (JSON, ("Authorization", "Bearer alpha")),
         "other_tenant": (("Authorization", "Bearer beta"),),
-        "slow": ("X-Slow", "0.25"),
+        "slow": ("X-Slow", "0.4"),
         "fail": ("X-Fail", "1"),
         "count_address": Address.parse(f"{shop.url}/orders"),
         "count_pointer": "/total",
         "other_address": Address.parse(f"{shop.url}/refunds"),
         "unsafe_methods": True,
-        "patience": 0.6,
+        "patience": 1.0,
     }
     return Target(**(given | more))
 
