@@ -204,6 +204,15 @@ class TestRecords:
             PostgresStore().locks.sealing(claim, NEW, answered(), 1)
 
 
+class TestPlans:
+    async def test_the_look_reads_by_the_key_and_not_the_whole_table(self, kind, dsn):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            for _ in range(8):  # also by the plan that a session keeps
+                tx, _ = await entered(driver, a_claim())
+                assert await ask(tx, "SELECT pg_stat_get_xact_numscans('oncekey.record'::regclass)") == [(0,)]
+                await tx.rollback()
+
+
 class TestTaken:
     """L3: somebody else's record is there, so nothing of ours may be."""
 

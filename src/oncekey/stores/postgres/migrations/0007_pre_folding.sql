@@ -10,6 +10,7 @@ CREATE FUNCTION oncekey.lock_request_2(
     deadline_ms integer,
     OUT locked boolean, OUT other boolean, OUT begun bigint, OUT now bigint, OUT seen oncekey.record)
 LANGUAGE plpgsql VOLATILE AS $$
+-- The collation is said, because what convert_from returns has C's, and an index of the default one does not serve that.
 DECLARE
     marked boolean;
     set_to text;
@@ -33,11 +34,13 @@ BEGIN
     END IF;
     other := false;
     begun := (extract(epoch FROM now()) * 1000000)::bigint;
-    SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
+    SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope COLLATE "default"
+      AND record.key = in_key COLLATE "default";
     now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     IF marked AND NOT locked AND (seen.scope IS NULL OR seen.expires_at <= now) THEN
         other := oncekey.lock_holder(lock, family, mark) = 'other';
-        SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
+        SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope COLLATE "default"
+      AND record.key = in_key COLLATE "default";
         now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     END IF;
 END

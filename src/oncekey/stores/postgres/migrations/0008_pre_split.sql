@@ -61,6 +61,7 @@ CREATE FUNCTION oncekey.lock_request_2(
     deadline_ms integer,
     OUT locked boolean, OUT other boolean, OUT begun bigint, OUT now bigint, OUT seen oncekey.whole)
 LANGUAGE plpgsql VOLATILE AS $$
+-- The collation is said, because what convert_from returns has C's, and an index of the default one does not serve that.
 DECLARE
     marked boolean;
     set_to text;
@@ -92,14 +93,17 @@ BEGIN
            record.response_body, record.response_schema, record.last_error, record.created_at, record.last_run_at,
            record.finished_at, record.expires_at,
            NULL::text, NULL::text, NULL::bytea, NULL::bigint, 0
-    INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key;
+    INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope COLLATE "default"
+      AND record.key = in_key COLLATE "default";
     IF seen.state <> 'completed' THEN
-        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope AND whole.key = in_key;
+        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope COLLATE "default"
+      AND whole.key = in_key COLLATE "default";
     END IF;
     now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     IF marked AND NOT locked AND (seen.scope IS NULL OR seen.expires_at <= now) THEN
         other := oncekey.lock_holder(lock, family, mark) = 'other';
-        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope AND whole.key = in_key;
+        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope COLLATE "default"
+      AND whole.key = in_key COLLATE "default";
         now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     END IF;
 END
