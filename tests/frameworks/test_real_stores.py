@@ -18,6 +18,8 @@ from harness.asgi import cancelled_at, until
 from oncekey.core.errors import TransactionControlError
 from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
+from oncekey.engine.shell import Engine
+from oncekey.frameworks.asgi import installation as installation_module
 
 KINDS = ["sqlite", "psycopg", "asyncpg"]
 
@@ -370,6 +372,27 @@ async def test_many_blocking_handlers_and_few_connections(blocking_database: Any
         assert sum(reply.replayed for reply in replies) == 120
         assert (shop.rows, len(shop.runs)) == (items, 60)
         assert threading.get_ident() not in shop.runs
+
+
+async def test_who_got_the_connection_does_not_queue_behind_those_who_wait_for_it(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # apishape 3, 9: one thread that opens, one connection to write through: the second request waits in that thread
+    monkeypatch.setattr(installation_module, "OPENING_THREADS", 1)
+    monkeypatch.setattr(Engine, "crowded", False)
+    database = PostgresDatabase(request.getfixturevalue("postgres_dsn"), "psycopg", pool_size=2)
+    shop = RealShop(database)
+
+    @shop.app.post("/orders", status_code=201)
+    @shop.once.protect(effects=LOCAL)
+    def create(op: SyncOperation, item: str) -> str:
+        database.insert_blocking(op.connection, item)
+        return item
+
+    async with shop.open():
+        replies = await asyncio.gather(*[shop.send(f"/orders?item={item}", key=new_key()) for item in ("tea", "milk")])
+        assert [reply.status for reply in replies] == [201, 201]
+        assert shop.rows == ["milk", "tea"]
 
 
 async def test_a_blocking_request_may_be_cancelled_at_every_await(blocking_database: Any) -> None:

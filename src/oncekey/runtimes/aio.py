@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from oncekey.engine.effects import Effect, Life, Tx
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.flow import Steps
     from oncekey.ports import AsyncOpenTransaction, FoldingTransaction
 
 T = TypeVar("T")
@@ -70,13 +71,13 @@ class AsyncRuntime:
         self,
         engine: AsyncEngine,
         drain: Drain,
-        open_blocking: Callable[[], Awaitable[AsyncOpenTransaction]] | None = None,
+        open_blocking: Callable[[Steps[Any] | None], Awaitable[tuple[Tx, Any]]] | None = None,
     ) -> None:
         self.engine = engine
         self.drain = drain
         self._transact = engine.driver.run
         self.open_blocking = open_blocking
-        """Opens the transaction of a `def` handler, which is written through in a thread."""
+        """Opens the transaction of a `def` handler and takes its first steps; the handler writes in a thread."""
 
     async def run(self, flow: Life[T], value: Any = None) -> T | Rests:  # noqa: ANN401  (what the flow waits for)
         """Perform the flow's effects to its end, or until it rests. Raises `Changed` if it is cancelled meanwhile."""
@@ -181,13 +182,12 @@ class AsyncRuntime:
     async def begin(self, effect: Begin) -> tuple[Tx, Any]:
         """Open a business transaction."""
         first = effect.first
-        if not effect.blocking:
-            if first is not None and self.engine.folds is not None:
-                return await self.engine.folds.begin_with(first)
-            tx: AsyncOpenTransaction = await self.engine.open()
-        else:
+        if effect.blocking:
             assert self.open_blocking is not None
-            tx = await self.open_blocking()
+            return await self.open_blocking(first)
+        if first is not None and self.engine.folds is not None:
+            return await self.engine.folds.begin_with(first)
+        tx: AsyncOpenTransaction = await self.engine.open()
         if first is None:
             return tx, None
         try:

@@ -44,9 +44,9 @@ from oncekey.runtimes.chores import Chores, Errand, Heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.engine.effects import Effect, Life, Tx
+    from oncekey.engine.effects import Effect, Life
     from oncekey.engine.shell import Engine
-    from oncekey.flow import Flow
+    from oncekey.flow import Flow, Steps
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey")
@@ -125,7 +125,7 @@ class ThreadRuntime:
             case Transaction():
                 return self.engine.driver.run(effect)
             case Begin():
-                return self._begin(effect)
+                return self.begin(effect.first)
             case Commit():
                 return self._commit(effect)
             case Rollback():
@@ -151,11 +151,11 @@ class ThreadRuntime:
             case Invoke():
                 raise AssertionError("a flow that was interrupted does not rest")
 
-    def _begin(self, effect: Begin) -> tuple[Tx, Any]:
-        first = effect.first
+    def begin(self, first: Steps[Any] | None) -> tuple[Any, Any]:
+        """Open a business transaction and take its first steps: the transaction, and what they found."""
         begin_with = getattr(self.engine.driver, "begin_with", None)
         if first is not None and begin_with is not None:
-            return cast("tuple[Tx, Any]", begin_with(first))
+            return cast("tuple[Any, Any]", begin_with(first))
         tx = self.engine.open()
         if first is None:
             return tx, None

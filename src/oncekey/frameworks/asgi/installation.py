@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.flow import Steps
     from oncekey.frameworks.asgi.types import App, Resolver, Scope
     from oncekey.ports import AsyncOpenTransaction
 
@@ -138,8 +139,8 @@ class Installation:
             answers=self._answers,
         )
 
-    async def _open_blocking(self) -> AsyncOpenTransaction:
-        return await opened_in_thread(self)
+    async def _open_blocking(self, first: Steps[Any] | None) -> tuple[AsyncOpenTransaction, Any]:
+        return await opened_in_thread(self, first)
 
     async def tenant_of(self, scope: Scope) -> str:
         """Whose key it is, as the authenticated request says."""

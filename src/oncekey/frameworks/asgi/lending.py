@@ -96,7 +96,10 @@ class Lending:
     async def business(self, *, blocking: bool = False) -> AsyncOpenTransaction:
         """The business transaction, opened when it is first asked for; a `def` handler's is a blocking one."""
         if self._tx is None:
-            self._tx = await (opened_in_thread(self._installation) if blocking else self._engine.open())
+            if blocking:
+                self._tx, _ = await opened_in_thread(self._installation)
+            else:
+                self._tx = await self._engine.open()
         return self._tx
 
     def joins(self, tx: AsyncOpenTransaction, enrolment: Enrolment) -> None:

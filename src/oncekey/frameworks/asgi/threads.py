@@ -54,30 +54,35 @@ async def _ended(job: Future[Any]) -> None:
         await asyncio.wrap_future(job)
 
 
-async def opened_in_thread(installation: Installation) -> ThreadedTransaction:
-    """A business transaction for a `def` handler. Who waits for its connection takes no handler's thread."""
-    engine = installation.engines.blocking()
-    opened: list[OpenTransaction] = []
+async def opened_in_thread(
+    installation: Installation, first: Steps[Any] | None = None
+) -> tuple[ThreadedTransaction, Any]:
+    """A business transaction for a `def` handler, and what its first steps found.
+
+    A request that waits for its connection takes no handler's thread. The thread that got the connection takes the
+    first steps itself: queued once more, they would stand behind the requests that wait for this very connection.
+    """
+    runtime = installation.threads()
+    opened: list[tuple[OpenTransaction, Any]] = []
     try:
-        await in_thread(installation.openings, lambda: opened.append(engine.open()))
+        await in_thread(installation.openings, lambda: opened.append(runtime.begin(first)))
     except asyncio.CancelledError:
-        for tx in opened:
+        for tx, _ in opened:
             installation.settles.submit(tx.rollback)
         raise
-    return ThreadedTransaction(opened[0], installation.settles, first=installation.openings)
+    tx, found = opened[0]
+    return ThreadedTransaction(tx, installation.settles), found
 
 
 class ThreadedTransaction:
     """The transaction of a `def` handler, as the exchange ends it.
 
     A call that is cancelled goes on in its thread, so the next one waits for it: a connection is in one hand only.
-    The first steps begin it where a store has one writer, and wait for that in a thread of the openings.
     """
 
-    def __init__(self, tx: OpenTransaction, executor: Executor, *, first: Executor | None = None) -> None:
+    def __init__(self, tx: OpenTransaction, executor: Executor) -> None:
         self._tx = tx
         self._executor = executor
-        self._first = first
         self._turn = threading.Lock()
 
     @property
@@ -87,8 +92,7 @@ class ThreadedTransaction:
 
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
-        executor, self._first = self._first or self._executor, None
-        return await self._do(lambda: self._tx.step(steps), executor)
+        return await self._do(lambda: self._tx.step(steps))
 
     async def commit(self) -> None:
         """Commit."""
@@ -98,9 +102,9 @@ class ThreadedTransaction:
         """Undo everything and give the connection back."""
         await self._do(self._tx.rollback)
 
-    async def _do(self, job: Callable[[], T], executor: Executor | None = None) -> T:
+    async def _do(self, job: Callable[[], T]) -> T:
         def in_turn() -> T:
             with self._turn:
                 return job()
 
-        return await asyncio.get_running_loop().run_in_executor(executor or self._executor, in_turn)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)

@@ -106,7 +106,7 @@ class MortalThreads(ThreadRuntime):
             case Transaction():
                 return self._transacted(effect)
             case Begin() if self.folds:
-                begun = self._begin(effect)
+                begun = self.begin(effect.first)
                 self.open.append(begun[0])
                 return begun
             case Commit() if self.folds:
