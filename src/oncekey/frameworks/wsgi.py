@@ -10,9 +10,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.answers import marks
+from oncekey.core.answers import marked_lines
 from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
-from oncekey.core.headers import field_name
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.wsgi_exchange import KEY, Exchange, current
 from oncekey.frameworks.wsgi_messages import closing, tell
@@ -127,12 +126,8 @@ def _sent(exchange: Exchange, start_response: StartResponse) -> Iterable[bytes]:
     assert capture is not None
     assert capture.status is not None
     assert run is not None
-    policy = run.policy
-    # An answer that was passed on from elsewhere may bring along what only we may say.
-    ours = frozenset(map(field_name, (policy.key_header, policy.expires_header, policy.replayed_header)))
-    lines = [line for line in capture.headers if line[0].lower() not in ours]
-    marked = marks(policy, echo=exchange.echo, expires_at=run.expires_at)
-    tell(start_response, capture.status, (*lines, *marked))
+    lines = marked_lines(capture.headers, run.policy, echo=exchange.echo, expires_at=run.expires_at)
+    tell(start_response, capture.status, lines)
     kept = capture.kept
     return _spooled(capture) if kept is None else [kept]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
-from oncekey.core.model import Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.core.settle import NOT_CALLED
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, claim_of
@@ -21,7 +22,7 @@ from oncekey.engine.effects import Rests
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import SyncOperation, operation_of
 from oncekey.engine.run import Run
-from oncekey.engine.serve import NOT_ENTERED, Unkeyed, serve
+from oncekey.engine.serve import Unkeyed, serve
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks.asgi.threads import not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_blocking, unkeyed_operation
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 KEY: Final = "HTTP_IDEMPOTENCY_KEY"
-STORE_DOWN: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 NOT_INSTALLED: Final = "{operation} is protected by a Once whose wsgi(app, tenant=...) does not serve this request"
 ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 
@@ -139,7 +139,7 @@ class Exchange:
                 return run_blocking(invoke, enrolment, run, self.installation.runtime)
         except NoConnectionError:
             pass
-        return told(refusal(STORE_DOWN, enrolment.policy), args)
+        return told(refusal(UNAVAILABLE, enrolment.policy), args)
 
     def _ready(self) -> bool:
         """Whether everything was checked in this process; a store that is down is asked again by the next request."""
@@ -157,7 +157,7 @@ class Exchange:
         installation, policy = self.installation, enrolment.policy
         claim = self._body if isinstance(self._body, Refuse) else self._asked(self._body, enrolment)
         if not isinstance(claim, Refuse) and not self._ready():
-            claim = STORE_DOWN
+            claim = UNAVAILABLE
         if isinstance(claim, Refuse):
             self.answer = refusal(claim, policy, echo=self.echo)
             return None
@@ -205,7 +205,7 @@ class Exchange:
         if flow is None or run is None or not self.unsettled:
             return
         if not self.ended.entered:
-            self.installation.runtime.run(flow, NOT_ENTERED)
+            self.installation.runtime.run(flow, NOT_CALLED)
             return
         self.installation.runtime.abandon(flow)
         if run.pulse is not None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from wsgiref.types import InputStream, StartResponse, WSGIEnvironment
 
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Headers
 
 _CHUNK: Final = 64 * 1024
 _DIGITS: Final = 18
@@ -112,7 +111,7 @@ def _path(text: str) -> str:
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
-def tell(start_response: StartResponse, status: int, headers: Headers) -> None:
+def tell(start_response: StartResponse, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Begin a response."""
     try:
         phrase = HTTPStatus(status).phrase

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
-from oncekey.core.model import Bypass, Code, Deferred, Refuse
+from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
+from oncekey.core.settle import NOT_CALLED
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.run import Run
-from oncekey.engine.serve import NOT_ENTERED, serve
+from oncekey.engine.serve import serve
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
@@ -221,7 +222,7 @@ class Exchange:
         if not early or self.lent is None or not isinstance(error, StoreError):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
-        await self._deliver(self._refusal(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), self.installation.policy))
+        await self._deliver(self._refusal(UNAVAILABLE, self.installation.policy))
         return True
 
     # What is known of it.
@@ -287,7 +288,7 @@ class Exchange:
         run = self.run
         assert run is not None
         if not self.ended.entered:
-            await self.runtime.finish(flow, NOT_ENTERED)
+            await self.runtime.finish(flow, NOT_CALLED)
             return
         flow.close()
         if run.pulse is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-STORE_DOWN = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 _OPERATIONS = (Operation, SyncOperation)
 NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
 
@@ -183,7 +182,7 @@ async def _unkeyed(
     try:
         return await run_unkeyed(invoke, enrolment, request, claim)
     except NoConnectionError:
-        return _respond(request.installation, refusal(STORE_DOWN, enrolment.policy))
+        return _respond(request.installation, refusal(UNAVAILABLE, enrolment.policy))
 
 
 def _invocation(handler: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Callable[[object], Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.answers import Answer, retry_after
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.locks import lock_number
-from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
+from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.showing import describe, in_flight
 from oncekey.engine.answering import refusal
@@ -45,7 +45,7 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
         log.error("oncekey: %s", error)
         return refusal(Refuse(Code.RECORD_UNREADABLE), policy)
     except StoreError:
-        return refusal(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), policy)
+        return refusal(UNAVAILABLE, policy)
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:
         if sight.busy:
