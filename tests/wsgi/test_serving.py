@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.wsgi import IncompleteError
+from oncekey.engine.capture import IncompleteError
 from oncekey.frameworks.wsgi_exchange import current
 from oncekey.once import Once
 from wsgi.shop import PATIENCE, Reply, Shop, execute, send, served

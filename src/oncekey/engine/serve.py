@@ -14,13 +14,13 @@ it or rolls it back. And an `Interrupted` is thrown in at most once: before the 
 again; from the settlement on the flow answers, because what was executed has to be written down.
 
 A flow that is left at `Invoke` owns its claim and its transaction. So every way out of an adapter resumes it, with
-`NOT_CALLED` if the handler was never called.
+`NOT_CALLED` if the handler was never called; and `abandon` is for the ways that nobody has thought of.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from oncekey.core.errors import ConfigurationError, StoreError
@@ -71,6 +71,22 @@ def _prepare(run: Run) -> Life[None]:
     )
     if run.enrolment.transactional and run.tx is None:
         run.tx, _ = yield Begin(blocking=run.enrolment.blocking)
+
+
+def abandon(run: Run, life: Life[Any], *, entered: bool) -> Life[None]:
+    """End a life that a fault of ours keeps from its own end; `entered` is whether the handler was called.
+
+    If it was not, the claim is given back. If it was, nobody has decided what its end means: its lease runs out, and
+    the sweeper finds it; only its heartbeat and its transaction may not stay behind.
+    """
+    life.close()
+    if not entered and run.lease is not None:
+        yield from settle(run, NOT_CALLED)
+        return
+    if run.pulse is not None:
+        run.pulse.stop()
+    if run.tx is not None:
+        yield Rollback(run.tx)
 
 
 class Unkeyed:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import marked_lines
 from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
+from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.wsgi_exchange import KEY, Exchange, current
 from oncekey.frameworks.wsgi_messages import closing, tell
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from oncekey.engine.capture import Capture
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.wsgi_installation import WsgiInstallation
-
-
-class IncompleteError(Exception):
-    """The application returned without having begun its response."""
 
 
 class OncekeyWsgi:

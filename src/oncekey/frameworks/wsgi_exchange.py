@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
-from oncekey.core.settle import NOT_CALLED
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, claim_of
@@ -22,7 +21,7 @@ from oncekey.engine.effects import Rests
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import SyncOperation, operation_of
 from oncekey.engine.run import Run
-from oncekey.engine.serve import Unkeyed, serve
+from oncekey.engine.serve import Unkeyed, abandon, serve
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks.asgi.threads import not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_blocking, unkeyed_operation
@@ -196,19 +195,7 @@ class Exchange:
         self.answer = said if isinstance(said, Answer) else ours
 
     def close(self) -> None:
-        """Whatever happened: no transaction and no heartbeat stays behind.
-
-        If a fault of ours kept the flow from its end, a handler that was not called gives its claim back. Of one that
-        was called nobody decided what its end means: its lease runs out, and the sweeper finds it.
-        """
-        run, flow = self.run, self._flow
-        if flow is None or run is None or not self.unsettled:
-            return
-        if not self.ended.entered:
-            self.installation.runtime.run(flow, NOT_CALLED)
-            return
-        self.installation.runtime.abandon(flow)
-        if run.pulse is not None:
-            run.pulse.stop()
-        if run.tx is not None:
-            run.tx.rollback()
+        """Whatever happened: no transaction and no heartbeat stays behind."""
+        if self._flow is not None and self.run is not None and self.unsettled:
+            life = abandon(self.run, self._flow, entered=self.ended.entered)
+            self.installation.runtime.instead(self._flow, life)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from wsgiref.types import WSGIApplication, WSGIEnvironment
 
-    from oncekey.core.model import RecordId
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import Engine
@@ -108,7 +107,7 @@ class WsgiInstallation:
                 crowded=lambda _: engine.crowded,
                 wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
                 inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
-                hints=SharedHints(),
+                hints=Hints(),
             )
             if self._pid is None:
                 atexit.register(self.stop)
@@ -136,21 +135,6 @@ def installed(app: WSGIApplication, installation: WsgiInstallation) -> WSGIAppli
 
     flask.ensure_sync = as_it_is
     return app
-
-
-class SharedHints(Hints):
-    """Hints that several threads add to."""
-
-    __slots__ = ("_adding",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._adding = threading.Lock()
-
-    def add(self, record_id: RecordId) -> None:
-        """Its answer is stored."""
-        with self._adding:
-            super().add(record_id)
 
 
 def _nobody() -> None:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
-from oncekey.core.settle import NOT_CALLED
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.run import Run
-from oncekey.engine.serve import serve
+from oncekey.engine.serve import abandon, serve
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
@@ -275,26 +274,12 @@ class Exchange:
             if self.lent is not None:
                 await take_back(self)
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
-                await shielded(self._abandon(self._flow))
+                assert self.run is not None
+                life = abandon(self.run, self._flow, entered=self.ended.entered)
+                await shielded(self.runtime.drive(life))
         finally:
             if self._counted or self._task is not None:
                 self._leave()
-
-    async def _abandon(self, flow: Life[Answer | Bypass | None]) -> None:
-        """A fault of ours kept the flow from its end. A handler that was not called gives its claim back.
-
-        Of one that was called nobody decided what its end means: its lease runs out, and the sweeper finds it.
-        """
-        run = self.run
-        assert run is not None
-        if not self.ended.entered:
-            await self.runtime.finish(flow, NOT_CALLED)
-            return
-        flow.close()
-        if run.pulse is not None:
-            run.pulse.stop()
-        if run.tx is not None:
-            await run.tx.rollback()
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
         """Send our own answer or the captured one; after an exception the application's error page follows."""
