@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.capture import IncompleteError
-from oncekey.frameworks.wsgi_exchange import current
+from oncekey.frameworks.blocking import current
 from oncekey.once import Once
 from wsgi.shop import PATIENCE, Reply, Shop, execute, send, served
 
@@ -229,11 +229,11 @@ def test_a_fault_of_ours_leaves_nothing_behind(small_shop: Shop, monkeypatch: py
 
     app = small_shop.application("flask")
     client = app.test_client()
-    monkeypatch.setattr("oncekey.frameworks.wsgi_exchange.decided", breaks)
+    monkeypatch.setattr("oncekey.frameworks.blocking.decided", breaks)
     with pytest.raises(ArithmeticError):
         client.post("/local", json={"item": "tea"}, headers={"Idempotency-Key": new_key()})
     monkeypatch.undo()
-    (installation,) = small_shop.once._threaded
+    (installation,) = small_shop.once._threaded.values()
     assert installation.runtime.drain(0.0)
     assert client.post("/local", json={"item": "milk"}, headers={"Idempotency-Key": new_key()}).status_code == 201
     assert small_shop.sold == ["milk"]
@@ -271,14 +271,7 @@ def test_an_application_that_never_answers(small_shop: Shop) -> None:
     assert said == ["409 Conflict"]  # it was called, and nobody knows what it did
 
 
-def test_what_wsgi_cannot_do_is_said_at_once(tmp_path: Path) -> None:
-    once = Once(f"sqlite:///{tmp_path}/shop.db")
-    once.wsgi(lambda environ, start: [], tenant=lambda _: "acme")
-    with pytest.raises(ConfigurationError, match="max_new_keys_per_second"):
-
-        @once.protect(effects=LOCAL, max_new_keys_per_second=1)  # type: ignore[call-overload]
-        def limited() -> None: ...
-
+def test_what_wsgi_cannot_do_is_said_at_once() -> None:
     with pytest.raises(ConfigurationError, match="blocking connections"):
         Once(create_async_engine("sqlite+aiosqlite://")).wsgi(lambda environ, start: [], tenant=lambda _: "acme")
 

@@ -60,7 +60,7 @@ class _Finished(NamedTuple):
 
 
 class Answers:
-    """Finished answers that were read from the store, for routes whose policy has a `replay_cache`; for threads, too."""
+    """Finished answers that were read from the store, for routes whose policy has a `replay_cache`."""
 
     __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most")
 

@@ -28,7 +28,7 @@ from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 from oncekey.frameworks.asgi.lending import LendingRuntime, take_back
 from oncekey.frameworks.asgi.nesting import current, enclosing, enrolment_of, passage_of
 from oncekey.frameworks.asgi.places import Phase, UnsettledError, Visit
-from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
+from oncekey.frameworks.resuming import RESUMPTION, Resumption
 from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Exchange:
         installation, lent = self.installation, self.lent
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
-            asked: Asked | Refuse = resumption.asked(enrolment.policy)
+            asked: Asked | Refuse = Asked(resumption.claim(enrolment.policy), resumption.record.id.key)
         else:
             asked = await make_claim(
                 installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
@@ -176,7 +176,7 @@ class Exchange:
         runtime, site = installation.life()
         limits = None
         if resumption is None and enrolment.limited:
-            limits = installation.limits.of(site.store, self.scope, asked.claim, enrolment.policy)
+            limits = installation.limits.of(site.store, self.scope["headers"], asked.claim, enrolment.policy)
         self.runtime = runtime if lent is None else LendingRuntime(runtime, self)
         self.run = run = Run(
             site,
