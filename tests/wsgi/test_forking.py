@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from wsgi.shop import PATIENCE, Reply, execute, send
+from wsgi.shop import PATIENCE, TABLE, Reply, execute, send
 from wsgi.test_serving import TESTS, new_key
 
 WORKERS = 2
@@ -82,7 +82,7 @@ def test_workers_that_were_forked(url: str, kind: str, *, preload: bool) -> None
         assert {reply.body for reply in replies if reply.replayed} <= {first[0].body}
         if served.parents is not None:
             seen[served.parents["pid"]] = {served.parents["backend"]}
-            again = send(served.port, "/where", {"item": "first"}, key="the-one-of-the-parent")
+            again = send(served.port, "/where", {"item": "first"}, key="the-key-of-the-parent")
             assert (again.replayed, again.json()) == (True, served.parents)
     assert [item for (item,) in execute(url, "SELECT item FROM sold") if item == "once"] == ["once"]
     if not url.startswith("sqlite"):
@@ -102,3 +102,22 @@ def test_a_worker_that_is_killed_is_gone_on_with(url: str, kind: str) -> None:
             reply = send(served.port, "/phased", order, key=key)
     assert (reply.status, reply.json()["attempt"]) == (201, 2)
     assert sorted(execute(url, "SELECT item FROM sold WHERE item <> 'first'")) == [("tea",), ("tea paid",)]
+
+
+def test_forked_while_the_parent_is_busy(postgres_dsn: str) -> None:
+    # The only place in the pool is taken for ever, as far as a child could know that believed in its parent's pool
+    url = postgres_dsn.replace("postgresql://", "postgresql+psycopg://")
+    execute(url, TABLE)
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "SHOP_KIND": "plain"}
+    environment["SHOP"] = f"{url}{'&' if '?' in url else '?'}pool_size=1"
+    command = [sys.executable, "-m", "wsgi.prefork"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    childs, parents = said.stdout.splitlines()
+    child, _, rest = parents.partition(" ")
+    assert (f'"pid": {child}' in childs, childs.endswith(f":{child}"), rest.endswith(f":{child}")) == (
+        True,
+        True,
+        False,
+    )
+    assert '"item": "parent"' in rest
+    assert sorted(execute(url, "SELECT item FROM sold")) == [("child",), ("parent",)]

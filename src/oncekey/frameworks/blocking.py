@@ -274,12 +274,9 @@ class Exchange:
         """Ask for the right to execute. Then there is an answer of ours, or a capture, or the route fails open."""
         threads, policy, resumption = self.threads, enrolment.policy, self.asked.resumption
         parts = self.asked.parts()
-        claim = parts if isinstance(parts, Refuse) else self._claim_of(parts, enrolment)
-        if not isinstance(claim, Refuse) and not threads.ready():
-            claim = UNAVAILABLE
-        if isinstance(claim, Refuse) or isinstance(parts, Refuse):
-            assert isinstance(claim, Refuse)
-            self.answer = refusal(claim, policy, echo=self.echo)
+        claim: Claim | Refuse = parts if isinstance(parts, Refuse) else self._claim_of(parts, enrolment)
+        if isinstance(parts, Refuse) or isinstance(claim, Refuse) or not threads.ready():
+            self.answer = refusal(claim if isinstance(claim, Refuse) else UNAVAILABLE, policy, echo=self.echo)
             return
         self._root_path = parts.root_path
         site, limits = threads.site, None

@@ -12,7 +12,7 @@ from wsgiref.util import setup_testing_defaults
 
 from oncekey.core.model import Claim
 from oncekey.core.policy import micros
-from oncekey.engine.claiming import PROCESS, about_of
+from oncekey.engine import claiming
 from oncekey.engine.kept_request import unseal
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Resumption:
             path=record.path,
             fingerprint=record.fingerprint,
             seed=record.seed,
-            owner=f"{PROCESS}:completer:{secrets.token_hex(8)}",
+            owner=f"{claiming.PROCESS}:completer:{secrets.token_hex(8)}",
             lease=micros(policy.lease),
             deadline=micros(policy.deadline),
             call_timeout=record.call_timeout,
@@ -70,7 +70,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
 async def resume(app: App, record: Record, policy: Policy) -> int | None:
     """Send a record's request through the application; the status that it answered, if it did."""
     assert record.request is not None
-    kept = unseal(record.request, policy.secret, about_of(record.id, record.fingerprint))
+    kept = unseal(record.request, policy.secret, claiming.about_of(record.id, record.fingerprint))
     key = record.id.key.replace("\\", "\\\\").replace('"', '\\"')
     scope: Scope = {
         "type": "http",

@@ -208,13 +208,15 @@ def _captured(exchange: Exchange, pieces: Generator[bytes, None, None], begun: l
     """Keep the answer; what we answer ourselves has none, and no more is wanted of one that cannot be stored."""
     capture = exchange.capture
     for piece in pieces:
-        if capture is None or capture.refused is not None:
+        if capture is None:
             break
         if capture.status is None and begun:
             status, headers = begun[-1]
             lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             capture.start(int(status[:3]), lines)
         capture.body(piece, more=True)
+        if capture.refused is not None:
+            break
     pieces.close()
 
 
