@@ -466,8 +466,9 @@ class Once:
         check_effects(engine, enrolments, self.blocking)
         limits.check([self.policy, *(enrolment.policy for enrolment in enrolments)], blocking=True)
         warn_of_memory(engine, os.environ, multiprocessing.parent_process())
-        if self._workers and self._aside is None:
-            self._aside = Aside(self.lifespan)
+        with self._connecting:
+            if self._workers and self._aside is None:
+                self._aside = Aside(self.lifespan)
 
     def start_anew(self) -> None:
         """In a process that was forked: connections, threads and locks are the parent's, and stay as they are."""

@@ -259,6 +259,19 @@ def test_enrolled_by_path(small_shop: Shop) -> None:
     assert ("set-cookie" in first.headers, "set-cookie" in again.headers) == (True, False)
 
 
+def test_no_more_is_asked_of_a_stream_that_cannot_be_stored(small_shop: Shop) -> None:
+    def events(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield b"data: 1"
+        raise AssertionError("the next event may never come")
+
+    once = small_shop.once
+    enrol = {"POST /events": once.by_path(effects=INLINE, operation="events")}
+    with served(once.wsgi(events, tenant=lambda _: "acme", enrol=enrol)) as port:
+        reply = send(port, "/events", {}, key=new_key())
+    assert (reply.status, reply.json()["code"]) == (500, "idempotency_execution_failed")
+
+
 def test_an_application_that_never_answers(small_shop: Shop) -> None:
     once, environ = small_shop.once, {"REQUEST_METHOD": "POST", "PATH_INFO": "/legacy", "wsgi.input": io.BytesIO()}
     enrol = {"POST /legacy": once.by_path(effects=INLINE, operation="silent")}
