@@ -15,7 +15,8 @@ import pytest
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
-from oncekey.effects import LOCAL, PHASED
+from oncekey.core.scope import BindTo
+from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import SyncOperation
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.once import Once
@@ -140,6 +141,28 @@ def test_a_counter_that_cannot_be_used_is_found_at_the_first_request(tmp_path: A
     with pytest.raises(ConfigurationError, match="limits_storage") as raised:
         once.start_blocking()
     assert "secret" not in str(raised.value)
+    once.blocking().close()
+
+
+@pytest.mark.parametrize("bound", [BindTo.PRINCIPAL, BindTo.TOKEN])
+def test_keys_that_are_bound_to_whoever_made_them(tmp_path: Any, bound: BindTo) -> None:
+    # R29: in the same tenant, too, and for the status as for the answer
+    once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True, policy=Policy(bind_to=bound))
+    app = flask.Flask("shop")
+
+    @app.post("/draw")
+    @once.protect(effects=INLINE)
+    def draw() -> str:
+        return new_key()
+
+    once.wsgi(app, tenant=lambda _: "acme", principal=lambda environ: environ["HTTP_WHO"], status=STATUS)
+    client, key = app.test_client(), new_key()
+    ann, bob = ({"Who": who, "Authorization": f"Bearer {who}"} for who in ("ann", "bob"))
+    drawn = [client.post("/draw", headers={"Idempotency-Key": key, **who}).data for who in (ann, bob, ann)]
+    assert drawn[0] == drawn[2] != drawn[1]
+    other = new_key()
+    client.post("/draw", headers={"Idempotency-Key": other, **ann})
+    assert [client.get(f"{STATUS}/{other}", headers=who).status_code for who in (ann, bob)] == [200, 404]
     once.blocking().close()
 
 
