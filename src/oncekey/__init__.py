@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation, SyncOperation
-    from oncekey.frameworks.asgi.resuming import resumed_as
+    from oncekey.frameworks.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
     from oncekey.resolvers import Declined, Executed, Question, Sighting, Undecided, Unexecuted
     from oncekey.topics import Message, Reply
@@ -49,7 +49,7 @@ _PLACES = {
     "oncekey.effects": ("INLINE", "LOCAL", "OUTBOX", "PHASED"),
     "oncekey.engine.enrolment": ("Enrolment",),
     "oncekey.engine.operation": ("Operation", "SyncOperation"),
-    "oncekey.frameworks.asgi.resuming": ("resumed_as",),
+    "oncekey.frameworks.resuming": ("resumed_as",),
     "oncekey.once": ("SINGLE_TENANT", "Once"),
     "oncekey.resolvers": ("Declined", "Executed", "Question", "Sighting", "Undecided", "Unexecuted"),
     "oncekey.topics": ("Message", "Reply"),

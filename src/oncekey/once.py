@@ -9,20 +9,23 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.core.policy import Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
-from oncekey.frameworks.asgi import dependencies, limits
+from oncekey.frameworks import limits
+from oncekey.frameworks.asgi import dependencies
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.asgi.webhooks import Webhook
+from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
-from oncekey.frameworks.wsgi_installation import WsgiInstallation, installed
+from oncekey.frameworks.resuming import wsgi_door
+from oncekey.frameworks.wsgi import installed
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.options import (
     NO_LIFESPAN,
@@ -40,10 +43,10 @@ from oncekey.options import (
     settings_of,
 )
 from oncekey.resolvers import Resolvers
-from oncekey.starting import check_effects, check_routes, check_running, serving, warn_of_memory
+from oncekey.starting import check_effects, check_routes, check_running, serving, serving_threads, warn_of_memory
 from oncekey.topics import Topics
 from oncekey.wire import aconnect, aconnect_sqlalchemy, check_store, connect
-from oncekey.workers.service import Service
+from oncekey.workers.service import Aside, Service
 from oncekey.workers.tasks import presence_of, tasks_for
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.types import App, Resolver
+    from oncekey.frameworks.premises import Premises
     from oncekey.resolvers import Question, Sighting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -92,14 +96,16 @@ class Once:
         self._migrate = migrate
         self._workers = workers
         self._service: Service | None = None
+        self._aside: Aside | None = None
         self._lender = dependencies.Lender(self)
         self._running: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._lifespans: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._installed: dict[Any, Installation] = {}
-        self._threaded: list[WsgiInstallation] = []
+        self._threaded: dict[Any, Threads] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
         self._connecting = Lock()
+        _ALL.add(self)
 
     # Enrolling
 
@@ -278,18 +284,30 @@ class Once:
         tenant: Callable[[WSGIEnvironment], str],
         principal: Callable[[WSGIEnvironment], str] | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
+        status: str | None = None,
+        keep_headers: Sequence[str] = (),
     ) -> WSGIApplication:
         """Protect a WSGI application: `def` handlers by `@once.protect`, others by path; resolvers get the environ.
 
-        A Flask application is changed in place and returned, so its own test client is protected, too. WSGI has no
-        lifespan: the checks of `lifespan` are made with the first request of each process.
+        A Flask application is changed in place and returned, so its own test client is protected, too. `status` is the
+        path of the status resource, if there is to be one; `keep_headers` are as with `install`. WSGI has no lifespan:
+        the checks of `lifespan` are made with the first request of each process.
         """
         if not isinstance(self.store, str):
             raise ConfigurationError(NO_WSGI_APP)
-        installation = WsgiInstallation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
-        self._admit_all(installation)
-        self._threaded.append(installation)
-        return installed(app, installation)
+        threads = Threads(
+            self,
+            self.policy,
+            tenant=tenant,
+            principal=principal,
+            enrol=enrol,
+            status_path=status,
+            keep_headers=keep_headers,
+        )
+        self._admit_all(threads)
+        wrapped = installed(app, threads)
+        self._threaded[wrapped] = threads
+        return wrapped
 
     # Running
 
@@ -354,8 +372,8 @@ class Once:
         return tuple(self._installed)
 
     @property
-    def _installations(self) -> list[Installation | WsgiInstallation]:
-        return [*self._installed.values(), *self._threaded]
+    def _installations(self) -> list[Premises]:
+        return [*self._installed.values(), *self._threaded.values()]
 
     def healthy(self) -> bool:
         """Whether requests reach the store: a process whose own leases run out must not take others for dead."""
@@ -390,7 +408,7 @@ class Once:
         engine = self._engines.pop(asyncio.get_running_loop(), None)
         if engine is not None:
             await engine.close()
-        if self._blocking is not None:
+        if self._blocking is not None and not self._threaded:  # threads go on until their process ends
             self._blocking.close()
             self._blocking = None
 
@@ -422,8 +440,12 @@ class Once:
 
     def app_of(self, operation: str) -> App | None:
         """The application that serves an operation: where there are several, the one with its route."""
+        handler = self.enrolled.get(operation)
+        if handler is not None and self._threaded and not self._installed:
+            app = serving_threads(handler, tuple(self._threaded))
+            return None if app is None else wsgi_door(app)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
-        return cast("App | None", serving(self, self.enrolled.get(operation), routed))
+        return cast("App | None", serving(self, handler, routed))
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
@@ -442,9 +464,21 @@ class Once:
         engine.check()
         enrolments = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
         check_effects(engine, enrolments, self.blocking)
+        limits.check([self.policy, *(enrolment.policy for enrolment in enrolments)], blocking=True)
         warn_of_memory(engine, os.environ, multiprocessing.parent_process())
+        with self._connecting:
+            if self._workers and self._aside is None:
+                self._aside = Aside(self.lifespan)
 
-    def _admit_all(self, installation: Installation | WsgiInstallation) -> None:
+    def start_anew(self) -> None:
+        """In a process that was forked: connections, threads and locks are the parent's, and stay as they are."""
+        _inherited.append((self._blocking, self._aside))
+        self._blocking = self._aside = self._service = None
+        self._connecting = Lock()
+        for threads in self._threaded.values():
+            threads.start_anew()
+
+    def _admit_all(self, installation: Premises) -> None:
         installation.inline_calls = lambda: self.resolvers.inline_calls
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
@@ -452,3 +486,17 @@ class Once:
             if enrolment.owner is not self:
                 raise ConfigurationError(STRANGE_ENROLMENT.format(operation=enrolment.operation))
             installation.admit(enrolment)
+
+
+_ALL: Final[WeakSet[Once]] = WeakSet()
+_inherited: Final[list[Any]] = []
+"""What a parent process had open. To close it here, or to let it be collected, would say goodbye in its name."""
+
+
+def _forked() -> None:
+    for once in _ALL:
+        once.start_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -10,6 +10,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.engine.kept_request import check_sealing
 from oncekey.engine.shell import UNSHARED
+from oncekey.frameworks.asgi.nesting import layers
 from oncekey.options import NO_LIFESPAN
 from oncekey.ports import AsyncShares, Shares
 from oncekey.stores.memory import MemoryStore
@@ -114,4 +115,16 @@ def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[An
         ours = [route for route in routes.routed(app) if route.serves(handler)]
         if any(sum(one.engines is owner for one in route.passed) == 1 for route in ours):
             return app
+    return None
+
+
+def serving_threads(handler: Callable[..., Any], apps: Sequence[Any]) -> Any:  # noqa: ANN401
+    """The WSGI application that serves a handler: of several the one of Flask whose views say so."""
+    if len(apps) == 1:
+        return apps[0]
+    for app in apps:
+        for view in getattr(app, "view_functions", {}).values():
+            methods = vars(getattr(view, "view_class", object)).values()
+            if any(layer is handler for one in (view, *methods) for layer in layers(one)):
+                return app
     return None

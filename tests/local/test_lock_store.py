@@ -14,7 +14,7 @@ from harness.postgres_binaries import installations
 from harness.tables import make_tables
 from local.databases import EFFECTS, PACKAGES, connected, lock_for, locks_held, marks_held, rows, write
 from oncekey.core.errors import StoreError
-from oncekey.core.model import HOUR, SECOND, Claim, Code, Effects, Recovery, Refuse, Replay, Retryable
+from oncekey.core.model import HOUR, SECOND, UNAVAILABLE, Claim, Code, Effects, Recovery, Refuse, Replay, Retryable
 from oncekey.core.onecommit import Holder, Kind, Sealed
 from oncekey.core.policy import OnExpired, Policy
 from oncekey.engine import local
@@ -421,7 +421,7 @@ async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(pa
         entry, tx = await at.enter(claim)
         assert await ask() == local.BUSY  # its COMMIT may still be under way
         await tx.rollback()
-        assert await ask() == local.ROLLED_BACK
+        assert await ask() == UNAVAILABLE
         await at.finish(claim, *await at.enter(claim))
         assert (await ask()).record.incarnation == claim.incarnation
         assert isinstance(entry, Go)

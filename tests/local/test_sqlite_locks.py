@@ -20,7 +20,19 @@ import pytest
 from local.databases import lock_for
 from oncekey import wire
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreError, TransactionControlError
-from oncekey.core.model import HOUR, Claim, Code, Deferred, Effects, Parcel, ParcelKind, Refuse, Replay, Retryable
+from oncekey.core.model import (
+    HOUR,
+    UNAVAILABLE,
+    Claim,
+    Code,
+    Deferred,
+    Effects,
+    Parcel,
+    ParcelKind,
+    Refuse,
+    Replay,
+    Retryable,
+)
 from oncekey.core.onecommit import Ground, Holder, Kind, Sealed
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite import SqliteDriver
@@ -382,7 +394,7 @@ async def test_a_lost_commit_is_looked_for_under_the_lock(path: Path, module: Mo
         async def became() -> Any:
             return await adrive(local.lost_commit(at.locks, lock_for(claim), claim, Policy()), at.driver.run)
 
-        assert await became() == local.ROLLED_BACK
+        assert await became() == UNAVAILABLE
         await at.finish(claim, *await at.enter(claim))
         assert isinstance(await became(), Replay)
         assert not at.driver.crowded

@@ -16,7 +16,7 @@ from oncekey.core.policy import Policy
 from oncekey.effects import PHASED
 from oncekey.engine import kept_request
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.asgi.resuming import resumed_as
+from oncekey.frameworks.resuming import resumed_as
 from oncekey.workers.completer import Completer
 from phased.bank import KEY, LEASE, Bank, ClockedOnce
 

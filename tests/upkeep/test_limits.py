@@ -13,7 +13,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE
-from oncekey.frameworks.asgi.limits import check
+from oncekey.frameworks.limits import check
 from oncekey.once import Once
 from oncekey.testing.clock import ManualClock
 
@@ -191,7 +191,7 @@ class Broken:
 
 def test_a_missing_package_is_found_at_start_up(monkeypatch):
     monkeypatch.setitem(sys.modules, "limits", None)
-    monkeypatch.setattr("oncekey.frameworks.asgi.limits.find_spec", lambda _: None)
+    monkeypatch.setattr("oncekey.frameworks.limits.find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'oncekey\[limits\]'"):
         check([Policy(), Policy(max_new_keys_per_second=1)])
     check([Policy(), Policy(max_live_keys=1)])  # counted by the store

@@ -33,7 +33,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def shop(url: str) -> Iterator[Shop]:
     shop = Shop(url)
     yield shop
-    for installation in shop.once._threaded:
+    for installation in shop.once._threaded.values():
         assert installation.stop(10)
     shop.once.blocking().close()
 
@@ -45,6 +45,6 @@ def small_shop(tmp_path: Path) -> Iterator[Shop]:
     execute(url, TABLE)
     shop = Shop(url)
     yield shop
-    for installation in shop.once._threaded:
+    for installation in shop.once._threaded.values():
         assert installation.stop(10)
     shop.once.blocking().close()

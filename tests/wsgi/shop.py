@@ -62,8 +62,10 @@ class Shop:
     lease: float = 60.0
     """Seconds that a phased handler may be silent."""
 
+    workers: bool = False
+
     def __post_init__(self) -> None:
-        self.once = Once(self.url, policy=self.policy, migrate=True)
+        self.once = Once(self.url, policy=self.policy, migrate=True, workers=self.workers)
 
     @property
     def sold(self) -> list[str]:
@@ -92,12 +94,21 @@ class Shop:
         self.runs.append("phased")
         item = op.phase("ordered", lambda connection: self.insert(connection, order["item"]))
         drawn = op.value("drawn", lambda: uuid.uuid4().hex)
-        if order.get("does") == "die":
+        if order.get("does") == "die" and op.attempt == 1:
             self._does(order)
         charge = op.call("charge", self._charge, repeatable=False)
-        self._does(order)
+        if order.get("does") != "die":
+            self._does(order)
         op.phase("paid", lambda connection: self.insert(connection, f"{item} paid"))
         return {"drawn": drawn, "charge": charge, "attempt": op.attempt}, 201
+
+    def where(self, op: SyncOperation[Any], order: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Which process serves, and on which connection."""
+        self.insert(op.connection, order["item"])
+        if self.url.startswith("sqlite"):
+            return {"pid": os.getpid(), "backend": None}, 201
+        (backend,) = op.connection.execute("SELECT pg_backend_pid()").fetchone()
+        return {"pid": os.getpid(), "backend": backend}, 201
 
     def _charge(self, key: str) -> str:
         self.charges.append(key)
@@ -141,6 +152,7 @@ class Shop:
             "/local": served(self.local, effects=LOCAL),
             "/waiting": served(self.local, operation="waiting", effects=LOCAL, in_progress="wait"),
             "/optional": served(self.local, operation="optional", effects=LOCAL, key="optional"),
+            "/where": served(self.where, effects=LOCAL),
             "/inline": served(self.inline, effects=INLINE),
             "/phased": served(self.phased, effects=PHASED, lease=self.lease),
         }
@@ -154,7 +166,7 @@ class Shop:
                 start_response("500 Oops", [])
                 return [b"oops"]
 
-        return self.once.wsgi(app, tenant=lambda environ: environ.get("HTTP_TENANT", "acme"))
+        return self.once.wsgi(app, tenant=tenant_of, status="/idempotency-keys")
 
     @staticmethod
     def _stream(environ: Any, start_response: Any) -> Iterator[bytes]:
@@ -191,6 +203,7 @@ class Shop:
         served(self.local, "/local", effects=LOCAL)
         served(self.local, "/waiting", effects=LOCAL, in_progress="wait")
         served(self.local, "/optional", effects=LOCAL, key="optional")
+        served(self.where, "/where", effects=LOCAL)
         served(self.inline, "/inline", effects=INLINE)
         served(self.phased, "/phased", effects=PHASED, lease=self.lease)
         once, insert = self.once, self.insert
@@ -213,9 +226,16 @@ class Shop:
 
         app.add_url_rule("/orders/<name>", view_func=Orders.as_view("orders"))
         app.add_url_rule("/stream", view_func=lambda: f"read {len(flask.request.data)}", methods=["POST"])
-        served_app = self.once.wsgi(app, tenant=lambda environ: environ.get("HTTP_TENANT", "acme"))
+        # In Flask's own context, as an application that authenticates in `before_request` needs it.
+        served_app = self.once.wsgi(app, tenant=lambda _: tenant_of(flask.request.environ), status="/idempotency-keys")
         assert served_app is app
         return app
+
+
+def tenant_of(environ: dict[str, Any]) -> str:
+    """Whom the request says to be from."""
+    tenant: str = environ.get("HTTP_TENANT", "acme")
+    return tenant
 
 
 def _but(options: dict[str, Any]) -> dict[str, Any]:

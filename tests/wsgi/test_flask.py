@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.frameworks.wsgi_exchange import current
+from oncekey.frameworks.blocking import current
 from wsgi.shop import Shop
 
 

@@ -37,7 +37,7 @@ def ask(app: Any, path: str, item: str, key: str) -> int:
 def test_a_request_may_be_interrupted_at_every_effect(shop: Shop, path: str, when: str) -> None:
     # P4, P7: nothing stays open, no key is left owned, and nothing is done twice
     app = shop.application("plain")
-    (installation,) = shop.once._threaded
+    (installation,) = shop.once._threaded.values()
     assert ask(app, path, "first", uuid.uuid4().hex) == 201
     plain: ThreadRuntime = installation.runtime
     answers: set[int] = set()

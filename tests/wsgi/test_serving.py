@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL
-from oncekey.frameworks.wsgi import IncompleteError
-from oncekey.frameworks.wsgi_exchange import current
+from oncekey.engine.capture import IncompleteError
+from oncekey.frameworks.blocking import current
 from oncekey.once import Once
 from wsgi.shop import PATIENCE, Reply, Shop, execute, send, served
 
@@ -229,11 +229,11 @@ def test_a_fault_of_ours_leaves_nothing_behind(small_shop: Shop, monkeypatch: py
 
     app = small_shop.application("flask")
     client = app.test_client()
-    monkeypatch.setattr("oncekey.frameworks.wsgi_exchange.decided", breaks)
+    monkeypatch.setattr("oncekey.frameworks.blocking.decided", breaks)
     with pytest.raises(ArithmeticError):
         client.post("/local", json={"item": "tea"}, headers={"Idempotency-Key": new_key()})
     monkeypatch.undo()
-    (installation,) = small_shop.once._threaded
+    (installation,) = small_shop.once._threaded.values()
     assert installation.runtime.drain(0.0)
     assert client.post("/local", json={"item": "milk"}, headers={"Idempotency-Key": new_key()}).status_code == 201
     assert small_shop.sold == ["milk"]
@@ -259,6 +259,19 @@ def test_enrolled_by_path(small_shop: Shop) -> None:
     assert ("set-cookie" in first.headers, "set-cookie" in again.headers) == (True, False)
 
 
+def test_no_more_is_asked_of_a_stream_that_cannot_be_stored(small_shop: Shop) -> None:
+    def events(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield b"data: 1"
+        raise AssertionError("the next event may never come")
+
+    once = small_shop.once
+    enrol = {"POST /events": once.by_path(effects=INLINE, operation="events")}
+    with served(once.wsgi(events, tenant=lambda _: "acme", enrol=enrol)) as port:
+        reply = send(port, "/events", {}, key=new_key())
+    assert (reply.status, reply.json()["code"]) == (500, "idempotency_execution_failed")
+
+
 def test_an_application_that_never_answers(small_shop: Shop) -> None:
     once, environ = small_shop.once, {"REQUEST_METHOD": "POST", "PATH_INFO": "/legacy", "wsgi.input": io.BytesIO()}
     enrol = {"POST /legacy": once.by_path(effects=INLINE, operation="silent")}
@@ -271,14 +284,7 @@ def test_an_application_that_never_answers(small_shop: Shop) -> None:
     assert said == ["409 Conflict"]  # it was called, and nobody knows what it did
 
 
-def test_what_wsgi_cannot_do_is_said_at_once(tmp_path: Path) -> None:
-    once = Once(f"sqlite:///{tmp_path}/shop.db")
-    once.wsgi(lambda environ, start: [], tenant=lambda _: "acme")
-    with pytest.raises(ConfigurationError, match="max_new_keys_per_second"):
-
-        @once.protect(effects=LOCAL, max_new_keys_per_second=1)  # type: ignore[call-overload]
-        def limited() -> None: ...
-
+def test_what_wsgi_cannot_do_is_said_at_once() -> None:
     with pytest.raises(ConfigurationError, match="blocking connections"):
         Once(create_async_engine("sqlite+aiosqlite://")).wsgi(lambda environ, start: [], tenant=lambda _: "acme")
 

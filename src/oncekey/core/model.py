@@ -391,6 +391,10 @@ class Refuse:
     record: Record | None = None
 
 
+UNAVAILABLE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+"""Nothing was executed, because the store could not be asked or took nothing: come again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bypass:
     """Not ours: execute as if oncekey were not there, store nothing."""

@@ -67,9 +67,6 @@ KINDS: Final[Mapping[int, Kind]] = MappingProxyType({2: Kind.NEW, 3: Kind.NEW, 1
 
 _ENDS_WITH: Final[Mapping[Effects, Trigger]] = {Effects.LOCAL: Trigger.COMMIT, Effects.OUTBOX: Trigger.DEFER}
 
-IN_ONE_COMMIT: Final = frozenset(_ENDS_WITH)
-"""Effects whose handlers write everything through one transaction up to their end."""
-
 
 def ground_for(snapshot: Snapshot, claim: Claim, table: Table = TRANSITIONS) -> Ground | None:
     """What the claim's finished record can be written on under the lock; None: it has to claim first (L3)."""

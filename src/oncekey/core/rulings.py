@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, assert_never
 from oncekey.core.answers import retry_after
 from oncekey.core.fingerprint import same
 from oncekey.core.guards import Facts, is_past_expiry, is_plain
-from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
+from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.policy import OnExpired
 from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
 
@@ -157,7 +157,7 @@ def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
     """What to tell the caller of an operation whose own settlement was not written (P3, L2, P7)."""
     record, now = snapshot.record, snapshot.now
     if record is None:
-        return Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+        return UNAVAILABLE
     if record.incarnation != lease.incarnation:
         return Refuse(Code.OUTCOME_UNKNOWN)  # what another request's record says is not about ours
     match record.state:

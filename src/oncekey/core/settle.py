@@ -100,6 +100,10 @@ class Decision:
     business: Business
 
 
+NOT_CALLED: Final = Decision(Discarded(), Business.ROLLBACK)
+"""The handler was not called: the key is as good as new."""
+
+
 class Reading(StrEnum):
     """The name of an ending."""
 

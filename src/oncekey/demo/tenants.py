@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from oncekey.demo.problems import ProblemError
-from oncekey.frameworks.asgi.resuming import resumed_as
+from oncekey.frameworks.resuming import resumed_as
 
 TENANTS: Final = {"demo-alpha": "alpha", "demo-beta": "beta"}
 """Tokens, and whose they are. A real service would look them up, and would not print them."""

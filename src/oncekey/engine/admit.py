@@ -11,6 +11,7 @@ from oncekey.core.choices import InProgress, StoreErrorPolicy
 from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreBusyError, StoreError
 from oncekey.core.model import (
     SECOND,
+    UNAVAILABLE,
     Bypass,
     Code,
     Discarded,
@@ -22,7 +23,7 @@ from oncekey.core.model import (
     Retryable,
     State,
 )
-from oncekey.core.settle import Business, Decision
+from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
 from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Rollback, Sleep, Step
 from oncekey.engine.settle import settle
@@ -42,7 +43,6 @@ FIRST_POLL: Final = 0.02
 LONGEST_POLL: Final = 0.5
 """Seconds between two looks of a request that waits for another one."""
 NOT_USED: Final = "claim_not_used"
-UNUSED: Final = Decision(Discarded(), Business.ROLLBACK)
 
 
 def admit(run: Run) -> Life[Verdict]:
@@ -57,7 +57,7 @@ def admit(run: Run) -> Life[Verdict]:
         if not run.spent:
             return verdict
         # It may hold no connection while it waits, and what its dependencies were lent is gone.
-        yield from settle(run, UNUSED)
+        yield from settle(run, NOT_CALLED)
         return local.BUSY
     if not (run.borrowed and isinstance(verdict, Bypass)):
         yield from _give_back(run)
@@ -214,7 +214,7 @@ def _outage(policy: Policy) -> Verdict:
     if policy.on_store_error is StoreErrorPolicy.FAIL_OPEN:
         log.error("oncekey: executed without protection, because this route fails open")
         return Bypass()
-    return Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
+    return UNAVAILABLE
 
 
 def _undo(run: Run) -> Later:

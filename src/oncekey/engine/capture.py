@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 PIECE = 64 * 1024
 
 
+class IncompleteError(Exception):
+    """The application returned without having begun its response, or without having finished it."""
+
+
 class Capture:
     """A response as it is produced. Its header lines are kept as they came; nothing is recomputed."""
 

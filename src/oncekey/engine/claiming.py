@@ -33,7 +33,8 @@ Chosen: TypeAlias = "Mapping[str, object] | bytes"
 
 log = logging.getLogger("oncekey")
 
-PROCESS: Final = f"{socket.gethostname()}:{os.getpid()}"
+PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+"""Who owns what is claimed here; read it from the module, because a process that is forked has another one."""
 _TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
 _VERSION_4: Final = (4 << 76) | (0b10 << 62)
 _NOT_RANDOM: Final = (0xF << 76) | (0b11 << 62)
@@ -186,3 +187,12 @@ def _kept(parts: Parts, caller: Caller, keep_headers: frozenset[bytes]) -> KeptR
         body=parts.body,
         principal=caller.principal or caller.tenant,
     )
+
+
+def _forked() -> None:
+    global PROCESS  # noqa: PLW0603  (a name for each process, made up once)
+    PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
-from oncekey.core.model import Code, Lease, Proceed, Record, Refuse, Replay, State
+from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.onecommit import Ground, Holder, Kind, Sealed, ground_for
 from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, situate
 from oncekey.engine.request import NO_OUTBOX
@@ -31,8 +31,6 @@ TAKEN = Refuse(Code.KEY_REUSED)
 
 BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
 """Somebody holds the lock, and how long for nobody knows: there is no row with a lease (L8)."""
-
-ROLLED_BACK = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 
 NEW = Ground(Kind.NEW, None)
 """What the table says of a key without a record, whatever its effects: asking it each time would cost as much again."""
@@ -124,7 +122,7 @@ def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[
     said = word_of(look.snapshot, claim, policy)
     if said is not None:
         return said
-    return ROLLED_BACK if look.got else BUSY
+    return UNAVAILABLE if look.got else BUSY
 
 
 def alone(

@@ -22,7 +22,6 @@ from oncekey.core.errors import (
     ResultNotStorableError,
     StoppingError,
 )
-from oncekey.core.guards import Facts, Guard
 from oncekey.core.memo import (
     REPEATABLE,
     Script,
@@ -332,8 +331,3 @@ def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
     if was_not_sent(entry):
         raise NotExecuted(f"{entry.name!r} was not made")
     return value
-
-
-def is_resumable(record: Record, now: Instant, max_attempts: int) -> bool:
-    """Whether somebody else may go on with it."""
-    return Guard.RESUMABLE.holds(Facts(record, now, max_attempts=max_attempts))

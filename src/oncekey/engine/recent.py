@@ -8,6 +8,7 @@ both belong to one installation in one process.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oncekey.core.model import Replay, Snapshot
@@ -28,20 +29,25 @@ OVERHEAD: Final = 1024
 
 
 class Hints:
-    """The keys that this process has settled lately: for them a stored answer is the likelier find."""
+    """The keys that this process has settled lately: for them a stored answer is the likelier find.
 
-    __slots__ = ("_most", "known")
+    Threads add to it at once, and making room takes three steps; who only looks needs no lock.
+    """
+
+    __slots__ = ("_adding", "_most", "known")
 
     def __init__(self, most: int = MOST_HINTS) -> None:
         self.known: dict[RecordId, None] = {}
         self._most = most
+        self._adding = Lock()
 
     def add(self, record_id: RecordId) -> None:
         """Its answer is stored. The oldest hint makes room for it."""
         known = self.known
-        if len(known) >= self._most and record_id not in known:
-            del known[next(iter(known))]
-        known[record_id] = None
+        with self._adding:
+            if len(known) >= self._most and record_id not in known:
+                del known[next(iter(known))]
+            known[record_id] = None
 
 
 class _Finished(NamedTuple):
@@ -56,13 +62,14 @@ class _Finished(NamedTuple):
 class Answers:
     """Finished answers that were read from the store, for routes whose policy has a `replay_cache`."""
 
-    __slots__ = ("_boot", "_bytes", "_known", "_most")
+    __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most")
 
     def __init__(self, boot: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
         self._boot = boot
         self._known: dict[RecordId, _Finished] = {}
         self._bytes = 0
         self._most = most_bytes
+        self._changing = Lock()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -80,7 +87,7 @@ class Answers:
 
     def add(self, replay: Replay, policy: Policy) -> None:
         """Keep an answer that the store has given. The oldest ones make room for it."""
-        if policy.replay_cache is None or replay.record.id in self._known:
+        if policy.replay_cache is None:
             return
         record, now = replay.record, self._boot()
         response = record.response
@@ -89,13 +96,20 @@ class Answers:
             return
         # The reader's clock may run a little faster than the store's: the record's own end is kept, too.
         life = min(micros(policy.replay_cache), record.expires_at - replay.now)
-        self._known[record.id] = _Finished(record, replay.now, now, now + life / 1_000_000, size)
-        self._bytes += size
-        while self._bytes > self._most:
-            self.forget(next(iter(self._known)))
+        with self._changing:
+            if record.id in self._known:
+                return
+            self._known[record.id] = _Finished(record, replay.now, now, now + life / 1_000_000, size)
+            self._bytes += size
+            while self._bytes > self._most:
+                self._forget(next(iter(self._known)))
 
     def forget(self, record_id: RecordId) -> None:
-        """It was busted, expired, or makes room."""
+        """It was busted, or it expired."""
+        with self._changing:
+            self._forget(record_id)
+
+    def _forget(self, record_id: RecordId) -> None:
         gone = self._known.pop(record_id, None)
         if gone is not None:
             self._bytes -= gone.size

@@ -14,19 +14,19 @@ it or rolls it back. And an `Interrupted` is thrown in at most once: before the 
 again; from the settlement on the flow answers, because what was executed has to be written down.
 
 A flow that is left at `Invoke` owns its claim and its transaction. So every way out of an adapter resumes it, with
-`NOT_ENTERED` if the handler was never called.
+`NOT_CALLED` if the handler was never called; and `abandon` is for the ways that nobody has thought of.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import Bypass, Code, Discarded, Effects, Lease, Proceed, RecordId, Refuse
+from oncekey.core.model import UNAVAILABLE, Bypass, Effects, Lease, Proceed, RecordId
 from oncekey.core.policy import micros
-from oncekey.core.settle import Business, Decision
+from oncekey.core.settle import NOT_CALLED, Business, Decision
 from oncekey.engine import request
 from oncekey.engine.admit import admit
 from oncekey.engine.answering import answer_to, refused
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from oncekey.engine.run import Run, Site
     from oncekey.flow import Steps
 
-NOT_ENTERED: Final = Decision(Discarded(), Business.ROLLBACK)
-"""The handler was not called: the key is as good as new."""
-NOT_THERE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
-
 
 def serve(run: Run) -> Life[Answer | Bypass | None]:
     """The whole life. `Bypass`: the route fails open, and its handler runs without protection."""
@@ -56,10 +52,10 @@ def serve(run: Run) -> Life[Answer | Bypass | None]:
         try:
             yield from _prepare(run)
         except StoreError:
-            yield from settle(run, NOT_ENTERED)
-            return refused(run, NOT_THERE)
+            yield from settle(run, NOT_CALLED)
+            return refused(run, UNAVAILABLE)
         except Interrupted:
-            yield from settle(run, NOT_ENTERED)
+            yield from settle(run, NOT_CALLED)
             raise
     decision: Decision = yield INVOKE
     return (yield from settle(run, decision))
@@ -75,6 +71,22 @@ def _prepare(run: Run) -> Life[None]:
     )
     if run.enrolment.transactional and run.tx is None:
         run.tx, _ = yield Begin(blocking=run.enrolment.blocking)
+
+
+def abandon(run: Run, life: Life[Any], *, entered: bool) -> Life[None]:
+    """End a life that a fault of ours keeps from its own end; `entered` is whether the handler was called.
+
+    If it was not, the claim is given back. If it was, nobody has decided what its end means: its lease runs out, and
+    the sweeper finds it; only its heartbeat and its transaction may not stay behind.
+    """
+    life.close()
+    if not entered and run.lease is not None:
+        yield from settle(run, NOT_CALLED)
+        return
+    if run.pulse is not None:
+        run.pulse.stop()
+    if run.tx is not None:
+        yield Rollback(run.tx)
 
 
 class Unkeyed:

@@ -25,6 +25,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
+    UNAVAILABLE,
     Code,
     Completed,
     Deferred,
@@ -68,7 +69,6 @@ CALL_PATIENCE: Final = 2.0
 COMMIT_FAILED: Final = "commit_failed"
 NOT_ENTERED: Final = "not_entered"
 ROLLED_BACK: Final = "rolled_back_by_handler"
-NOT_THERE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 NO_ROWS: Final = "oncekey: a success is not stored, because its rows were rolled back (digest %s): %s"
 UNKNOWN: Final = "oncekey: the outcome of %(operation)s is unknown: %(why)s (digest %(key_digest)s)"
 
@@ -115,7 +115,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         yield Rollback(tx)
         log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
         told = yield from (_alone(run, Retryable(COMMIT_FAILED)) if go is None else _after(run))
-        return told or refused(run, NOT_THERE)
+        return told or refused(run, UNAVAILABLE)
     if type(ended) is Keep:
         _noted(run, ended.value)
         return None
@@ -176,7 +176,7 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
     except StoreError:
         # Past the lease, too: until somebody else owns the record, its owner's word is the best there is.
         yield Later(lambda: _settle_or_testify(run, lease, settlement), run.policy.deadline.total_seconds())
-        return refused(run, NOT_THERE) if _did_nothing(run, settlement) else in_doubt(run)
+        return refused(run, UNAVAILABLE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
         _noted(run, settled)
         return None
@@ -218,7 +218,7 @@ def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
     except RecordUnreadableError as error:
         return _unread(run, error)
     except StoreError:
-        return refused(run, NOT_THERE)
+        return refused(run, UNAVAILABLE)
     if not isinstance(told, Sealed):
         return answer_to(run, told)
     _noted(run, told)
@@ -242,7 +242,7 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
             store, patience = run.store, run.policy.deadline.total_seconds()
             yield Later(lambda: request.settle_lost_commit(store, lease), patience)
         return in_doubt(run)
-    return refused(run, NOT_THERE) if settled.ours else _record_says(run, settled)
+    return refused(run, UNAVAILABLE) if settled.ours else _record_says(run, settled)
 
 
 def _after(run: Run) -> Life[Answer | None]:
@@ -252,7 +252,7 @@ def _after(run: Run) -> Life[Answer | None]:
     except RecordUnreadableError as error:
         return _unread(run, error)
     except StoreError:
-        return refused(run, NOT_THERE)
+        return refused(run, UNAVAILABLE)
     return None if told is None else answer_to(run, told)
 
 

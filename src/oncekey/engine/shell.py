@@ -113,10 +113,6 @@ class AsyncEngine:
         """Ask for the right to execute."""
         return await adrive(request.begin(self.store, claim, policy), self.driver.run)
 
-    async def resume(self, claim: Claim, policy: Policy) -> Verdict:
-        """Ask to go on with a record in its client's stead."""
-        return await adrive(request.resume(self.store, claim, policy), self.driver.run)
-
     async def renew(self, lease: Lease, span: Duration) -> Instant | None:
         """The heartbeat: the lease's new end, or None when it is lost."""
         return await adrive(request.renew(self.store, lease, span), self.driver.run)

@@ -13,10 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.frameworks.asgi.claiming import caller_of
 from oncekey.frameworks.asgi.documentation import documentation, is_served
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
-from oncekey.frameworks.asgi.status import status_of
 from oncekey.frameworks.routes import installations_of
+from oncekey.frameworks.status import status_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -82,7 +83,9 @@ def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable
     """What answers for the status resource."""
 
     async def idempotency_key_status(request: Request) -> Response:
-        return respond(await status_of(installation, request.scope, request.path_params["key"]))
+        caller = await caller_of(installation, installation.policy, request.scope)
+        runtime, site = installation.life()
+        return respond(await runtime.drive(status_of(installation, site.store, caller, request.path_params["key"])))
 
     return idempotency_key_status
 

@@ -1,73 +1,81 @@
-"""The middleware for WSGI, plain or Flask's: the lifecycle of the engine in the thread that serves a request.
+"""WSGI, plain or Flask's: how a request is read, how an answer is captured and sent. All else is `blocking.Exchange`.
 
 The answer of a request that was claimed is held back from the server until it is settled; everything else passes
-through piece by piece. A protected handler finds its exchange by a context variable and claims when it is called, so
-logins, validation and error handlers stay the framework's own.
+through piece by piece.
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.answers import marks
+from oncekey.core.answers import marked_lines
 from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
-from oncekey.core.headers import field_name
+from oncekey.core.model import Code, Refuse
+from oncekey.engine.capture import IncompleteError
+from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.wsgi_exchange import KEY, Exchange, current
-from oncekey.frameworks.wsgi_messages import closing, tell
+from oncekey.frameworks.blocking import Exchange, current, read_up_to
+from oncekey.frameworks.resuming import RESUMPTION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from oncekey.engine.capture import Capture
+    from oncekey.core.answers import Answer
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.wsgi_installation import WsgiInstallation
+    from oncekey.frameworks.blocking import Threads
+    from oncekey.frameworks.resuming import Resumption
 
+    _Begun = tuple[str, list[tuple[str, str]]]
 
-class IncompleteError(Exception):
-    """The application returned without having begun its response."""
+KEY: Final = "HTTP_IDEMPOTENCY_KEY"
+_DIGITS: Final = 18
+_NO_LENGTH: Final = Refuse(Code.BODY_INVALID, detail="The body has no Content-Length, and this server needs one.")
 
 
 class OncekeyWsgi:
     """Captures the answers of claimed requests, settles them, and only then hands them to the server."""
 
-    def __init__(self, app: WSGIApplication, installation: WsgiInstallation) -> None:
+    def __init__(self, app: WSGIApplication, threads: Threads, *, serves_status: bool) -> None:
         self.app = app
-        self.installation = installation
+        self.threads = threads
+        self._status = f"{threads.status_path}/" if serves_status and threads.status_path else None
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
-        method = environ["REQUEST_METHOD"]
-        enrolment = self.installation.patterns.find(method, environ.get("PATH_INFO") or "/")
+        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO") or "/"
+        if self._status is not None and method == "GET" and path.startswith(self._status):
+            return self.status(environ, path.removeprefix(self._status))(environ, start_response)
+        enrolment = self.threads.patterns.find(method, path)
         # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
         keyed = KEY in environ and (enrolment is not None or method not in SAFE)
-        exchange = Exchange(self.installation, environ, keyed=keyed)
+        exchange = Exchange(self.threads, _Environ(environ, self.threads.max_request_bytes if keyed else None))
         token = current.set(exchange)
         try:
             if enrolment is None and not keyed:
                 return self.app(environ, start_response)
-            return self._serve(exchange, start_response, enrolment)
+            return self._serve(exchange, environ, start_response, enrolment)
         finally:
             current.reset(token)  # a server uses the thread for its next request
             exchange.close()
 
-    def _serve(self, exchange: Exchange, start_response: StartResponse, enrolment: Enrolment | None) -> Iterable[bytes]:
+    def _serve(
+        self, exchange: Exchange, environ: WSGIEnvironment, start_response: StartResponse, enrolment: Enrolment | None
+    ) -> Iterable[bytes]:
         try:
             if enrolment is not None:
                 exchange.enter(enrolment)
             if exchange.answer is None:
-                response = _Response()
-                pieces = response.begun(self.app, exchange.environ)
+                begun: list[_Begun] = []
+                pieces = _begun(self.app, environ, begun)
                 if exchange.capture is None and exchange.answer is None:
-                    return response.passed_on(pieces, start_response)
-                for piece in pieces:
-                    if not response.captured(piece, exchange.capture):
-                        break
-                pieces.close()
+                    start_response(*_last(begun))
+                    return pieces
+                _captured(exchange, pieces, begun)
                 if exchange.capture is not None:
-                    response.check()
+                    _last(begun)
                     exchange.finish(None)
         except BaseException as error:
             if exchange.unsettled:
@@ -77,68 +85,166 @@ class OncekeyWsgi:
                 raise
         return _sent(exchange, start_response)
 
+    def status(self, environ: WSGIEnvironment, key: str) -> WSGIApplication:
+        """The status resource of a key, as an application, which is a response in Flask."""
+        return _saying(self.threads.status(_Environ(environ), key))
 
-class _Response:
-    """What the application answers."""
 
-    def __init__(self) -> None:
-        self.started: tuple[str, list[tuple[str, str]]] | None = None
-        self._written: list[bytes] = []
+def installed(app: WSGIApplication, threads: Threads) -> WSGIApplication:
+    """The application in its middleware. Flask's goes into the application, where its own test client meets it, too."""
+    inner = getattr(app, "wsgi_app", None)
+    if inner is None:
+        return OncekeyWsgi(app, threads, serves_status=True)
+    flask: Any = app
+    flask.wsgi_app = middleware = OncekeyWsgi(inner, threads, serves_status=False)
+    ensure_sync, path = flask.ensure_sync, threads.status_path
 
-    def begun(self, app: WSGIApplication, environ: WSGIEnvironment) -> Generator[bytes, None, None]:
-        """Its pieces. Some applications begin only when the first one is asked for, so it is."""
-        pieces = closing(app(environ, self._start))
-        first = next(pieces, b"")
-        return closing(chain(self._written, (first,), pieces), pieces)
+    def as_it_is(view: Any) -> Any:  # noqa: ANN401  (a view, or any other function of the application)
+        # ASGI frameworks await a protected `def`; here it returns its result, and needs no event loop.
+        enrolment: Enrolment | None = getattr(view, "__oncekey__", None)
+        return view if enrolment is not None and enrolment.blocking else ensure_sync(view)
 
-    def _start(self, status: str, headers: list[tuple[str, str]], _: Any = None, /) -> Callable[[bytes], object]:  # noqa: ANN401
-        self.started = (status, headers)
-        return self._written.append
+    def idempotency_key_status(key: str) -> WSGIApplication:
+        exchange = current.get()  # that of this request, which knows its environ
+        assert exchange is not None
+        return middleware.status(exchange.asked.shown, key)
 
-    def check(self) -> tuple[str, list[tuple[str, str]]]:
-        """Refuse what was never begun."""
-        if self.started is None:
-            raise IncompleteError
-        return self.started
+    flask.ensure_sync = as_it_is
+    if path is not None:
+        flask.add_url_rule(f"{path}/<path:key>", view_func=idempotency_key_status)
+    return app
 
-    def passed_on(self, pieces: Iterator[bytes], start_response: StartResponse) -> Iterable[bytes]:
-        """As if we were not there."""
-        start_response(*self.check())
-        return pieces
 
-    def captured(self, piece: bytes, capture: Capture | None) -> bool:
-        """Keep one more piece, whether or not another one is wanted; what we answer ourselves has none."""
+class _Environ:
+    """A request. Its body is read before the application runs, which may have read it when its handler is called."""
+
+    def __init__(self, environ: WSGIEnvironment, limit: int | None = None) -> None:
+        self.shown = environ
+        self.method: str = environ["REQUEST_METHOD"]
+        self.echo: bytes | None = None if limit is None else environ[KEY].encode("latin-1")
+        self.token: str = environ.get("HTTP_AUTHORIZATION", "")
+        self.resumption: Resumption | None = environ.get(RESUMPTION)
+        self._body = b"" if limit is None else read(environ, limit)
+
+    def parts(self) -> Parts | Refuse:
+        environ, body = self.shown, self._body
+        if isinstance(body, Refuse):
+            return body
+        root = _path(environ.get("SCRIPT_NAME", ""))
+        return Parts(
+            method=self.method,
+            path=root + _path(environ.get("PATH_INFO", "")),
+            query=environ.get("QUERY_STRING", "").encode("latin-1"),
+            headers=_lines(environ),
+            content_type=environ.get("CONTENT_TYPE", "").encode("latin-1") or None,
+            body=body,
+            root_path=root,
+        )
+
+    @staticmethod
+    def instead(answer: Answer, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """A WSGI application, which Flask takes for a response; a handler that is one itself has run it."""
+        for place, given in enumerate(args[:-1]):
+            if isinstance(given, dict) and "wsgi.input" in given:
+                return _saying(answer)(given, args[place + 1])
+        return _saying(answer)
+
+
+def read(environ: WSGIEnvironment, limit: int) -> bytes | Refuse:
+    """The body, or why it cannot be had; the application reads it as if anew."""
+    length, size = environ.get("CONTENT_LENGTH") or "", None
+    if length.isascii() and length.isdigit():
+        # A number of thousands of digits is too large for every limit, and nothing that int() would take.
+        size = int(length) if len(length) <= _DIGITS else 10**_DIGITS
+    elif not environ.get("wsgi.input_terminated"):
+        return _NO_LENGTH if "HTTP_TRANSFER_ENCODING" in environ else b""
+    body, environ["wsgi.input"] = read_up_to(limit, environ["wsgi.input"], size)
+    return body
+
+
+def _lines(environ: WSGIEnvironment) -> list[tuple[bytes, bytes]]:
+    sent = ((name[5:], value) for name, value in environ.items() if name.startswith("HTTP_"))
+    known = ((name, environ[name]) for name in ("CONTENT_TYPE",) if environ.get(name))
+    names = ((name.replace("_", "-").lower(), str(value)) for name, value in (*known, *sent))
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in names]
+
+
+def _path(text: str) -> str:
+    """A path as other servers give it: WSGI has its bytes as latin-1."""
+    return text.encode("latin-1").decode("utf-8", "replace")
+
+
+def _begun(app: WSGIApplication, environ: WSGIEnvironment, begun: list[_Begun]) -> Generator[bytes, None, None]:
+    """What the application answers. Some begin only when the first piece is asked for, so it is."""
+    written: list[bytes] = []
+
+    def start(status: str, headers: list[tuple[str, str]], _: Any = None, /) -> Callable[[bytes], object]:  # noqa: ANN401
+        begun.append((status, headers))
+        return written.append
+
+    pieces = _closing(app(environ, start))
+    first = next(pieces, b"")
+    return _closing(chain(written, (first,), pieces), pieces)
+
+
+def _closing(body: Iterable[bytes], source: object = None) -> Generator[bytes, None, None]:
+    """The pieces of a body; where they come from is closed with the last of them, or when nobody wants more."""
+    try:
+        yield from body
+    finally:
+        close = getattr(body if source is None else source, "close", None)
+        if close is not None:
+            close()
+
+
+def _last(begun: list[_Begun]) -> _Begun:
+    """What `start_response` was told last, after an error say; an application that never called it is refused."""
+    if not begun:
+        raise IncompleteError
+    return begun[-1]
+
+
+def _captured(exchange: Exchange, pieces: Generator[bytes, None, None], begun: list[_Begun]) -> None:
+    """Keep the answer; what we answer ourselves has none, and no more is wanted of one that cannot be stored."""
+    capture = exchange.capture
+    for piece in pieces:
         if capture is None:
-            return False
-        if capture.status is None and self.started is not None:
-            status, headers = self.started
+            break
+        if capture.status is None and begun:
+            status, headers = begun[-1]
             lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             capture.start(int(status[:3]), lines)
         capture.body(piece, more=True)
-        return capture.refused is None
+        if capture.refused is not None:
+            break
+    pieces.close()
 
 
 def _sent(exchange: Exchange, start_response: StartResponse) -> Iterable[bytes]:
     """Our own answer, or the application's as it was and with our marks."""
     answer, capture, run = exchange.answer, exchange.capture, exchange.run
     if answer is not None:
-        tell(start_response, answer.status, answer.headers)
-        return [answer.body]
+        return _saying(answer)({}, start_response)
     assert capture is not None
     assert capture.status is not None
     assert run is not None
-    policy = run.policy
-    # An answer that was passed on from elsewhere may bring along what only we may say.
-    ours = frozenset(map(field_name, (policy.key_header, policy.expires_header, policy.replayed_header)))
-    lines = [line for line in capture.headers if line[0].lower() not in ours]
-    marked = marks(policy, echo=exchange.echo, expires_at=run.expires_at)
-    tell(start_response, capture.status, (*lines, *marked))
+    lines = marked_lines(capture.headers, run.policy, echo=exchange.echo, expires_at=run.expires_at)
+    _tell(start_response, capture.status, lines)
     kept = capture.kept
-    return _spooled(capture) if kept is None else [kept]
+    return _closing(capture.pieces(), capture) if kept is None else [kept]
 
 
-def _spooled(capture: Capture) -> Iterator[bytes]:
+def _saying(answer: Answer) -> WSGIApplication:
+    def application(_: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        _tell(start_response, answer.status, answer.headers)
+        return [answer.body]
+
+    return application
+
+
+def _tell(start_response: StartResponse, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
     try:
-        yield from capture.pieces()
-    finally:
-        capture.close()
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Status"  # a line needs some word there
+    start_response(f"{status} {phrase}", [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])

@@ -6,8 +6,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 from oncekey.flow import drive
+from oncekey.frameworks.blocking import TOO_LARGE
 from oncekey.frameworks.hearing import Rules, Told
-from oncekey.frameworks.wsgi_messages import read_body
+from oncekey.frameworks.wsgi import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +47,9 @@ class WsgiWebhook:
     def _answer(self, environ: WSGIEnvironment) -> Told:
         # A server joins several lines of one name by commas, and two times in one signature are refused.
         lines = [environ[self._header]] if self._header in environ else []
-        judged = self._hearing.judge(lines, read_body(environ, self._hearing.max_body))
+        body = read(environ, self._hearing.max_body)
+        taken = None if body is TOO_LARGE else body if isinstance(body, bytes) else b""
+        judged = self._hearing.judge(lines, taken)
         if isinstance(judged, Told):
             return judged
         engine = self._host.blocking()

@@ -94,10 +94,12 @@ class ThreadRuntime:
         """`run` for a flow that never rests."""
         return cast("T", self.run(flow))
 
-    def abandon(self, flow: Life[Any]) -> None:
-        """Forget a flow that rests and that nobody will resume: no stop waits for it."""
-        flow.close()
-        self._chores.ended(flow)
+    def instead(self, flow: Life[Any], other: Life[Any]) -> None:
+        """Perform another flow in the place of one that rests and that nobody will resume: no stop waits for that."""
+        try:
+            self.run(other)
+        finally:
+            self._chores.ended(flow)
 
     def drain(self, seconds: float) -> bool:
         """Wait for errands and for runs under way, at most `seconds`; whether everything came to its end."""

@@ -16,7 +16,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 from oncekey.engine.kept_request import UnreadableError
 from oncekey.flow import adrive
-from oncekey.frameworks.asgi.resuming import resume
+from oncekey.frameworks.resuming import resume
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from oncekey.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from oncekey.workers.service import Service
 
-LONGEST_REQUEST: Final = 8192
 PATIENCE: Final = 5.0
 """Seconds that a caller has to say what it wants."""
 

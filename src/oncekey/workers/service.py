@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import random
+import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -190,3 +193,31 @@ class Service:
         await asyncio.wait({woken, slept}, return_when=asyncio.FIRST_COMPLETED)
         woken.cancel()
         slept.cancel()
+
+
+class Aside:
+    """Workers beside threads: an event loop in a thread of its own, until the process ends."""
+
+    def __init__(self, lifespan: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        self._lifespan = lifespan
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="oncekey-workers", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End them as a server's lifespan would, and wait for it."""
+        atexit.unregister(self.stop)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ending.set)
+            self._thread.join()
+
+    async def _live(self) -> None:
+        self._ending = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with self._lifespan():
+                await self._ending.wait()
+        except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+            log.error("oncekey: the workers beside the threads ended: %s", type(error).__name__)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import Claim, Code, Refuse
-from oncekey.core.scope import BindTo, bound_scope
+from oncekey.core.scope import BindTo
 from oncekey.engine.claiming import Caller, Parts, chosen_of, claim_for, fingerprint_for, key_of
-from oncekey.engine.enrolment import NO_NAMESPACE
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 
 if TYPE_CHECKING:
@@ -62,18 +61,12 @@ async def make_claim(
     mark = fingerprint_for(parts, enrolment) if small else await _fingerprint_aside(parts, enrolment)
     if isinstance(mark, Refuse):
         return mark
-    caller = await _caller(installation, enrolment.policy, scope, named=enrolment.completes)
+    caller = await caller_of(installation, enrolment.policy, scope, named=enrolment.completes)
     kept = installation.kept_headers
     return Asked(claim_for(key, mark, parts, enrolment, caller, keep_headers=kept), key)
 
 
-async def scope_for(installation: Installation, policy: Policy, scope: Scope) -> str:
-    """The scope that the caller's keys live in: namespace and tenant, and what `bind_to` adds."""
-    tenant, principal, token = await _caller(installation, policy, scope)
-    return bound_scope(policy.bind_to, policy.namespace or NO_NAMESPACE, tenant, principal=principal, token=token)
-
-
-async def _caller(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:
+async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:
     """Who calls, as far as keys are bound to it; `named` is whether a completer needs to know the principal too."""
     tenant = await installation.tenant_of(scope)
     bind_to = policy.bind_to

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
-from oncekey.core.model import Bypass, Code, Deferred, Refuse
+from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.run import Run
-from oncekey.engine.serve import NOT_ENTERED, serve
+from oncekey.engine.serve import abandon, serve
 from oncekey.frameworks.asgi.claiming import Asked, make_claim
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 from oncekey.frameworks.asgi.lending import LendingRuntime, take_back
 from oncekey.frameworks.asgi.nesting import current, enclosing, enrolment_of, passage_of
 from oncekey.frameworks.asgi.places import Phase, UnsettledError, Visit
-from oncekey.frameworks.asgi.resuming import RESUMPTION, Resumption
+from oncekey.frameworks.resuming import RESUMPTION, Resumption
 from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Exchange:
         installation, lent = self.installation, self.lent
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
-            asked: Asked | Refuse = resumption.asked(enrolment.policy)
+            asked: Asked | Refuse = Asked(resumption.claim(enrolment.policy), resumption.record.id.key)
         else:
             asked = await make_claim(
                 installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
@@ -176,7 +176,7 @@ class Exchange:
         runtime, site = installation.life()
         limits = None
         if resumption is None and enrolment.limited:
-            limits = installation.limits.of(site.store, self.scope, asked.claim, enrolment.policy)
+            limits = installation.limits.of(site.store, self.scope["headers"], asked.claim, enrolment.policy)
         self.runtime = runtime if lent is None else LendingRuntime(runtime, self)
         self.run = run = Run(
             site,
@@ -221,7 +221,7 @@ class Exchange:
         if not early or self.lent is None or not isinstance(error, StoreError):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
-        await self._deliver(self._refusal(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), self.installation.policy))
+        await self._deliver(self._refusal(UNAVAILABLE, self.installation.policy))
         return True
 
     # What is known of it.
@@ -274,26 +274,12 @@ class Exchange:
             if self.lent is not None:
                 await take_back(self)
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
-                await shielded(self._abandon(self._flow))
+                assert self.run is not None
+                life = abandon(self.run, self._flow, entered=self.ended.entered)
+                await shielded(self.runtime.drive(life))
         finally:
             if self._counted or self._task is not None:
                 self._leave()
-
-    async def _abandon(self, flow: Life[Answer | Bypass | None]) -> None:
-        """A fault of ours kept the flow from its end. A handler that was not called gives its claim back.
-
-        Of one that was called nobody decided what its end means: its lease runs out, and the sweeper finds it.
-        """
-        run = self.run
-        assert run is not None
-        if not self.ended.entered:
-            await self.runtime.finish(flow, NOT_ENTERED)
-            return
-        flow.close()
-        if run.pulse is not None:
-            run.pulse.stop()
-        if run.tx is not None:
-            await run.tx.rollback()
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
         """Send our own answer or the captured one; after an exception the application's error page follows."""

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from oncekey.boottime import boottime
-from oncekey.core.headers import field_name
-from oncekey.engine.breaker import Breaker
-from oncekey.engine.enrolment import Patterns
-from oncekey.engine.recent import Answers, Hints
-from oncekey.engine.run import Site
-from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.threads import opened_in_thread
+from oncekey.frameworks.premises import Premises
 from oncekey.runtimes.aio import AsyncRuntime, Drain
 from oncekey.runtimes.threads import ThreadRuntime
 
@@ -27,9 +19,11 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.engine.run import Site
+    from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Steps
     from oncekey.frameworks.asgi.types import App, Resolver, Scope
+    from oncekey.frameworks.premises import Engines
     from oncekey.ports import AsyncOpenTransaction
 
 HANDLER_THREADS = 40
@@ -49,18 +43,8 @@ class Interruptible(Protocol):
         """End it, unless a call of its is open."""
 
 
-class Engines(Protocol):
-    """Gives the engines, made at the first use: one for asyncio, one for plain `def` handlers."""
-
-    def asynchronous(self) -> AsyncEngine:
-        """The engine of the running event loop."""
-
-    def blocking(self) -> Engine:
-        """The engine for threads."""
-
-
-class Installation:
-    """Shared by all exchanges of an application."""
+class Installation(Premises):
+    """Shared by all exchanges of an ASGI application."""
 
     def __init__(
         self,
@@ -75,46 +59,30 @@ class Installation:
         raised: Callable[[Exception], App] | None = None,
         keep_headers: Sequence[str] = (),
     ) -> None:
-        self.engines = engines
-        self.policy = policy
-        self.status_path = status_path
-        self.patterns = Patterns(enrol or {})
+        super().__init__(engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers)
         self.respond = respond
         self.raised = raised
         """Answers as the application does when one of its handlers raises; it raises what it has no answer to."""
-        self.kept_headers = frozenset(map(field_name, keep_headers))
-        self.breaker = Breaker()
-        self.limits = Limits()
         self.drain = Drain()
-        self.stopping = False
         self.ready: Callable[[], None] = _nobody
         """Raises, when the application says that it has started, if something that it needs has not."""
-        self.wake: Callable[[], None] = _nobody
-        """Tells the workers of this process, if it has such, that parcels were committed."""
-        self.inline_calls: Callable[[], Mapping[str, str]] = dict
-        """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._threads: ThreadRuntime | None = None
-        self._hints = Hints()
-        self._answers = Answers(boottime)
-        self.max_request_bytes = policy.max_request_bytes
         self._tenant = tenant
         self._principal = principal
         self._handlers: ThreadPoolExecutor | None = None
         self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
 
-    def admit(self, enrolment: Enrolment) -> None:
-        """Make room for an enrolment whose own settings are wider than the installation's."""
-        self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
-
     def life(self) -> tuple[AsyncRuntime, Site]:
         """What performs the operations of the running event loop, and what they share."""
         engine = self.engines.asynchronous()
         life = self._lives.get(engine)
         if life is None:
-            life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), self._site(engine))
+            threads = self.engines.blocking
+            site = self.site_of(engine.store, lambda blocking: (threads() if blocking else engine).crowded)
+            life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), site)
         return life
 
     def threads(self) -> ThreadRuntime:
@@ -123,21 +91,6 @@ class Installation:
         if self._threads is None or self._threads.engine is not engine:
             self._threads = ThreadRuntime(engine)
         return self._threads
-
-    def _site(self, engine: AsyncEngine) -> Site:
-        engines = self.engines
-        return Site(
-            engine.store,
-            self.breaker,
-            clock=time.monotonic,
-            boot=boottime,
-            stopping=lambda: self.stopping,
-            crowded=lambda blocking: engines.blocking().crowded if blocking else engine.crowded,
-            wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
-            inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
-            hints=self._hints,
-            answers=self._answers,
-        )
 
     async def _open_blocking(self, first: Steps[Any] | None) -> tuple[AsyncOpenTransaction, Any]:
         return await opened_in_thread(self, first)
@@ -150,12 +103,6 @@ class Installation:
     async def principal_of(self, scope: Scope) -> str | None:
         """Who in the tenant, where keys are bound to principals."""
         return None if self._principal is None else await _resolved(self._principal(scope))
-
-    def status_url(self, root_path: str, key: str) -> str | None:
-        """Where the key's state can be read."""
-        if self.status_path is None:
-            return None
-        return f"{root_path}{self.status_path}/{quote(key, safe='')}"
 
     @property
     def handlers(self) -> ThreadPoolExecutor:
@@ -198,7 +145,7 @@ class Installation:
 
 
 def _nobody() -> None:
-    """Neither workers nor a check."""
+    """There is no check."""
 
 
 async def _resolved(value: str | Awaitable[str]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
 from oncekey.core.model import Code, Refuse
 from oncekey.engine.answering import refusal
+from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.delivery import send_answer
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 KEY_FIELD = b"idempotency-key"
 # They would send a file's name, or hold back the end of a response: then there were no bytes to store.
 WITHHELD_EXTENSIONS = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
-
-
-class IncompleteError(Exception):
-    """The application returned without finishing its response."""
 
 
 class OncekeyMiddleware:

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.steps import Stepping
-from oncekey.frameworks import wsgi_exchange
+from oncekey.frameworks import blocking
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
 from oncekey.frameworks.asgi.lending import LendingRuntime
 from oncekey.frameworks.asgi.nesting import current, request_for
-from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
-from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
+from oncekey.frameworks.asgi.threads import in_thread
+from oncekey.frameworks.asgi.unkeyed import run_unkeyed
+from oncekey.frameworks.blocking import NoConnectionError, called
 from oncekey.runtimes.aio import flush
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-STORE_DOWN = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 _OPERATIONS = (Operation, SyncOperation)
 NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
 
@@ -69,8 +69,8 @@ def protect(handler: F, enrolment: Enrolment) -> F:
         return _respond(request.installation, Answer(request.answer.status, (), b""))
 
     @functools.wraps(handler)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        exchange = wsgi_exchange.current.get()
+    def plainly(*args: Any, **kwargs: Any) -> Any:
+        exchange = blocking.current.get()
         if exchange is not None:
             return exchange.call(handler, enrolment, name, args, kwargs)
         if current.get() is not None and not _in_event_loop():
@@ -80,7 +80,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
             return from_thread.run(functools.partial(awaited, *args, **kwargs))
         return awaited(*args, **kwargs)
 
-    wrapper: Any = _awaitable(called) if enrolment.blocking else awaited
+    wrapper: Any = _awaitable(plainly) if enrolment.blocking else awaited
     signature = inspect.signature(handler)
     shown = [parameter for parameter in signature.parameters.values() if parameter.name != name]
     wrapper.__signature__ = signature.replace(parameters=shown)
@@ -152,21 +152,13 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
 
 async def _in_thread(exchange: Exchange, run: Run, invoke: Callable[[object], Any]) -> Any:
     """Run the handler in a thread, with a connection in its hands: a handler never waits for one there."""
-    installation, ended, enrolment = exchange.installation, exchange.ended, run.enrolment
+    installation, enrolment = exchange.installation, run.enrolment
     stepping = None
     if run.course is not None and enrolment.effects is not Effects.INLINE:
         runtime = installation.threads()
         stepping = Stepping(runtime.drive, runtime.engine.store, run.course, run.parcels)
     op = operation_of(SyncOperation, run, stepping)
-
-    def called() -> Any:
-        ended.entered = True
-        try:
-            return not_awaitable(invoke(op), enrolment)
-        finally:
-            ended.kept, ended.rolled_back = op.kept, op.rolled_back
-
-    return await in_thread(installation.handlers, called)
+    return await in_thread(installation.handlers, lambda: called(invoke, op, exchange.ended, enrolment))
 
 
 async def _without_key(request: Exchange | Visit, enrolment: Enrolment, invoke: Callable[[object], Any]) -> Any:
@@ -183,7 +175,7 @@ async def _unkeyed(
     try:
         return await run_unkeyed(invoke, enrolment, request, claim)
     except NoConnectionError:
-        return _respond(request.installation, refusal(STORE_DOWN, enrolment.policy))
+        return _respond(request.installation, refusal(UNAVAILABLE, enrolment.policy))
 
 
 def _invocation(handler: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Callable[[object], Any]:

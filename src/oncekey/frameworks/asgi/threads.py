@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
-    from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.ports import OpenTransaction
@@ -35,18 +33,6 @@ async def in_thread(executor: Executor, run: Callable[[], T]) -> T:
         if not job.cancel():
             await shielded(_ended(job))
         raise
-
-
-def not_awaitable(result: T, enrolment: Enrolment) -> T:
-    """What a blocking handler returned; a coroutine would be thrown away without having run."""
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError(
-            f"{enrolment.operation} is a plain `def` and returned an awaitable: make it `async def`, and every "
-            "decorator between it and @once.protect too"
-        )
-    return result
 
 
 async def _ended(job: Future[Any]) -> None:

@@ -41,14 +41,8 @@ RETURNING clock.now, {hot}, record.memo_version,
 ), {kept}, {emptied}
 SELECT written.* FROM written;
 
--- name: expiring
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
-SELECT clock.now, page.*
-FROM clock LEFT JOIN (
-    SELECT
-        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+-- part: without_answer
+record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
         record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
         record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
         record.ttl, record.attempts, record.recovery_point,
@@ -56,13 +50,25 @@ FROM clock LEFT JOIN (
         NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL AS request
-    FROM oncekey.whole AS record
-    WHERE record.state IN ('completed', 'failed_retryable', 'pending')
-      AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
+    FROM oncekey.whole AS record;
+
+-- part: page
+AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
       AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
     ORDER BY record.expires_at, record.scope, record.key
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.expires_at, page.scope, page.key;
+
+-- name: expiring
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT clock.now, page.*
+FROM clock LEFT JOIN (
+    SELECT
+        {without_answer}
+    WHERE record.state IN ('completed', 'failed_retryable', 'pending')
+      {page};
 
 -- name: kept_expired
 WITH clock AS MATERIALIZED (
@@ -71,21 +77,48 @@ WITH clock AS MATERIALIZED (
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT
-        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point,
-        CASE WHEN record.state = 'failed_retryable' THEN record.memo END AS memo, record.intent,
-        NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL AS request
-    FROM oncekey.whole AS record
+        {without_answer}
     WHERE record.state = 'expired'
-      AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
+      {page};
+
+-- part: reaps
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           set_config('synchronous_commit', 'off', true) AS lazy
+), due AS MATERIALIZED (
+    SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
+    FROM oncekey.record AS record;
+
+-- part: due
+AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint FROM clock WHERE clock.lazy = 'off'))
       AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
+      AND (:trusted_for::bigint IS NULL OR record.ttl <= :trusted_for::bigint)
     ORDER BY record.expires_at, record.scope, record.key
-    LIMIT :limit::bigint) AS page ON true
-ORDER BY page.expires_at, page.scope, page.key;
+    LIMIT :limit::bigint
+    FOR UPDATE SKIP LOCKED;
+
+-- part: moved
+WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
+    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state;
+
+-- part: notes
+INSERT INTO oncekey.audit (
+        at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
+    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
+           moved.operation, moved.fence;
+
+-- part: noted
+:trigger::text, :actor::text, :who::text, :why::text
+    FROM moved CROSS JOIN clock
+    WHERE :noted::boolean
+)
+SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
+       last.expires_at, last.scope, last.key
+FROM clock LEFT JOIN (
+    SELECT due.expires_at, due.scope, due.key
+    FROM due
+    ORDER BY due.expires_at DESC, due.scope DESC, due.key DESC
+    LIMIT 1) AS last ON true;
 
 -- name: purge_expired
 -- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it: find, lock, move and note a batch at once.
@@ -93,114 +126,42 @@ ORDER BY page.expires_at, page.scope, page.key;
 -- statement began is looked at again when it is locked, and lies elsewhere then, so a key that is used anew stays. `until`
 -- comes from an instant that the reaper has compared with its own clocks. Nobody waits for the disk: what a crash of the
 -- server takes back, with its line of the audit, is found again.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'off', true) AS lazy
-), due AS MATERIALIZED (
-    SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
-    FROM oncekey.record AS record
+{reaps}
     WHERE record.state IN ('completed', 'failed_retryable', 'pending')
       AND ((record.state = 'completed' AND NOT :soft::boolean)
            OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
-      AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint FROM clock WHERE clock.lazy = 'off'))
-      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
-      AND (:trusted_for::bigint IS NULL OR record.ttl <= :trusted_for::bigint)
-    ORDER BY record.expires_at, record.scope, record.key
-    LIMIT :limit::bigint
-    FOR UPDATE SKIP LOCKED
+      {due}
 ), moved AS (
     DELETE FROM oncekey.record AS record
-    WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
-    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state
+    {moved}
 ), forgotten AS (
     DELETE FROM oncekey.work AS work USING moved WHERE work.incarnation = moved.incarnation
 ), noted AS (
-    INSERT INTO oncekey.audit (
-        at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
-    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
-           moved.operation, moved.fence, moved.state, NULL, :trigger::text, :actor::text, :who::text, :why::text
-    FROM moved CROSS JOIN clock
-    WHERE :noted::boolean
-)
-SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
-       last.expires_at, last.scope, last.key
-FROM clock LEFT JOIN (
-    SELECT due.expires_at, due.scope, due.key
-    FROM due
-    ORDER BY due.expires_at DESC, due.scope DESC, due.key DESC
-    LIMIT 1) AS last ON true;
+    {notes}, moved.state, NULL, {noted};
 
 -- name: purge_kept
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'off', true) AS lazy
-), due AS MATERIALIZED (
-    SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
-    FROM oncekey.record AS record
+{reaps}
     WHERE record.state = 'expired'
-      AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint FROM clock WHERE clock.lazy = 'off'))
-      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
-      AND (:trusted_for::bigint IS NULL OR record.ttl <= :trusted_for::bigint)
-    ORDER BY record.expires_at, record.scope, record.key
-    LIMIT :limit::bigint
-    FOR UPDATE SKIP LOCKED
+      {due}
 ), moved AS (
     DELETE FROM oncekey.record AS record
-    WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
-    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state
+    {moved}
 ), forgotten AS (
     DELETE FROM oncekey.work AS work USING moved WHERE work.incarnation = moved.incarnation
 ), noted AS (
-    INSERT INTO oncekey.audit (
-        at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
-    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
-           moved.operation, moved.fence, moved.state, NULL, :trigger::text, :actor::text, :who::text, :why::text
-    FROM moved CROSS JOIN clock
-    WHERE :noted::boolean
-)
-SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
-       last.expires_at, last.scope, last.key
-FROM clock LEFT JOIN (
-    SELECT due.expires_at, due.scope, due.key
-    FROM due
-    ORDER BY due.expires_at DESC, due.scope DESC, due.key DESC
-    LIMIT 1) AS last ON true;
+    {notes}, moved.state, NULL, {noted};
 
 -- name: mark_expired
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'off', true) AS lazy
-), due AS MATERIALIZED (
-    SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
-    FROM oncekey.record AS record
+{reaps}
     WHERE record.state IN ('completed', 'failed_retryable', 'pending')
       AND record.state = 'completed'
-      AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint FROM clock WHERE clock.lazy = 'off'))
-      AND (record.expires_at, record.scope, record.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
-      AND (:trusted_for::bigint IS NULL OR record.ttl <= :trusted_for::bigint)
-    ORDER BY record.expires_at, record.scope, record.key
-    LIMIT :limit::bigint
-    FOR UPDATE SKIP LOCKED
+      {due}
 ), moved AS (
     UPDATE oncekey.record AS record
     SET state = 'expired', version = version + 1
-    WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
-    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state
+    {moved}
 ), noted AS (
-    INSERT INTO oncekey.audit (
-        at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
-    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
-           moved.operation, moved.fence, 'completed', moved.state, :trigger::text, :actor::text, :who::text, :why::text
-    FROM moved CROSS JOIN clock
-    WHERE :noted::boolean
-)
-SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
-       last.expires_at, last.scope, last.key
-FROM clock LEFT JOIN (
-    SELECT due.expires_at, due.scope, due.key
-    FROM due
-    ORDER BY due.expires_at DESC, due.scope DESC, due.key DESC
-    LIMIT 1) AS last ON true;
+    {notes}, 'completed', moved.state, {noted};
 
 -- name: drop_unclaimed
 DELETE FROM oncekey.outbox AS parcel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid5
 
 from oncekey.core import rulings
-from oncekey.core.model import Code, Effects, Refuse, State
+from oncekey.core.model import UNAVAILABLE, Effects, State
 from oncekey.core.rulings import TakeOver
 from oncekey.engine import local, request, settle
 from oncekey.engine.answering import refused
@@ -95,7 +95,7 @@ async def _lets_it_be(_exchange: Exchange, _flow: object) -> None:
 
 def _takes_it_for_failure(run: Run) -> Life[Answer]:
     yield from ()
-    return refused(run, Refuse(Code.STORE_UNAVAILABLE, retry_after=1))
+    return refused(run, UNAVAILABLE)
 
 
 def _announces_nothing(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid5
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.model import Completed, Discarded, Lease, Replay, State
+from oncekey.core.model import UNAVAILABLE, Completed, Discarded, Lease, Replay, State
 from oncekey.core.onecommit import Sealed
 from oncekey.core.seed import seed_of
 from oncekey.engine import admit, request, serve, settle
@@ -93,7 +93,7 @@ class BeatsForEver(Serving):
 def takes_lost_commit_for_failure(run: Run) -> Life[Answer]:
     """An error at COMMIT means that it failed: say so without looking."""
     yield from ()
-    return refused(run, settle.NOT_THERE)
+    return refused(run, UNAVAILABLE)
 
 
 def answers_from_memory(run: Run, settled: Settled) -> None:  # noqa: ARG001  (as the real one)
@@ -108,7 +108,7 @@ def commits_twice(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | Non
     try:
         yield Commit(tx)
     except StoreError:
-        return refused(run, settle.NOT_THERE)
+        return refused(run, UNAVAILABLE)
     if run.go is not None:
         return (yield from settle._sealed_alone(run, settlement))  # noqa: SLF001
     return (yield from settle._alone(run, settlement))  # noqa: SLF001

@@ -9,43 +9,43 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.answers import Answer, retry_after
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.locks import lock_number
-from oncekey.core.model import SECOND, Code, RecordId, Refuse, State
+from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State
 from oncekey.core.rulings import Situation, situate
+from oncekey.core.scope import bound_scope
 from oncekey.core.showing import describe, in_flight
 from oncekey.engine.answering import refusal
-from oncekey.engine.enrolment import SCHEMA
+from oncekey.engine.enrolment import NO_NAMESPACE, SCHEMA
 from oncekey.engine.operate import look
-from oncekey.flow import adrive
-from oncekey.frameworks.asgi.claiming import scope_for
 
 if TYPE_CHECKING:
-    from oncekey.core.policy import Policy
-    from oncekey.engine.operate import Sight
-    from oncekey.engine.shell import AsyncEngine
-    from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.types import Scope
-
+    from oncekey.engine.claiming import Caller
+    from oncekey.engine.effects import Life
+    from oncekey.frameworks.premises import Premises
+    from oncekey.ports import Store
 
 log = logging.getLogger("oncekey")
 
 
-async def status_of(installation: Installation, scope: Scope, key: str) -> Answer:
+def status_of(premises: Premises, store: Store, caller: Caller, key: str) -> Life[Answer]:
     """The key's state; a stranger's key, an expired one and one that never was are all the same 404 (R29)."""
-    policy = installation.policy
+    policy = premises.policy
     if not (key.isascii() and key.isprintable()):
         # No request could have had such a key, and not every store can be asked for it.
         return refusal(Refuse(Code.KEY_NOT_FOUND), policy)
-    record_id = RecordId(await scope_for(installation, policy, scope), key)
-    turned_away = await installation.limits.looks_up(record_id.scope, policy)
+    tenant, principal, token = caller
+    scope = bound_scope(policy.bind_to, policy.namespace or NO_NAMESPACE, tenant, principal=principal, token=token)
+    turned_away = yield from premises.limits.looks_up(scope, policy)
     if turned_away is not None:
         return refusal(turned_away, policy)
+    record_id = RecordId(scope, key)
     try:
-        sight = await _find(installation.engines.asynchronous(), record_id, policy)
+        # A request of LOCAL in one commit that is under way has no row yet, but a lock (L8, F21).
+        sight = yield from look(store, record_id, lock_number(SCHEMA, record_id, policy.secret))
     except RecordUnreadableError as error:
         log.error("oncekey: %s", error)
         return refusal(Refuse(Code.RECORD_UNREADABLE), policy)
     except StoreError:
-        return refusal(Refuse(Code.STORE_UNAVAILABLE, retry_after=1), policy)
+        return refusal(UNAVAILABLE, policy)
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:
         if sight.busy:
@@ -56,12 +56,6 @@ async def status_of(installation: Installation, scope: Scope, key: str) -> Answe
         left = (record.lease_until or record.reconcile_after or now) - now
         wait = retry_after(max(left, SECOND), running_for=now - record.last_run_at)
     return _shown(describe(record), wait=wait)
-
-
-async def _find(engine: AsyncEngine, record_id: RecordId, policy: Policy) -> Sight:
-    """The record, and whether a request of LOCAL in one commit is under way: that one has no row yet (L8, F21)."""
-    number = lock_number(SCHEMA, record_id, policy.secret)
-    return await adrive(look(engine.store, record_id, number), engine.driver.run)
 
 
 def _shown(description: dict[str, Any], *, wait: int | None) -> Answer:

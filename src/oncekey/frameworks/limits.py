@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -27,15 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import timedelta
 
-    from oncekey.core.model import Claim, Instant
+    from oncekey.core.model import Claim, Headers, Instant
     from oncekey.core.policy import Policy
     from oncekey.engine.effects import Life
-    from oncekey.frameworks.asgi.types import Scope
     from oncekey.ports import Store
 
 log = logging.getLogger("oncekey")
 
-IN_MEMORY: Final = "async+memory://"
+IN_MEMORY: Final = "memory://"
+ASYNC: Final = "async+"
+"""What stands before the address of a storage that an event loop counts in."""
 NOT_INSTALLED: Final = (
     "max_new_keys_per_second and max_lookups_per_second need the package limits: pip install 'oncekey[limits]'"
 )
@@ -53,28 +55,32 @@ def wall() -> Instant:
     return time.time_ns() // 1000
 
 
-def check(policies: Iterable[Policy]) -> None:
+def check(policies: Iterable[Policy], *, blocking: bool = False) -> None:
     """Find at start-up what would be missing at the first request."""
     for policy in policies:
         if not _counts(policy):
             continue
         if find_spec("limits") is None:
             raise ConfigurationError(NOT_INSTALLED)
-        _storage(policy.limits_storage)
+        _storage(policy.limits_storage, blocking=blocking)
 
 
 class Limits:
-    """The limits of one installation; each event loop counts with a connection of its own."""
+    """The limits of one installation. Each event loop counts with a connection of its own, threads with one for all."""
 
-    def __init__(self, *, now: Callable[[], Instant] = wall, boot: Callable[[], float] = boottime) -> None:
+    def __init__(
+        self, *, blocking: bool = False, now: Callable[[], Instant] = wall, boot: Callable[[], float] = boottime
+    ) -> None:
+        self._blocking = blocking
         self._now = now
         self._boot = boot
         self._limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, Any]] = WeakKeyDictionary()
+        self._threads: dict[str | None, Any] = {}
         self._live: dict[str, tuple[float, int]] = {}
 
-    def of(self, store: Store, scope: Scope, claim: Claim, policy: Policy) -> Life[Refuse | None] | None:
+    def of(self, store: Store, headers: Headers, claim: Claim, policy: Policy) -> Life[Refuse | None] | None:
         """What says why a request is not to be executed, if it would be; None: its route has no limits."""
-        too_old = None if policy.max_request_age is None else self._age(scope, policy.max_request_age)
+        too_old = None if policy.max_request_age is None else self._age(headers, policy.max_request_age)
         if too_old is None and policy.max_new_keys_per_second is None and policy.max_live_keys is None:
             return None
         return self._admits(store, claim, policy, too_old)
@@ -88,14 +94,14 @@ class Limits:
         except StoreError:
             return too_old  # the claim meets the same outage, and says what it means
 
-    async def looks_up(self, caller: str, policy: Policy) -> Refuse | None:
+    def looks_up(self, caller: str, policy: Policy) -> Life[Refuse | None]:
         """Why a caller may not ask for a key's state now (R187)."""
         if policy.max_lookups_per_second is None:
             return None
-        return await self._hit("lookups", caller, policy.max_lookups_per_second, policy)
+        return (yield from self._hit("lookups", caller, policy.max_lookups_per_second, policy))
 
-    def _age(self, scope: Scope, most: timedelta) -> Refuse | None:
-        lines = [bytes(value) for name, value in scope["headers"] if name == _FIRST_SENT]
+    def _age(self, headers: Headers, most: timedelta) -> Refuse | None:
+        lines = [bytes(value) for name, value in headers if name == _FIRST_SENT]
         try:
             old = is_too_old(lines, micros(most), self._now())
         except MalformedError as error:
@@ -107,8 +113,7 @@ class Limits:
             return Refuse(Code.RATE_LIMITED, retry_after=FULL_WAIT)
         if policy.max_new_keys_per_second is None:
             return None
-        turned_away: Refuse | None = yield Call(self._hit, ("new keys", scope, policy.max_new_keys_per_second, policy))
-        return turned_away
+        return (yield from self._hit("new keys", scope, policy.max_new_keys_per_second, policy))
 
     def _is_full(self, store: Store, scope: str, most: int) -> Life[bool]:
         upkeep = store.upkeep
@@ -123,15 +128,15 @@ class Limits:
         self._live[scope] = (at, min(most, live + 1))
         return live >= most
 
-    async def _hit(self, what: str, who: str, per_second: int, policy: Policy) -> Refuse | None:
+    def _hit(self, what: str, who: str, per_second: int, policy: Policy) -> Life[Refuse | None]:
         from limits import RateLimitItemPerSecond  # noqa: PLC0415  (an optional package)
         from limits.errors import StorageError  # noqa: PLC0415
 
         item, limiter = RateLimitItemPerSecond(per_second, namespace="oncekey"), self._limiter(policy.limits_storage)
         try:
-            if await limiter.hit(item, what, who):
+            if (yield Call(limiter.hit, (item, what, who))):
                 return None
-            resets_at = (await limiter.get_window_stats(item, what, who)).reset_time
+            resets_at: float = (yield Call(limiter.get_window_stats, (item, what, who))).reset_time
         except StorageError as error:
             # A limit guards against floods and not against doubles: without its counter the request goes on.
             log.error("oncekey: a limit could not be counted, so it does not hold: %s", type(error).__name__)
@@ -139,9 +144,10 @@ class Limits:
         return Refuse(Code.RATE_LIMITED, retry_after=max(1, math.ceil(resets_at - self._now() / 1_000_000)))
 
     def _limiter(self, url: str | None) -> Any:  # noqa: ANN401  (of a package that may not be there)
-        limiters = self._limiters.setdefault(asyncio.get_running_loop(), {})
+        limiters = self._threads if self._blocking else self._limiters.setdefault(asyncio.get_running_loop(), {})
         if url not in limiters:
-            limiters[url] = _strategy(_storage(url))
+            # Of two threads that come first at once, one counts where the other does.
+            limiters.setdefault(url, _strategy(_storage(url, blocking=self._blocking), blocking=self._blocking))
         return limiters[url]
 
 
@@ -149,13 +155,13 @@ def _counts(policy: Policy) -> bool:
     return policy.max_new_keys_per_second is not None or policy.max_lookups_per_second is not None
 
 
-def _storage(url: str | None) -> Any:  # noqa: ANN401
+def _storage(url: str | None, *, blocking: bool) -> Any:  # noqa: ANN401
     from limits.errors import ConfigurationError as Unusable  # noqa: PLC0415  (an optional package)
     from limits.storage import storage_from_string  # noqa: PLC0415
 
-    place = url or IN_MEMORY
-    if not place.startswith("async+"):
-        place = f"async+{place}"
+    place = (url or IN_MEMORY).removeprefix(ASYNC)
+    if not blocking:
+        place = f"{ASYNC}{place}"
     try:
         return storage_from_string(place, wrap_exceptions=True)
     except Unusable as error:
@@ -163,11 +169,11 @@ def _storage(url: str | None) -> Any:  # noqa: ANN401
         raise ConfigurationError(f"limits_storage cannot be used: {_without_address(str(error), place)}") from None
 
 
-def _strategy(storage: Any) -> Any:  # noqa: ANN401
-    from limits.aio.storage import MovingWindowSupport  # noqa: PLC0415  (an optional package)
-    from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter  # noqa: PLC0415
-
-    return (MovingWindowRateLimiter if isinstance(storage, MovingWindowSupport) else FixedWindowRateLimiter)(storage)
+def _strategy(storage: Any, *, blocking: bool) -> Any:  # noqa: ANN401
+    place = "limits" if blocking else "limits.aio"  # an optional package
+    moves = isinstance(storage, import_module(f"{place}.storage").MovingWindowSupport)
+    strategies = import_module(f"{place}.strategies")
+    return (strategies.MovingWindowRateLimiter if moves else strategies.FixedWindowRateLimiter)(storage)
 
 
 def _without_address(text: str, place: str) -> str:

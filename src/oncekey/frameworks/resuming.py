@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
+from wsgiref.util import setup_testing_defaults
 
 from oncekey.core.model import Claim
 from oncekey.core.policy import micros
-from oncekey.engine.claiming import PROCESS, about_of
+from oncekey.engine import claiming
 from oncekey.engine.kept_request import unseal
-from oncekey.frameworks.asgi.claiming import Asked
 
 if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication, WSGIEnvironment
+
     from oncekey.core.model import Record
     from oncekey.core.policy import Policy
-    from oncekey.frameworks.asgi.types import App, Message, Scope
+    from oncekey.frameworks.asgi.types import App, Message, Receive, Scope, Send
 
 RESUMPTION: Final = "oncekey.resumption"
-"""Where an ASGI scope says that a completer sent the request. No client can: headers do not get there."""
+"""Where a scope or an environ says that a completer sent the request. No client can: headers do not get there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,10 @@ class Resumption:
     record: Record
     principal: str
 
-    def asked(self, policy: Policy) -> Asked:
+    def claim(self, policy: Policy) -> Claim:
         """The claim of a completer: the record's own words, under an owner of its own."""
         record = self.record
-        claim = Claim(
+        return Claim(
             id=record.id,
             incarnation=record.incarnation,
             operation=record.operation,
@@ -43,22 +46,23 @@ class Resumption:
             path=record.path,
             fingerprint=record.fingerprint,
             seed=record.seed,
-            owner=f"{PROCESS}:completer:{secrets.token_hex(8)}",
+            owner=f"{claiming.PROCESS}:completer:{secrets.token_hex(8)}",
             lease=micros(policy.lease),
             deadline=micros(policy.deadline),
             call_timeout=record.call_timeout,
             ttl=record.ttl,
         )
-        return Asked(claim, record.id.key)
 
 
-def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any framework, or an ASGI scope)
+def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any framework, a scope or an environ)
     """The principal in whose name a completer goes on with a request; None for a client's own request.
 
     The application's authentication asks this first: a completer has no credentials, only the reference that the
     principal's (or else the tenant's) resolver gave when the client's request was claimed.
     """
-    scope = request if isinstance(request, dict) else request.scope
+    scope = request if isinstance(request, dict) else getattr(request, "scope", None)
+    if scope is None:
+        scope = request.environ
     resumption = scope.get(RESUMPTION)
     return resumption.principal if isinstance(resumption, Resumption) else None
 
@@ -66,7 +70,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
 async def resume(app: App, record: Record, policy: Policy) -> int | None:
     """Send a record's request through the application; the status that it answered, if it did."""
     assert record.request is not None
-    kept = unseal(record.request, policy.secret, about_of(record.id, record.fingerprint))
+    kept = unseal(record.request, policy.secret, claiming.about_of(record.id, record.fingerprint))
     key = record.id.key.replace("\\", "\\\\").replace('"', '\\"')
     scope: Scope = {
         "type": "http",
@@ -87,6 +91,45 @@ async def resume(app: App, record: Record, policy: Policy) -> int | None:
     answer = _Answer()
     await app(scope, _receiver(kept.body), answer.send)
     return answer.status
+
+
+def wsgi_door(app: WSGIApplication) -> App:
+    """A WSGI application as `resume` sends a request through it: in a thread, and only its status is heard."""
+
+    def answered(environ: WSGIEnvironment) -> int:
+        said: list[str] = []
+
+        def start(status: str, _: list[tuple[str, str]], __: Any = None, /) -> Any:  # noqa: ANN401
+            said.append(status)
+            return len  # what is written is nobody's
+
+        body = app(environ, start)
+        try:
+            for _ in body:
+                pass
+        finally:
+            getattr(body, "close", int)()
+        return int(said[-1][:3])
+
+    async def enter(scope: Scope, receive: Receive, send: Send) -> None:
+        root, body = scope["root_path"], (await receive())["body"]
+        environ: WSGIEnvironment = {
+            "REQUEST_METHOD": scope["method"],
+            "SCRIPT_NAME": root.encode().decode("latin-1"),
+            "PATH_INFO": scope["path"].removeprefix(root).encode().decode("latin-1"),
+            "QUERY_STRING": scope["query_string"].decode("latin-1"),
+            "CONTENT_LENGTH": str(len(body)),
+            "wsgi.input": io.BytesIO(body),
+            RESUMPTION: scope[RESUMPTION],
+        }
+        for name, value in scope["headers"]:
+            environ["HTTP_" + name.decode("latin-1").upper().replace("-", "_")] = value.decode("latin-1")
+        environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE", "")
+        setup_testing_defaults(environ)
+        status = await asyncio.to_thread(answered, environ)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+    return enter
 
 
 def _receiver(body: bytes) -> Any:  # noqa: ANN401  (an ASGI receive)

@@ -1,0 +1,443 @@
+"""Requests that are served in threads, each in its own from the claim to the answer: what WSGI needs that is not WSGI.
+
+A skin reads a request (`Asked`), hands the answer of the application to `Exchange.capture` piece by piece, and sends
+what `Exchange.answer` or the capture says. A protected handler finds its exchange by a context variable and claims when
+it is called, so logins, validation and error handlers stay the framework's own. `def` handlers that ASGI calls in a
+thread are called and settled by the functions at the end.
+
+Servers of this kind tell nobody when they start or stop, and may fork after everything was imported. So what has
+connections, threads or locks is made with the first request of each process (`Threads.ready`), and what is still to be
+written when a process ends is waited for at its exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import io
+import logging
+import secrets
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from oncekey.boottime import boottime
+from oncekey.core.answers import Answer
+from oncekey.core.errors import StoreError
+from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.core.scope import BindTo
+from oncekey.core.settle import Business, Ending, decide
+from oncekey.engine.answering import refusal
+from oncekey.engine.capture import Capture
+from oncekey.engine.claiming import Caller, claim_of
+from oncekey.engine.deciding import Ended, decided
+from oncekey.engine.effects import Rests
+from oncekey.engine.enrolment import SAFE
+from oncekey.engine.operation import Operation, SyncOperation, operation_of
+from oncekey.engine.recent import Answers, Hints
+from oncekey.engine.run import Run
+from oncekey.engine.serve import Unkeyed, abandon, serve, serve_unkeyed
+from oncekey.engine.steps import Stepping
+from oncekey.frameworks.limits import Limits
+from oncekey.frameworks.premises import Premises
+from oncekey.frameworks.status import status_of
+from oncekey.runtimes.threads import ThreadRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from oncekey.core.model import Bypass, Claim
+    from oncekey.core.policy import Policy
+    from oncekey.engine.claiming import Parts
+    from oncekey.engine.effects import Life
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.run import Site
+    from oncekey.frameworks.premises import Engines
+    from oncekey.frameworks.resuming import Resumption
+
+    Resolver = Callable[[Any], str]
+T = TypeVar("T")
+Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
+log = logging.getLogger("oncekey")
+
+DRAIN_SECONDS: Final = 10.0
+NOT_INSTALLED: Final = "{operation} is protected by a Once whose wsgi(app, tenant=...) does not serve this request"
+ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
+
+TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
+_CUT_OFF: Final = Refuse(Code.BODY_INVALID, detail="The body is shorter than its Content-Length.")
+_CHUNK: Final = 64 * 1024
+
+current: ContextVar[Exchange | None] = ContextVar("oncekey_thread", default=None)
+"""The request that this thread serves."""
+
+
+class Asked(Protocol):
+    """A request, as its skin has read it."""
+
+    @property
+    def method(self) -> str:
+        """Its method."""
+
+    @property
+    def echo(self) -> bytes | None:
+        """The line of the key as the client wrote it, if it has one that counts."""
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """What a completer says of it, if one sent it."""
+
+    def parts(self) -> Parts | Refuse:
+        """All of it, or why the body cannot be had."""
+
+    @property
+    def shown(self) -> Any:  # noqa: ANN401  (what its framework calls a request)
+        """What resolvers are handed."""
+
+    @property
+    def token(self) -> str:
+        """What it authenticates itself with."""
+
+    def instead(self, answer: Answer, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """What a handler returns that was not called, in its framework's own terms."""
+
+
+class Threads(Premises):
+    """The premises of an application that is served in threads; each process has a runtime of its own."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        policy: Policy,
+        *,
+        tenant: Resolver,
+        principal: Resolver | None = None,
+        status_path: str | None = None,
+        enrol: Mapping[str, Enrolment] | None = None,
+        keep_headers: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers, blocking=True
+        )
+        self._tenant = tenant
+        self._principal = principal
+        self.runtime: ThreadRuntime
+        self.site: Site
+        self._starting = threading.Lock()
+        self._started = False
+
+    def ready(self) -> bool:
+        """Whether everything was checked in this process; a store that is down is asked again by the next request."""
+        try:
+            self.start()
+        except StoreError as error:
+            log.error("oncekey: the store could not be checked: %s", type(error).__name__)
+            return False
+        return True
+
+    def start(self) -> None:
+        """Check everything, once in each process."""
+        if not self._started:
+            with self._starting:
+                self._start()
+
+    def _start(self) -> None:
+        if self._started:
+            return
+        self.engines.start_blocking()
+        engine = self.engines.blocking()
+        self.runtime = ThreadRuntime(engine)
+        self.site = self.site_of(engine.store, lambda _: engine.crowded)
+        atexit.register(self.stop)
+        self._started = True
+
+    def caller_of(self, asked: Asked, policy: Policy, *, named: bool = False) -> Caller:
+        """Who calls, as far as keys are bound to it; `named` is whether a completer needs the principal, too."""
+        bind_to, principal = policy.bind_to, None
+        if self._principal is not None and (named or bind_to is BindTo.PRINCIPAL):
+            principal = self._principal(asked.shown)
+        return Caller(self._tenant(asked.shown), principal, asked.token if bind_to is BindTo.TOKEN else None)
+
+    def status(self, asked: Asked, key: str) -> Answer:
+        """The status resource of a key."""
+        caller = self.caller_of(asked, self.policy)
+        if not self.ready():
+            return refusal(UNAVAILABLE, self.policy)
+        return self.runtime.drive(status_of(self, self.site.store, caller, key))
+
+    def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
+        """Begin no further step of phased handlers, and wait for what is under way; whether all of it ended."""
+        self.stopping = True
+        return not self._started or self.runtime.drain(seconds)
+
+    def start_anew(self) -> None:
+        """Begin as if nothing had been started: connections, threads and locks are those of a parent process."""
+        if self._started:
+            atexit.unregister(self.stop)
+        self._started, self._starting = False, threading.Lock()
+        self._hints, self._answers, self.limits = Hints(), Answers(boottime), Limits(blocking=True)
+
+
+class Exchange:
+    """One request, with a key or without."""
+
+    def __init__(self, threads: Threads, asked: Asked) -> None:
+        self.threads = threads
+        self.asked = asked
+        self.echo = asked.echo
+        self.ended = Ended()
+        self.run: Run | None = None
+        self.capture: Capture | None = None
+        """What the application answers, from the claim on."""
+        self.answer: Answer | None = None
+        """What is sent instead."""
+        self._called = False
+        self._life: Life[Answer | Bypass | None] | None = None
+        self._root_path = ""
+
+    @property
+    def status_url(self) -> str | None:
+        """Where the key's state can be read."""
+        return None if self.run is None else self.threads.status_url(self._root_path, self.run.claim.id.key)
+
+    # What a handler meets.
+
+    def enter(self, enrolment: Enrolment) -> None:
+        """Claim before the application runs: where it starts to execute cannot be seen, so it has from here on."""
+        self._called = True
+        if self.echo is not None:
+            self._claim(enrolment)
+            self.ended.entered = True
+        elif enrolment.policy.require_key:
+            self.answer = refusal(Refuse(Code.KEY_MISSING), enrolment.policy)
+
+    def call(
+        self,
+        handler: Callable[..., Any],
+        enrolment: Enrolment,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401  (what its framework takes for an answer)
+        """Call a protected handler, if it is to be called."""
+        if enrolment.owner is not self.threads.engines:
+            raise RuntimeError(NOT_INSTALLED.format(operation=enrolment.operation))
+        if self._called:
+            raise RuntimeError(ONE_OPERATION)
+        self._called = True
+
+        def invoke(op: object) -> Any:  # noqa: ANN401
+            given = kwargs if name is None else {**kwargs, name: op}
+            return handler(*args, **given)
+
+        safe = self.asked.method in SAFE
+        if safe or self.echo is None:
+            if not safe and enrolment.policy.require_key:
+                return self.asked.instead(refusal(Refuse(Code.KEY_MISSING), enrolment.policy), args)
+            return self._unkeyed(invoke, enrolment, None, args)
+        self._claim(enrolment)
+        if self.answer is not None:
+            # Inner logs and metrics see the true status; the bytes are ours.
+            return self.asked.instead(Answer(self.answer.status, (), b""), args)
+        assert self.run is not None
+        if self.capture is None:
+            return self._unkeyed(invoke, enrolment, self.run.claim, args)
+        return self._run(invoke, self.run)
+
+    def _run(self, invoke: Callable[[object], Any], run: Run) -> Any:  # noqa: ANN401
+        stepping = None
+        try:
+            if run.course is not None:
+                run.course.check()
+                stepping = Stepping(self.threads.runtime.drive, run.store, run.course, run.parcels)
+            return called(invoke, operation_of(SyncOperation, run, stepping), self.ended, run.enrolment)
+        except BaseException as error:
+            self.ended.error = error
+            raise
+
+    def _unkeyed(
+        self, invoke: Callable[[object], Any], enrolment: Enrolment, claim: Claim | None, args: tuple[Any, ...]
+    ) -> Any:  # noqa: ANN401
+        if enrolment.effects is not Effects.LOCAL:
+            return not_awaitable(invoke(unkeyed_operation(SyncOperation, claim, None)), enrolment)
+        try:
+            if self.threads.ready():
+                run = Unkeyed(self.threads.site, claim)
+                return run_blocking(invoke, enrolment, run, self.threads.runtime)
+        except NoConnectionError:
+            pass
+        return self.asked.instead(refusal(UNAVAILABLE, enrolment.policy), args)
+
+    # The life of its operation: a flow of the engine, performed in this thread.
+
+    def _claim(self, enrolment: Enrolment) -> None:
+        """Ask for the right to execute. Then there is an answer of ours, or a capture, or the route fails open."""
+        threads, policy, resumption = self.threads, enrolment.policy, self.asked.resumption
+        parts = self.asked.parts()
+        claim: Claim | Refuse = parts if isinstance(parts, Refuse) else self._claim_of(parts, enrolment)
+        if isinstance(parts, Refuse) or isinstance(claim, Refuse) or not threads.ready():
+            self.answer = refusal(claim if isinstance(claim, Refuse) else UNAVAILABLE, policy, echo=self.echo)
+            return
+        self._root_path = parts.root_path
+        site, limits = threads.site, None
+        if resumption is None and enrolment.limited:
+            limits = threads.limits.of(site.store, tuple(parts.headers), claim, policy)
+        self.run = run = Run(site, claim, enrolment, self, resumed=resumption is not None, limits=limits)
+        self._life = serve(run)
+        came_of_it = threads.runtime.run(self._life)
+        if isinstance(came_of_it, Rests):
+            self.capture = Capture(policy)
+        elif isinstance(came_of_it, Answer):
+            self.answer = came_of_it
+
+    def _claim_of(self, parts: Parts, enrolment: Enrolment) -> Claim | Refuse:
+        resumption = self.asked.resumption
+        if resumption is not None:
+            return resumption.claim(enrolment.policy)
+        caller = self.threads.caller_of(self.asked, enrolment.policy, named=enrolment.completes)
+        assert self.echo is not None
+        return claim_of([self.echo], parts, enrolment, caller, keep_headers=self.threads.kept_headers)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it was claimed, and nobody has said what came of it."""
+        return self._life is not None and inspect.getgeneratorstate(self._life) == inspect.GEN_SUSPENDED
+
+    def finish(self, error: BaseException | None) -> None:
+        """Settle; `error` is what came out of the application. Afterwards `answer` is ours to send, if there is one."""
+        run, life, capture = self.run, self._life, self.capture
+        assert run is not None
+        assert life is not None
+        assert capture is not None
+        raised = self.ended.error or error
+        self.ended.cancelled = raised is not None and not isinstance(raised, Exception)
+        decision, ours = decided(run, self.ended, capture, error)
+        said = self.threads.runtime.run(life, decision)
+        self.answer = said if isinstance(said, Answer) else ours
+
+    def close(self) -> None:
+        """Whatever happened: no transaction and no heartbeat stays behind."""
+        if self._life is not None and self.run is not None and self.unsettled:
+            self.threads.runtime.instead(self._life, abandon(self.run, self._life, entered=self.ended.entered))
+
+
+# What a skin reads.
+
+
+class Stream(Protocol):
+    """A body that is still to come."""
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes or fewer; none at its end."""
+
+
+def read_up_to(limit: int, stream: Stream, size: int | None) -> tuple[bytes | Refuse, Any]:
+    """A body, or why it cannot be had, and what the application reads instead of `stream`, as if anew.
+
+    Never beyond its `size`, where some servers would wait for ever. What is too large is left to the unprotected.
+    """
+    if size is not None and size > limit:
+        return TOO_LARGE, stream
+    body, wanted = bytearray(), limit + 1 if size is None else size
+    while len(body) < wanted and (chunk := stream.read(min(wanted - len(body), _CHUNK))):
+        body += chunk
+    again = io.BytesIO(body)
+    if len(body) > limit:
+        return TOO_LARGE, io.BufferedReader(_Both(again, stream))
+    return bytes(body) if size is None or len(body) == size else _CUT_OFF, again
+
+
+class _Both(io.RawIOBase):
+    """What was read already, and then the rest."""
+
+    def __init__(self, *streams: Stream) -> None:
+        self._streams = streams
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401  (a buffer of any kind)
+        chunk = next(filter(None, (stream.read(len(buffer)) for stream in self._streams)), b"")
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+
+# A `def` handler in its thread.
+
+
+def called(invoke: Callable[[object], Any], op: SyncOperation[Any], ended: Ended, enrolment: Enrolment) -> Any:  # noqa: ANN401
+    """Call a handler that was let in; how it ended is noted."""
+    ended.entered = True
+    try:
+        return not_awaitable(invoke(op), enrolment)
+    finally:
+        ended.kept, ended.rolled_back = op.kept, op.rolled_back
+
+
+def not_awaitable(result: T, enrolment: Enrolment) -> T:
+    """What a blocking handler returned; a coroutine would be thrown away without having run."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"{enrolment.operation} is a plain `def` and returned an awaitable: make it `async def`, and every "
+            "decorator between it and @once.protect too"
+        )
+    return result
+
+
+# A handler without a record: no key was sent, or its route fails open while the store is down.
+
+
+class NoConnectionError(Exception):
+    """The handler was not called, because its transaction could not be opened."""
+
+
+def run_blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unkeyed, runtime: ThreadRuntime) -> object:
+    """Call a LOCAL `def` handler that has no record."""
+    flow = serve_unkeyed(run)
+    try:
+        runtime.run(flow)
+    except StoreError as error:
+        raise NoConnectionError from error
+    op = unkeyed_operation(SyncOperation, run.claim, run)
+    try:
+        result = not_awaitable(invoke(op), enrolment)
+        rows = rows_of(enrolment, op, result, raised=False)
+    except BaseException as error:
+        runtime.run(flow, rows_of(enrolment, op, error, raised=True))
+        raise
+    runtime.run(flow, rows)
+    return result
+
+
+def unkeyed_operation(kind: type[Op], claim: Claim | None, run: Unkeyed | None) -> Op:
+    """What a handler is handed whose request has no record."""
+    held: dict[str, Any] = {}
+    if run is not None:
+        held = {"connection": run.tx.connection, "parcels": run.parcels}
+    if claim is not None:
+        # The provider's own idempotency is all that is left: a repeat must send it the same key.
+        return kind(key=claim.id.key, scope=claim.id.scope, seed=claim.seed, **held)
+    # Each request is an operation of its own, so no two of them may share a downstream key.
+    return kind(key=None, scope="", seed=secrets.token_bytes(32), **held)
+
+
+def rows_of(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
+    """What becomes of the rows, as far as it can be seen here: responses and HTTP exceptions name their status."""
+    if raised and not isinstance(ended, Exception):
+        return Business.ROLLBACK
+    status = getattr(ended, "status_code", None if raised else 200)
+    if isinstance(ended, tuple) and len(ended) > 1:  # Flask's body and status
+        status = ended[1]
+    ending = Ending(
+        status=status if isinstance(status, int) else None,
+        headers=(),
+        body=b"",
+        entered=True,
+        raised=raised,
+        not_executed=False,
+        kept=op.kept,
+        rolled_back=op.rolled_back,
+    )
+    return decide(enrolment.effects, enrolment.policy, ending).business
