@@ -5,6 +5,7 @@ VENV    ?= .venv
 LOWEST  ?= $(VENV)-lowest
 UV      ?= uv
 WORKERS ?= 2
+SBIN    ?= /usr/sbin:/usr/local/sbin
 TESTS   ?= tests
 ARGS    ?=
 
@@ -12,7 +13,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser check bench soak pins clean
+.PHONY: help install run test lowest browser pooler check bench soak pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,10 +26,10 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev browser ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser pooler ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS) $(ARGS)
 
-lowest: $(LOWEST)/.made ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
+lowest: $(LOWEST)/.made pooler ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(LOWEST_TESTS) $(ARGS)
 
 browser: ## Look for the Chromium of the tests, and install it where that can be done (Debian, as root)
@@ -40,6 +41,16 @@ browser: ## Look for the Chromium of the tests, and install it where that can be
 	else \
 		echo 'no Chromium is here, and tests/demo/test_browser.py will fail: install it (Debian: apt-get install chromium),' \
 			'name it in ONCEKEY_TEST_BROWSER, or run $(VENV)/bin/playwright install chromium' >&2; \
+	fi
+
+pooler: ## Look for the PgBouncer of the tests, and install it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_PGBOUNCER" ] || PATH="$$PATH:$(SBIN)" command -v pgbouncer >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no PgBouncer is here: installing it by apt-get, for the tests of the drivers'; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends pgbouncer >/dev/null; \
+	else \
+		echo 'no PgBouncer is here, and tests/drivers/postgres/test_pgbouncer.py will fail: install it' \
+			'(Debian: apt-get install pgbouncer), or name it in ONCEKEY_TEST_PGBOUNCER' >&2; \
 	fi
 
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
