@@ -6,6 +6,7 @@ import asyncio
 import re
 import uuid
 from dataclasses import replace
+from http import HTTPStatus
 
 import psycopg
 import pytest
@@ -458,6 +459,9 @@ class TestLiterals:
     @given(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.binary()))
     def test_only_digits(self, value):
         assert re.fullmatch(r"NULL|true|false|'-?[0-9]+'|E'\\\\x[0-9a-f]*'", literal(value))
+
+    def test_a_member_of_an_enumeration_is_its_number(self):
+        assert literal(HTTPStatus.CREATED) == "'201'"
 
     @pytest.mark.parametrize("value", ["text", 1.5, [1]])
     def test_nothing_else_is_written(self, value):
