@@ -15,7 +15,6 @@ from oncekey.torture.provider import Wanted
 from oncekey.torture.settings import Settings
 from oncekey.torture.shop import Shop
 
-
 BODY = json.dumps(Wanted("c", 7).data()).encode()
 
 
