@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import Depends, HTTPException
-from sqlalchemy import insert, select, text
+from sqlalchemy import event, insert, select, text
 
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import KEY, new_key
@@ -284,3 +284,22 @@ async def test_a_get_that_writes_is_told_so(kind: str, request: pytest.FixtureRe
         caller.scope["method"] = "GET"
         assert (await caller.run()).json() == "refused"
         assert shop.rows == []
+
+
+@pytest.mark.parametrize("what", ["INSERT INTO oncekey.record", "oncekey.lock_request"])
+async def test_an_error_of_a_listener_keeps_no_connection_and_no_lock(dsn: str, what: str) -> None:
+    # What listens to an engine hears our statements, too, and raises whatever it likes.
+    async with opened(dsn, "asyncpg", lambda shop: authenticated(shop, LOCAL)) as shop:
+        troubles = [LookupError("no tenant is set")]
+
+        def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if what in statement and troubles:
+                raise troubles.pop()
+
+        event.listen(shop.engine.sync_engine, "before_cursor_execute", listen)
+        key = new_key()
+        assert (await shop.send(key=key)).status == 500
+        assert not troubles
+        await until(lambda: shop.lent == 0)
+        assert (await shop.send(key=key)).status == 201
+        assert len(await shop.items()) == 1

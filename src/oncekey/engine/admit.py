@@ -92,7 +92,7 @@ def _guarded(run: Run) -> Life[Verdict]:
             yield _undo(run)
         log.error("oncekey: the store could not be asked: %s", type(error).__name__)
         return _outage(run.policy)
-    except Interrupted:
+    except (Interrupted, Exception):
         if run.claiming:
             yield _undo(run)
         yield from _give_back(run)

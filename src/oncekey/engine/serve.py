@@ -58,7 +58,7 @@ def serve(run: Run) -> Life[Answer | Bypass | None]:
         except StoreError:
             yield from settle(run, NOT_ENTERED)
             return refused(run, NOT_THERE)
-        except Interrupted:
+        except (Interrupted, Exception):
             yield from settle(run, NOT_ENTERED)
             raise
     decision: Decision = yield INVOKE
