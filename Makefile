@@ -13,7 +13,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler check bench soak pins clean
+.PHONY: help install run test lowest browser pooler check bench soak torture pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ bench: $(VENV)/.dev ## Measure requests beside unprotected ones and other packag
 
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
+
+torture: $(VENV)/.dev ## Torture a private PostgreSQL and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
+	$(PY) tests/soak/torture_soak.py $(ARGS)
 
 # Everything is compiled from pyproject.toml, and the check at the end keeps registries' addresses out of the tree.
 COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header

@@ -18,6 +18,7 @@ from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, PSYCOPG, ask, opene
 from drivers.postgres.test_folding import entered, insert, order, performed, sealed
 from frameworks.realshop import PostgresDatabase, RealShop
 from frameworks.shop import new_key
+from harness.asgi import cancelled_at, until
 from harness.dsn import address, through
 from harness.pgbouncer import MISSING, VARIABLE, PgBouncer, PgBouncerMissingError
 from harness.proxy import Proxy
@@ -173,6 +174,29 @@ async def test_a_payment_that_failed_half_way_goes_on(way: str, postgres_dsn: st
         assert (await shop.send("/payments?item=tea", key=key)).status == 201
         assert (shop.rows, shop.runs) == (["tea", "tea paid"], ["tea", "tea"])
         assert len(shop.charges) == 1  # under one key, so the provider knows that it is one
+
+
+@pytest.mark.parametrize("path", ["/orders", "/payments"])
+async def test_a_request_that_is_cancelled_wherever_it_waits(
+    way: str, path: str, postgres_dsn: str, pooler: PgBouncer
+) -> None:
+    async with serving(way, postgres_dsn, pooler.dsn(postgres_dsn)) as shop:
+        number, ended = 0, None
+        while ended is None:
+            number += 1
+            key = new_key()
+            ended = await cancelled_at(number, shop.caller(f"{path}?item={key}", key=key).run())
+            # A session that PgBouncer took from a client who is gone may need a moment to end.
+            for _ in range(1000):
+                again = await shop.send(f"{path}?item={key}", key=key)
+                if again.code != IN_PROGRESS:
+                    break
+                await asyncio.sleep(0.01)
+            assert again.status == 201, again
+            assert shop.rows.count(key) == 1
+            assert (await shop.send(f"{path}?item={key}", key=key)).body == again.body
+        await until(lambda: locks_held(postgres_dsn) == 0)
+    assert number > 1
 
 
 @pytest.mark.parametrize("between", ["us and PgBouncer", "PgBouncer and PostgreSQL"])
