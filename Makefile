@@ -5,6 +5,7 @@ VENV    ?= .venv
 LOWEST  ?= $(VENV)-lowest
 UV      ?= uv
 WORKERS ?= 2
+SBIN    ?= /usr/sbin:/usr/local/sbin
 TESTS   ?= tests
 ARGS    ?=
 
@@ -12,7 +13,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser check bench soak pins clean
+.PHONY: help install run test lowest browser pooler check bench soak torture pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,10 +26,10 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev browser ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser pooler ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS) $(ARGS)
 
-lowest: $(LOWEST)/.made ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
+lowest: $(LOWEST)/.made pooler ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(LOWEST_TESTS) $(ARGS)
 
 browser: ## Look for the Chromium of the tests, and install it where that can be done (Debian, as root)
@@ -42,6 +43,16 @@ browser: ## Look for the Chromium of the tests, and install it where that can be
 			'name it in ONCEKEY_TEST_BROWSER, or run $(VENV)/bin/playwright install chromium' >&2; \
 	fi
 
+pooler: ## Look for the PgBouncer of the tests, and install it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_PGBOUNCER" ] || PATH="$$PATH:$(SBIN)" command -v pgbouncer >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no PgBouncer is here: installing it by apt-get, for the tests of the drivers'; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends pgbouncer >/dev/null; \
+	else \
+		echo 'no PgBouncer is here, and tests/drivers/postgres/test_pgbouncer.py will fail: install it' \
+			'(Debian: apt-get install pgbouncer), or name it in ONCEKEY_TEST_PGBOUNCER' >&2; \
+	fi
+
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -53,6 +64,9 @@ bench: $(VENV)/.dev ## Measure requests beside unprotected ones and other packag
 
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
+
+torture: $(VENV)/.dev ## Torture a private PostgreSQL and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
+	$(PY) tests/soak/torture_soak.py $(ARGS)
 
 # Everything is compiled from pyproject.toml, and the check at the end keeps registries' addresses out of the tree.
 COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header

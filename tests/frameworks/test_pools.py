@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import Depends, HTTPException
-from sqlalchemy import insert, select, text
+from sqlalchemy import event, insert, select, text
 
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import KEY, new_key
@@ -52,9 +52,34 @@ def authenticated(shop: SqlShop, effects: Any, **options: Any) -> None:
 async def test_forty_at_once_are_served_by_a_pool_of_fifteen_and_of_two(dsn: str, effects: Any, pool: Any) -> None:
     # R110: all held a connection and waited for another one, for 30 s
     async with opened(dsn, "asyncpg", lambda shop: authenticated(shop, effects), engine=pool) as shop:
-        replies = await asyncio.gather(*(shop.send(key=new_key()) for _ in range(40)))
+        keys = [new_key() for _ in range(40)]
+        replies = await asyncio.gather(*(shop.send(key=key) for key in keys))
         assert {reply.status for reply in replies} == {201}
         assert len(await shop.items()) == 40
+        again = await asyncio.gather(*(shop.send(key=key) for key in keys))
+        assert {(reply.status, reply.replayed) for reply in again} == {(201, True)}
+
+
+@pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
+async def test_a_replay_whose_dependency_holds_the_only_connection_needs_no_other(
+    postgres_dsn: str, package: str
+) -> None:
+    # This process has settled the key, so its answer is looked for first: not beside a transaction that is open.
+    shop = RealShop(PostgresDatabase(postgres_dsn, package, pool_size=1))
+
+    async def read(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:
+        await connection.execute("SELECT 1")
+
+    @shop.app.post("/orders", status_code=201, dependencies=[Depends(read)])
+    @shop.once.protect(effects=LOCAL)
+    async def create(op: Operation, item: str) -> dict[str, str]:
+        await shop.database.insert(op.connection, item)
+        return {"item": item}
+
+    async with shop.open():
+        for replayed in (False, True, True):
+            reply = await shop.send("/orders?item=tea")
+            assert (reply.status, reply.replayed) == (201, replayed)
 
 
 @pytest.mark.parametrize("effects", [INLINE, PHASED])
@@ -259,3 +284,22 @@ async def test_a_get_that_writes_is_told_so(kind: str, request: pytest.FixtureRe
         caller.scope["method"] = "GET"
         assert (await caller.run()).json() == "refused"
         assert shop.rows == []
+
+
+@pytest.mark.parametrize("what", ["INSERT INTO oncekey.record", "oncekey.lock_request"])
+async def test_an_error_of_a_listener_keeps_no_connection_and_no_lock(dsn: str, what: str) -> None:
+    # What listens to an engine hears our statements, too, and raises whatever it likes.
+    async with opened(dsn, "asyncpg", lambda shop: authenticated(shop, LOCAL)) as shop:
+        troubles = [LookupError("no tenant is set")]
+
+        def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if what in statement and troubles:
+                raise troubles.pop()
+
+        event.listen(shop.engine.sync_engine, "before_cursor_execute", listen)
+        key = new_key()
+        assert (await shop.send(key=key)).status == 500
+        assert not troubles
+        await until(lambda: shop.lent == 0)
+        assert (await shop.send(key=key)).status == 201
+        assert len(await shop.items()) == 1

@@ -28,7 +28,8 @@ class Side(StrEnum):
 class Stop:
     """Where to stop: after so many bytes of one side of a message. It lets go when it is told to, or ends all."""
 
-    message: int
+    message: int | bytes
+    """Its number, or bytes that only it has: a request that says things again has the same ones at other numbers."""
     side: Side
     after: int
     ends: bool
@@ -54,10 +55,17 @@ class CuttingProxy(Proxy):
         """What was said since, and what was answered to it."""
         return [(bytes(one[Side.CLIENT]), bytes(one[Side.SERVER])) for one in self._said]
 
-    def stop(self, message: int, side: Side, after: int, *, ends: bool) -> Stop:
+    def stop(self, message: int | bytes, side: Side, after: int, *, ends: bool) -> Stop:
         """Stop after so many bytes of one side of a message: for good, or until `let_go` is set."""
         self._stop = Stop(message, side, after, ends)
         return self._stop
+
+    def _is_meant(self, stop: Stop, side: Side) -> bool:
+        if stop.side is not side:
+            return False
+        if isinstance(stop.message, bytes):
+            return stop.message in self._said[-1][Side.CLIENT]
+        return stop.message == len(self._said) - 1
 
     async def _requests(self, link: _Link) -> None:
         with contextlib.suppress(OSError):
@@ -84,7 +92,7 @@ class CuttingProxy(Proxy):
         done, stop = self._said[-1][side], self._stop
         before = len(done)
         done += chunk
-        if stop is None or (stop.message, stop.side) != (len(self._said) - 1, side):
+        if stop is None or not self._is_meant(stop, side):
             return chunk
         if not before <= stop.after < before + len(chunk):
             return chunk

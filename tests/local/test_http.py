@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 import psycopg
@@ -111,6 +112,24 @@ async def test_in_flight_there_is_a_lock_and_no_row(way: str, postgres_dsn: str)
         assert (locks_held(postgres_dsn), shop.states, shop.rows) == (0, ["completed"], ["tea"])
         assert (await shop.send()).replayed
         assert (await shop.send("/orders?item=coffee")).status == 422
+
+
+async def test_a_status_may_be_a_member_of_an_enumeration(way: str, postgres_dsn: str) -> None:
+    # What is written into a message is told apart by its type, and this one is an int only by its class's ancestors.
+    async with Shop(way, postgres_dsn).open() as shop:
+
+        async def created(op: Operation) -> JSONResponse:
+            await shop.database.insert(op.connection, "coffee")
+            return JSONResponse({"made": True}, HTTPStatus.CREATED)
+
+        def made(op: SyncOperation) -> JSONResponse:
+            shop.database.insert_blocking(op.connection, "coffee")
+            return JSONResponse({"made": True}, HTTPStatus.CREATED)
+
+        shop.app.post("/made")(shop.once.protect(effects=LOCAL)(made if way == "def" else created))
+        first, again = await shop.send("/made"), await shop.send("/made")
+        assert (first.status, again.status, again.replayed, again.body) == (201, 201, True, first.body)
+        assert shop.rows == ["coffee"]
 
 
 async def test_one_insert_and_no_dead_row(way: str, postgres_dsn: str) -> None:

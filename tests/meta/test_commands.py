@@ -81,8 +81,8 @@ def test_the_lowest_versions_have_an_environment_of_their_own(tmp_path: Path) ->
     assert f"{venv}/bin" not in done.stdout
 
 
-def _browser(tmp_path: Path, *programs: str, user: int, **variables: str) -> tuple[int, str, list[str]]:
-    """`make browser` on a machine that has these programs: its exit code, what it says, and what apt-get is asked."""
+def _looked_for(target: str, tmp_path: Path, *programs: str, user: int, **variables: str) -> tuple[int, str, list[str]]:
+    """`make browser` or `pooler` on a machine with these programs: its code, what it says, what apt-get is asked."""
     folder = tmp_path / "programs"
     folder.mkdir()
     asked = tmp_path / "asked"
@@ -95,33 +95,46 @@ def _browser(tmp_path: Path, *programs: str, user: int, **variables: str) -> tup
         _script(folder / name, f'echo "$*" >> {asked}')
     _script(folder / "id", f"echo {user}")
     environment = {"PATH": str(folder), **variables}
-    command = [str(folder / "make"), "browser"]
+    command = [str(folder / "make"), target, "SBIN="]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     return done.returncode, done.stdout + done.stderr, asked.read_text().splitlines()
 
 
-@pytest.mark.parametrize("name", ["chromium", "chromium-browser", "google-chrome"])
-def test_a_browser_that_is_there_is_taken(tmp_path: Path, name: str) -> None:
-    assert _browser(tmp_path, "apt-get", name, user=0) == (0, "", [])
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("browser", "chromium"), ("browser", "chromium-browser"), ("browser", "google-chrome"), ("pooler", "pgbouncer")],
+)
+def test_what_is_there_is_taken(tmp_path: Path, target: str, name: str) -> None:
+    assert _looked_for(target, tmp_path, "apt-get", name, user=0) == (0, "", [])
 
 
-def test_a_browser_that_is_named_is_taken(tmp_path: Path) -> None:
-    assert _browser(tmp_path, "apt-get", user=0, ONCEKEY_TEST_BROWSER="mine") == (0, "", [])
+@pytest.mark.parametrize(
+    ("target", "variable"), [("browser", "ONCEKEY_TEST_BROWSER"), ("pooler", "ONCEKEY_TEST_PGBOUNCER")]
+)
+def test_what_is_named_is_taken(tmp_path: Path, target: str, variable: str) -> None:
+    assert _looked_for(target, tmp_path, "apt-get", user=0, **{variable: "mine"}) == (0, "", [])
 
 
-def test_root_installs_a_missing_browser(tmp_path: Path) -> None:
-    code, said, asked = _browser(tmp_path, "apt-get", user=0)
-    assert (code, asked) == (0, ["update -qq", "install -y -qq chromium"])
+@pytest.mark.parametrize(
+    ("target", "installs"), [("browser", "chromium"), ("pooler", "--no-install-recommends pgbouncer")]
+)
+def test_root_installs_what_is_missing(tmp_path: Path, target: str, installs: str) -> None:
+    code, said, asked = _looked_for(target, tmp_path, "apt-get", user=0)
+    assert (code, asked) == (0, ["update -qq", f"install -y -qq {installs}"])
     assert "installing it by apt-get" in said
 
 
 @pytest.mark.parametrize(("programs", "user"), [(["apt-get"], 1000), ([], 0)])
+@pytest.mark.parametrize(
+    ("target", "fails"),
+    [("browser", "tests/demo/test_browser.py"), ("pooler", "tests/drivers/postgres/test_pgbouncer.py")],
+)
 def test_where_it_cannot_be_installed_a_sentence_says_what_to_do(
-    tmp_path: Path, programs: list[str], user: int
+    tmp_path: Path, programs: list[str], user: int, target: str, fails: str
 ) -> None:
-    code, said, asked = _browser(tmp_path, *programs, user=user)
+    code, said, asked = _looked_for(target, tmp_path, *programs, user=user)
     assert (code, asked) == (0, [])
-    assert "tests/demo/test_browser.py will fail: install it" in said
+    assert f"{fails} will fail: install it" in said
 
 
 def test_run_hands_its_arguments_to_the_demo(tmp_path: Path) -> None:

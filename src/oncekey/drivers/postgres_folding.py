@@ -50,6 +50,8 @@ def as_text(statement: Statement) -> str:
             pieces += (f"'{value:d}'", after)
         elif type(value) is bool:
             pieces += ("true" if value else "false", after)
+        elif isinstance(value, int):  # a member of an enumeration, as a status may be
+            pieces += (f"'{int(value):d}'", after)
         else:
             raise TypeError("a text does not travel in a message of several statements: its bytes do")
     return "".join(pieces)

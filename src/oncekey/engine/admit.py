@@ -92,7 +92,7 @@ def _guarded(run: Run) -> Life[Verdict]:
             yield _undo(run)
         log.error("oncekey: the store could not be asked: %s", type(error).__name__)
         return _outage(run.policy)
-    except Interrupted:
+    except (Interrupted, Exception):
         if run.claiming:
             yield _undo(run)
         yield from _give_back(run)
@@ -187,7 +187,8 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
     if run.spent:
         return (yield from local.glance(store, locks, run.lock, claim, policy))
-    if claim.id in site.hints.known:
+    # Who was lent a transaction meets the record there: a second connection might not be had before the first is back.
+    if run.tx is None and claim.id in site.hints.known:
         said = yield from local.after(store, claim, policy)
         if said is not None:
             return said

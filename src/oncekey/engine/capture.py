@@ -35,7 +35,7 @@ class Capture:
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The status and the header lines; tuples, because outer middleware changes lists in place."""
-        self.status = status
+        self.status = int(status)  # a member of `HTTPStatus` is equal to it, and not the same to a driver
         lines = []
         for name, value in headers:
             lines.append((bytes(name), bytes(value)))

@@ -54,7 +54,7 @@ def serve(run: Run) -> Life[Answer | Bypass | None]:
         except StoreError:
             yield from settle(run, NOT_CALLED)
             return refused(run, UNAVAILABLE)
-        except Interrupted:
+        except (Interrupted, Exception):
             yield from settle(run, NOT_CALLED)
             raise
     decision: Decision = yield INVOKE

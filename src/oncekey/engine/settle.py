@@ -90,6 +90,12 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
         if tx is not None:
             yield Rollback(tx)
         told = yield from (_lost_commit(run) if together else _apart(run, settlement))
+    except Exception:
+        # Foreseen by nobody: a listener of the application, a fault of ours. A transaction that stayed open would hold
+        # the key's lock, or a database's one writer, until somebody notices.
+        if tx is not None:
+            yield Rollback(tx)
+        raise
     if run.parcels.used:
         run.site.wake()
     if told is None and run.go is None:

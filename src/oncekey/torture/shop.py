@@ -24,8 +24,8 @@ RECEIPT: Final = "torture.receipt"
 TRANSFER: Final = "torture.transfer"
 TRANSFER_ONCE: Final = "torture.transfer.once"
 
-WAITS: Final = {"on_in_progress": "wait", "wait_max": 1.0}
-"""A duplicate of a booking waits for the first one's end, for less than a client is patient."""
+WAITS: Final = {"on_in_progress": "wait", "wait_max": 1.0, "replay_cache": 2.0}
+"""A duplicate of a booking waits for the first one's end, for less than a client is patient; its answer is cached."""
 
 FAULT: Final = "x-torture-fault"
 PAUSE: Final = "x-torture-pause"
@@ -49,8 +49,8 @@ class Shop:
         self._add_topics()
         self.app = Starlette(
             routes=[
-                Route("/orders", self._local("/orders", "torture.order"), methods=["POST"]),
-                Route("/bookings", self._local("/bookings", "torture.booking", **WAITS), methods=["POST"]),
+                Route("/orders", self._local("/orders", "torture.order", emits=True), methods=["POST"]),
+                Route("/bookings", self._local("/bookings", "torture.booking", emits=False, **WAITS), methods=["POST"]),
                 Route("/payments", self._payments(), methods=["POST"]),
                 Route("/transfers", self._transfers(), methods=["POST"]),
                 Route("/notifications", self._notifications(), methods=["POST"]),
@@ -66,12 +66,15 @@ class Shop:
         )
         self.once.install(self.app, tenant=lambda _: settings.tenant)
 
-    def _local(self, path: str, operation: str, **policy: Any) -> Any:  # noqa: ANN401  (an endpoint)
+    def _local(self, path: str, operation: str, *, emits: bool, **policy: Any) -> Any:  # noqa: ANN401  (an endpoint)
+        """What emits nothing is committed in the message of its record, where the store has such a message."""
+
         @self.once.protect(effects=LOCAL, operation=operation, **policy)
         async def order(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
             made = await self.books.add_row(op.connection, path, wanted.customer, wanted.label)
-            op.emit(RECEIPT, {"customer": wanted.customer})
+            if emits:
+                op.emit(RECEIPT, {"customer": wanted.customer})
             await _trouble(request)
             return JSONResponse({"id": made, "attempt": op.attempt}, HTTPStatus.CREATED)
 

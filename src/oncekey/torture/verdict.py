@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOOKED_AT: Final = frozenset(Rule) - {Rule.OUTBOX, Rule.EMPTY, Rule.KEPT}
 """The outbox is looked at below, against what was delivered; nothing is old enough to expire."""
 _CREATED: Final = 201
-_EMITTING: Final = frozenset({"/orders", "/bookings", "/payments"})
+_EMITTING: Final = frozenset({"/orders", "/payments"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import uuid
 from dataclasses import replace
+from http import HTTPStatus
 
 import psycopg
 import pytest
@@ -28,10 +29,12 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.core.model import Deferred, RecordId
+from oncekey.core.model import HOUR, Deferred, RecordId, Replay
 from oncekey.core.onecommit import Ground, Kind, Sealed
+from oncekey.core.policy import Policy
 from oncekey.drivers import asyncpg_saying, psycopg_saying
 from oncekey.drivers.postgres_folding import as_text
+from oncekey.engine import local
 from oncekey.flow import Statement
 from oncekey.stores.locks import LONGEST_FOLDED
 from oncekey.stores.postgres import PostgresStore
@@ -166,6 +169,32 @@ class TestRecords:
         assert look.begun < look.snapshot.now < before < record["created_at"] < after
         assert record["created_at"] == record["finished_at"] == record["last_run_at"]
         assert told.expires_at == record["expires_at"] == record["created_at"] + TTL
+
+    @pytest.mark.parametrize("while_it_runs", [-HOUR, 0, 2 * TTL])
+    @pytest.mark.parametrize("afterwards", [-HOUR, 0, TTL - 1])
+    async def test_a_clock_that_is_set_to_another_time(self, kind, dsn, raw, while_it_runs, afterwards):
+        # P6: what counts is the clock's time at the commit; a record that is from the future is an answer, too
+        clock = ManualClock(START)
+        store = PostgresStore(clock=clock)
+        async with opened(kind, dsn) as driver:
+            claim, item = a_claim(), order()
+            tx, look = await entered(driver, claim, store)
+            await ask(tx, insert(item))
+            clock.advance(while_it_runs)
+            committed = clock()
+            told = await sealed(tx, look, claim, store=store)
+            assert told == Sealed(committed + TTL, in_one_commit=True)
+            record = columns(raw, claim)
+            assert {record[name] for name in ("created_at", "last_run_at", "finished_at")} == {committed}
+            clock.advance(afterwards)
+            late = again(claim)
+            tx, look = await entered(driver, late, store)
+            assert isinstance(local.enter(look, late, Policy()), Replay)
+            await tx.rollback()
+            clock.now = committed + TTL
+            tx, look = await entered(driver, late, store)
+            assert isinstance(local.enter(look, late, Policy()), local.Go)  # and it expires once, by that clock
+            await tx.rollback()
 
     async def test_a_stored_answer_is_seen(self, kind, dsn):
         async with opened(kind, dsn) as driver:
@@ -430,6 +459,9 @@ class TestLiterals:
     @given(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.binary()))
     def test_only_digits(self, value):
         assert re.fullmatch(r"NULL|true|false|'-?[0-9]+'|E'\\\\x[0-9a-f]*'", literal(value))
+
+    def test_a_member_of_an_enumeration_is_its_number(self):
+        assert literal(HTTPStatus.CREATED) == "'201'"
 
     @pytest.mark.parametrize("value", ["text", 1.5, [1]])
     def test_nothing_else_is_written(self, value):

@@ -1,0 +1,184 @@
+"""The messages of BEGIN and of COMMIT, cut and cancelled at every single byte, as a client sees it (F12, F20, P7, L8).
+
+Each try is a whole request over HTTP on a real server. After so many bytes of one of its messages, or of the answer to
+it, the connection ends or the request is cancelled; then the client comes again with its key. Whatever byte it was,
+the row is there once, both requests were told the same, none was told "not accepted" of what was accepted, and neither
+a lock nor a transaction is left.
+
+Strides share the points out between workers, and no message has to be measured before: a stride is over where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from frameworks.realshop import PostgresDatabase, RealShop
+from frameworks.shop import new_key
+from harness.asgi import Reply, cancelled_at, until
+from harness.cutting import CuttingProxy, Side
+from harness.databases import DatabaseServer
+from harness.dsn import through
+from harness.tables import make_tables
+from oncekey.effects import LOCAL
+from oncekey.engine.operation import Operation
+
+STRIDES = 2
+MESSAGES = 3
+PACKAGES = ("asyncpg", "psycopg")
+ENTER, SEAL = b"oncekey.enter", b"oncekey.seal"
+SHORTEST = {(ENTER, Side.CLIENT): 200, (ENTER, Side.SERVER): 100, (SEAL, Side.CLIENT): 500, (SEAL, Side.SERVER): 100}
+"""So many bytes, and more, a message or an answer has: less would mean that something else was cut."""
+
+FOUND = """
+    SELECT (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+                AND (state <> 'idle' OR xact_start IS NOT NULL)),
+           (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())),
+           (SELECT count(*) FROM orders WHERE item = %s), (SELECT count(*) FROM oncekey.record WHERE key = %s)
+"""
+
+
+class Trial:
+    """A shop behind a relay, and one request after the other that something happens to."""
+
+    def __init__(self, shop: RealShop, proxy: CuttingProxy, raw: psycopg.Connection[Any]) -> None:
+        self.shop, self.proxy, self.raw = shop, proxy, raw
+
+    async def cut(self, message: bytes, side: Side, after: int) -> bool:
+        """End the connection there; whether that message has so many bytes."""
+        key, item = new_key(), uuid.uuid4().hex
+        stop = self._armed(message, side, after, ends=True)
+        first = await self.shop.send(f"/orders?item={item}", key=key)
+        await self._judge(key, item, first)
+        return stop.happened.is_set()
+
+    async def cancel(self, message: bytes, side: Side, after: int) -> bool:
+        """Cancel the request's task while a message, or the answer, has come so far."""
+        key, item = new_key(), uuid.uuid4().hex
+        stop = self._armed(message, side, after, ends=False)
+        caller = self.shop.caller(f"/orders?item={item}", key=key)
+        task = asyncio.create_task(caller.run())
+        await until(lambda: stop.happened.is_set() or task.done())
+        task.cancel()
+        stop.let_go.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await self._judge(key, item, caller.reply if caller.answered else None)
+        return stop.happened.is_set()
+
+    async def cancel_at(self, number: int) -> bool:
+        """Cancel the request's task when it waits for the n-th time; whether it ever waits so often."""
+        key, item = new_key(), uuid.uuid4().hex
+        caller = self.shop.caller(f"/orders?item={item}", key=key)
+        ended = await cancelled_at(number, caller.run())
+        await self._judge(key, item, caller.reply if caller.answered else None)
+        return ended is None
+
+    def _armed(self, message: bytes, side: Side, after: int, *, ends: bool) -> Any:
+        self.proxy.count()
+        return self.proxy.stop(message, side, after, ends=ends)
+
+    async def _judge(self, key: str, item: str, first: Reply | None) -> None:
+        rows = await self._found(key, item)
+        done = first is not None and first.status == 201
+        if done:
+            assert rows == 1, "it was said to be done"
+        if first is not None and first.code == "idempotency_store_unavailable":
+            assert rows == 0, "it was said not to be accepted"
+        again = await self.shop.send(f"/orders?item={item}", key=key)
+        assert (again.status, again.replayed) == (201, rows == 1), again
+        assert not done or again.body == first.body, "two answers to one key"
+        assert await self._found(key, item) == 1
+
+    async def _found(self, key: str, item: str) -> int:
+        """How many rows there are once everybody is at rest: a server takes a moment to see that a client is gone."""
+        deadline = time.monotonic() + 30
+        while (found := self.raw.execute(FOUND, [item, key]).fetchone()) is None or found[:2] != (0, 0):
+            assert time.monotonic() < deadline, f"a transaction or a lock is left: {found}"
+            await asyncio.sleep(0.001)
+        _, _, rows, records = found
+        assert rows == records <= 1, "rows and record together, once, or neither"
+        return int(rows)
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def prepared(postgres_server: DatabaseServer) -> Iterator[str]:
+    """One database for all of them."""
+    name = f"bytes_{uuid.uuid4().hex}"
+    dsn = make_tables(postgres_server.create_database(name))
+    PostgresDatabase(dsn, PACKAGES[0])
+    yield dsn
+    postgres_server.drop_database(name)
+
+
+@contextlib.asynccontextmanager
+async def trial(package: str, dsn: str) -> AsyncIterator[Trial]:
+    """A shop whose answer differs from run to run."""
+    with CuttingProxy.before(dsn) as proxy, psycopg.connect(dsn, autocommit=True) as raw:
+        database = PostgresDatabase.__new__(PostgresDatabase)
+        database.dsn, database.package = dsn, package
+        database.url = f"{through(dsn, proxy.port).replace('postgresql://', f'postgresql+{package}://')}?pool_size=2"
+        shop = RealShop(database)
+
+        @shop.app.post("/orders", status_code=201)
+        @shop.once.protect(effects=LOCAL)
+        async def create(op: Operation, item: str) -> dict[str, str]:
+            await database.insert(op.connection, item)
+            return {"run": uuid.uuid4().hex}
+
+        async with shop.open():
+            yield Trial(shop, proxy, raw)
+
+
+async def each_byte(attempt: Callable[[int], Awaitable[bool]], start: int) -> int:
+    """Try every byte of a stride until there is none; the last one."""
+    after, missed = start, 0
+    # One number in a message may have a few digits less than in the next one.
+    while missed < 4:
+        missed = 0 if await attempt(after) else missed + 1
+        after += STRIDES
+    return after - STRIDES * missed
+
+
+@pytest.mark.parametrize("start", range(STRIDES))
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("message", [ENTER, SEAL], ids=bytes.decode)
+async def test_the_connection_ends_after_any_byte(
+    package: str, message: bytes, side: Side, start: int, prepared: str
+) -> None:
+    async with trial(package, prepared) as tried:
+        last = await each_byte(partial(tried.cut, message, side), start)
+    assert last > SHORTEST[message, side]
+
+
+@pytest.mark.parametrize("start", range(STRIDES))
+@pytest.mark.parametrize("message", [ENTER, SEAL], ids=bytes.decode)
+async def test_the_task_is_cancelled_after_any_byte_of_the_answer(
+    package: str, message: bytes, start: int, prepared: str
+) -> None:
+    # How far a message came, its sender does not know: there, the edges of test_folding_faults are all that differs.
+    async with trial(package, prepared) as tried:
+        last = await each_byte(partial(tried.cancel, message, Side.SERVER), start)
+    assert last > SHORTEST[message, Side.SERVER]
+
+
+async def test_the_task_is_cancelled_wherever_it_waits(package: str, prepared: str) -> None:
+    async with trial(package, prepared) as tried:
+        number = 1
+        while await tried.cancel_at(number):
+            number += 1
+    assert number > MESSAGES
