@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import multiprocessing
 import os
@@ -210,7 +211,7 @@ class Once:
             self.policy,
             tenant=starlette.resolver(app, options["tenant"], "tenant"),
             principal=None if principal is None else starlette.resolver(app, principal, "principal"),
-            status_path=None if status is None else status.rstrip("/"),
+            status_path=status,
             enrol=options.get("enrol"),
             respond=starlette.respond,
             raised=starlette.raised(app),
@@ -473,6 +474,8 @@ class Once:
     def start_anew(self) -> None:
         """In a process that was forked: connections, threads and locks are the parent's, and stay as they are."""
         _inherited.append((self._blocking, self._aside))
+        if self._aside is not None:
+            atexit.unregister(self._aside.stop)
         self._blocking = self._aside = self._service = None
         self._connecting = Lock()
         for threads in self._threaded.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -92,6 +92,10 @@ class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler make
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+SAID_TO_US: Final = (NotExecuted, LeaseLostError, StoppingError)
+"""What ends a handler and is no fault that a server has to hear of: it was said to oncekey, which answers."""
 
 
 class Rejected(OncekeyError, Generic[T]):  # noqa: N818  (the provider's statement, not a fault)

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.answers import marked_lines
-from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
+from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Code, Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
@@ -80,8 +80,7 @@ class OncekeyWsgi:
         except BaseException as error:
             if exchange.unsettled:
                 exchange.finish(error)
-            # What a handler says to us is not a fault that the server has to hear of.
-            if exchange.answer is None or not isinstance(error, NotExecuted | LeaseLostError | StoppingError):
+            if exchange.answer is None or not isinstance(error, SAID_TO_US):
                 raise
         return _sent(exchange, start_response)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from oncekey.core.errors import LeaseLostError, NotExecuted, StoppingError
+from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Code, Refuse
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import IncompleteError
@@ -106,8 +106,7 @@ class OncekeyMiddleware:
                 if await exchange.turn_away(error):
                     return
                 raise
-            # What a handler says to us is not a fault that the server has to hear of.
-            if not await exchange.finish(error) or not isinstance(error, NotExecuted | LeaseLostError | StoppingError):
+            if not await exchange.finish(error) or not isinstance(error, SAID_TO_US):
                 raise
         else:
             if exchange.phase is Phase.RUNNING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.frameworks.asgi.intake import Intake
 from oncekey.frameworks.asgi.places import Phase
+from oncekey.frameworks.blocking import ONE_OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,6 @@ NO_REQUEST: Final = (
     "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...), or call "
     "handler.__wrapped__ if the handler takes no operation"
 )
-ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 CALLED: Final = (
     "{operation} is protected and was called as a function by {caller}, which is not: nothing was executed. Move what "
     "both need into a function of its own, or call it by a request with a key of its own; a decorator above "

@@ -69,7 +69,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
         return _respond(request.installation, Answer(request.answer.status, (), b""))
 
     @functools.wraps(handler)
-    def plainly(*args: Any, **kwargs: Any) -> Any:
+    def direct(*args: Any, **kwargs: Any) -> Any:
         exchange = blocking.current.get()
         if exchange is not None:
             return exchange.call(handler, enrolment, name, args, kwargs)
@@ -80,7 +80,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
             return from_thread.run(functools.partial(awaited, *args, **kwargs))
         return awaited(*args, **kwargs)
 
-    wrapper: Any = _awaitable(plainly) if enrolment.blocking else awaited
+    wrapper: Any = _awaitable(direct) if enrolment.blocking else awaited
     signature = inspect.signature(handler)
     shown = [parameter for parameter in signature.parameters.values() if parameter.name != name]
     wrapper.__signature__ = signature.replace(parameters=shown)
