@@ -28,8 +28,13 @@ from harness.cutting import CuttingProxy, Side
 from harness.databases import DatabaseServer
 from harness.dsn import through
 from harness.tables import make_tables
+from oncekey.core.answers import Answer
 from oncekey.effects import LOCAL
+from oncekey.engine import settle
+from oncekey.engine.answering import refused
+from oncekey.engine.effects import Life
 from oncekey.engine.operation import Operation
+from oncekey.engine.run import Run
 
 STRIDES = 2
 MESSAGES = 3
@@ -182,3 +187,28 @@ async def test_the_task_is_cancelled_wherever_it_waits(package: str, prepared: s
         while await tried.cancel_at(number):
             number += 1
     assert number > MESSAGES
+
+
+def taken_for_done(run: Run) -> Life[Answer | None]:
+    return None
+    yield from ()
+
+
+def taken_for_undone(run: Run) -> Life[Answer | None]:
+    return refused(run, settle.NOT_THERE)
+    yield from ()
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [(taken_for_done, Side.CLIENT, "said to be done"), (taken_for_undone, Side.SERVER, "said not to be accepted")],
+    ids=["done", "undone"],
+)
+async def test_who_does_not_ask_what_became_of_a_commit_is_noticed(
+    package: str, mutant: tuple[Any, Side, str], prepared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    concludes, side, noticed = mutant
+    monkeypatch.setattr(settle, "_lost_commit", concludes)
+    async with trial(package, prepared) as tried:
+        with pytest.raises(AssertionError, match=noticed):
+            await tried.cut(SEAL, side, 100)
