@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -28,8 +29,13 @@ from harness.cutting import CuttingProxy, Side
 from harness.databases import DatabaseServer
 from harness.dsn import through
 from harness.tables import make_tables
+from oncekey.core.answers import Answer
 from oncekey.effects import LOCAL
+from oncekey.engine import settle
+from oncekey.engine.answering import refused
+from oncekey.engine.effects import Life
 from oncekey.engine.operation import Operation
+from oncekey.engine.run import Run
 
 STRIDES = 2
 MESSAGES = 3
@@ -154,15 +160,35 @@ async def each_byte(attempt: Callable[[int], Awaitable[bool]], start: int) -> in
     return after - STRIDES * missed
 
 
-@pytest.mark.parametrize("start", range(STRIDES))
-@pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("message", [ENTER, SEAL], ids=bytes.decode)
-async def test_the_connection_ends_after_any_byte(
-    package: str, message: bytes, side: Side, start: int, prepared: str
+async def test_the_connection_ends_after_any_byte_of_a_message(package: str, message: bytes, prepared: str) -> None:
+    # Both packages send the same, and do not know how far it came: each cuts at every second byte.
+    async with trial(package, prepared) as tried:
+        last = await each_byte(partial(tried.cut, message, Side.CLIENT), PACKAGES.index(package))
+    assert last > SHORTEST[message, Side.CLIENT]
+
+
+async def test_both_packages_send_the_same(prepared: str) -> None:
+    said: dict[str, list[bytes]] = {}
+    for package in PACKAGES:
+        async with trial(package, prepared) as tried:
+            for _ in range(2):
+                tried.proxy.count()
+                assert (await tried.shop.send(f"/orders?item={uuid.uuid4().hex}", key=new_key())).status == 201
+            # But for its length in front, and the values in it.
+            said[package] = [re.sub(rb"[0-9a-f-]+", b"", one[5:]) for one, _ in tried.proxy.messages if b"CALL" in one]
+    assert len(said[PACKAGES[0]]) == 2
+    assert said[PACKAGES[0]] == said[PACKAGES[1]]
+
+
+@pytest.mark.parametrize("start", range(STRIDES))
+@pytest.mark.parametrize("message", [ENTER, SEAL], ids=bytes.decode)
+async def test_the_connection_ends_after_any_byte_of_the_answer(
+    package: str, message: bytes, start: int, prepared: str
 ) -> None:
     async with trial(package, prepared) as tried:
-        last = await each_byte(partial(tried.cut, message, side), start)
-    assert last > SHORTEST[message, side]
+        last = await each_byte(partial(tried.cut, message, Side.SERVER), start)
+    assert last > SHORTEST[message, Side.SERVER]
 
 
 @pytest.mark.parametrize("start", range(STRIDES))
@@ -170,7 +196,7 @@ async def test_the_connection_ends_after_any_byte(
 async def test_the_task_is_cancelled_after_any_byte_of_the_answer(
     package: str, message: bytes, start: int, prepared: str
 ) -> None:
-    # How far a message came, its sender does not know: there, the edges of test_folding_faults are all that differs.
+    # How far a message came, its sender does not know: for cancellations the edges in test_folding_faults are enough.
     async with trial(package, prepared) as tried:
         last = await each_byte(partial(tried.cancel, message, Side.SERVER), start)
     assert last > SHORTEST[message, Side.SERVER]
@@ -182,3 +208,28 @@ async def test_the_task_is_cancelled_wherever_it_waits(package: str, prepared: s
         while await tried.cancel_at(number):
             number += 1
     assert number > MESSAGES
+
+
+def taken_for_done(run: Run) -> Life[Answer | None]:
+    return None
+    yield from ()
+
+
+def taken_for_undone(run: Run) -> Life[Answer | None]:
+    return refused(run, settle.NOT_THERE)
+    yield from ()
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [(taken_for_done, Side.CLIENT, "said to be done"), (taken_for_undone, Side.SERVER, "said not to be accepted")],
+    ids=["done", "undone"],
+)
+async def test_who_does_not_ask_what_became_of_a_commit_is_noticed(
+    package: str, mutant: tuple[Any, Side, str], prepared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    concludes, side, noticed = mutant
+    monkeypatch.setattr(settle, "_lost_commit", concludes)
+    async with trial(package, prepared) as tried:
+        with pytest.raises(AssertionError, match=noticed):
+            await tried.cut(SEAL, side, 100)
