@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from bench.counting import Relay
 from bench.figures import BenchError, Figures, Slice, by_cpu, by_rate
-from bench.load import Load, fire
+from bench.load import Load, Volley, fire
 from bench.page import doublings, page, steps
 from bench.results import between_markers, readme, tables
 from bench.serving import Serving, Stores
@@ -223,6 +223,42 @@ def test_rows_that_are_missing_are_no_figures(tmp_path: Path) -> None:
         file.execute("INSERT INTO bench_order (product, quantity) VALUES ('p', 1)")
         file.commit()
         field.check(stores)
+
+
+class _Slow:
+    """Lanes of a server that answers so many requests in a slice, however long it is."""
+
+    def __init__(self, answers: int) -> None:
+        self.answers = answers
+
+    async def fire(self, load: Load) -> Volley:
+        volley = Volley(seconds=1.0)
+        while volley.count < min(self.answers, load.at_most) and load.request() is not None:
+            volley.latencies.append(0.001)
+        return volley
+
+
+class _Awake:
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def said(self) -> str:
+        return ""
+
+
+async def test_who_replays_elsewhere_never_runs_out_of_keys(tmp_path: Path) -> None:
+    wanted = chosen(["replay-elsewhere"], peers=False, baseline=True)
+    field = rounds.Field(wanted, Serving(Stores(None, tmp_path), {}, None), 1)
+    replaying = [one for one in wanted.variants if one.sends is Sends.ELSEWHERE]
+    assert [one.name for one in replaying] == ["replay-elsewhere", "replay-elsewhere@before"]
+    for place in wanted.places:
+        field._servers[place.name] = _Awake()  # type: ignore[assignment]
+        field._lanes[place.name] = _Slow(500 if "elsewhere" in place.name else 30)  # type: ignore[assignment]
+    for _ in range(4):  # turn after turn, and nobody makes keys in between
+        for variant in replaying:
+            await field.stock(variant, 5000)
+            assert (await field.fire(variant, 1.0, 5000)).count >= 300
 
 
 def test_processor_time_grows_with_work() -> None:
