@@ -1,14 +1,16 @@
 """`python -m bench.reap`: what reaping a full table does to the requests that are served meanwhile (R169).
 
-PostgreSQL only. A load of claims and settlements runs all the time. A reaper, in a process of its own as `oncekey worker`
-is, removes all expired records and writes the audit; it works and pauses by turns, so that the load alone and the load
-beside it are compared within seconds. WAL is measured once more without a load, with the audit and without it.
+PostgreSQL only. A load of claims and settlements runs all the time. A reaper, in a process of its own like that of
+`oncekey worker`, removes all expired records and writes the audit. It works and pauses by turns, so that the load alone
+and the load beside it are compared within seconds. WAL is measured once more without a load, with and without the
+audit.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 DAY = 86_400_000_000
 ROWS, FULL = 200_000, 1_000_000
 WAL_ROWS = 20_000
+CLIENTS = 4
 TURN = 3.0
 """Seconds that the reaper works, and pauses, by turns."""
 SETTLING = 0.2
@@ -216,7 +219,7 @@ async def beside_a_load(url: str, rows: int, clients: int, turn: float, say: Say
 
 def _noise(found: Sequence[float]) -> dict[str, float] | None:
     """How one turn of the load alone compares with the one before it."""
-    ratios = [later / earlier for earlier, later in zip(found, found[1:], strict=False)]
+    ratios = [later / earlier for earlier, later in itertools.pairwise(found)]
     return asdict(Range.of(ratios)) if ratios else None
 
 
@@ -269,18 +272,16 @@ def told(found: dict[str, Any]) -> str:
     """What was found, for the terminal."""
     alone, beside, [audited, silent] = found["load_alone_ms"], found["load_beside_ms"], found["wal"]
     ratios, noise = found["p99_ratios"], found["p99_noise"]
+    rows, each, batch = found["rows"], found["rows_per_s"], found["batch_ms"]
+    times = f"{found['p99_ratio']:.2f} times (p50: {alone['p50']:.1f} and {beside['p50']:.1f} ms)"
     lines = [
-        f"{found['rows']} rows in {found['seconds']:.1f} s ({found['rows_per_s']}/s with the audit, beside a load): "
-        f"a million in {found['million_s']:.0f} s",
-        f"a batch took {found['batch_ms']['p50']:.0f} ms, at most {found['batch_ms']['worst']:.0f} ms",
-        f"the load's p99: {alone['p99']:.1f} ms alone, {beside['p99']:.1f} ms beside the reaper: "
-        f"{found['p99_ratio']:.2f} times (p50: {alone['p50']:.1f} and {beside['p50']:.1f} ms)",
+        f"{rows} rows in {found['seconds']:.1f} s beside a load ({each}/s): a million in {found['million_s']:.0f} s",
+        f"a batch took {batch['p50']:.0f} ms, at most {batch['worst']:.0f} ms",
+        f"the load's p99: {alone['p99']:.1f} ms alone, {beside['p99']:.1f} ms beside the reaper: {times}",
     ]
     if ratios is not None and noise is not None:
-        lines.append(
-            f"turn by turn {ratios['median']:.2f} times ({ratios['low']:.2f}-{ratios['high']:.2f}); two turns without a "
-            f"reaper differ by {noise['low']:.2f}-{noise['high']:.2f}"
-        )
+        turns = f"{ratios['median']:.2f} times ({ratios['low']:.2f}-{ratios['high']:.2f})"
+        lines.append(f"turn by turn {turns}; two turns without a reaper: {noise['low']:.2f}-{noise['high']:.2f} times")
     lines.append(
         f"WAL per row: {audited['wal_bytes_per_row']} bytes with the audit, {silent['wal_bytes_per_row']} without"
     )
@@ -292,7 +293,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.reap", description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"so many expired rows ({ROWS})")
     parser.add_argument("--full", action="store_true", help="a million rows")
-    parser.add_argument("--clients", type=int, default=4, help="requests of the load at once (4)")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"requests of the load at once ({CLIENTS})")
     parser.add_argument("--turn", type=float, default=TURN, help=f"seconds of each turn ({TURN:g})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     parser.add_argument("--reaper", help=argparse.SUPPRESS)

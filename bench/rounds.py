@@ -252,16 +252,18 @@ class Run:
         async with await Relay.open(self.stores.postgres.port) as relay:
             stores = Stores(self.stores.postgres, self.stores.folder, self.stores.redis, relay.port)
             with Serving(stores, self.pythons, self.before) as serving:
-                missing = await serving.start(chosen.places)
+                missing = await serving.start(chosen.places, Progress(len(chosen.places)).step)
                 return await self._each_counted(without(chosen, missing), serving, stores, relay), missing
 
     async def _each_counted(self, chosen: Chosen, serving: Serving, stores: Stores, relay: Relay) -> dict[str, Counts]:
         self.say(f"counting messages of {len(chosen.variants)} variants")
         found: dict[str, Counts] = {}
         stored = {place.name for place in chosen.places if place.store not in {Store.NONE, Store.SQLITE}}
+        progress = Progress(len(chosen.variants))
         ground = Field(chosen, serving, connections=1)
         await ground.open(30.0, min(COUNTED_WARM, self.plan.at_most))
         for variant in chosen.variants:
+            progress.step(variant.name)
             if variant.place in stored:
                 await ground.stock(variant, COUNTED)
                 ground.server(variant).resume()
@@ -279,7 +281,7 @@ class Run:
         rounds: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
         timed = Stores(self.stores.postgres, self.stores.folder, self.stores.redis)
         with Serving(timed, self.pythons, self.before, pin=plan.pin) as serving:
-            await serving.start(chosen.places)
+            await serving.start(chosen.places, Progress(len(chosen.places)).step)
             if plan.pin:
                 os.sched_setaffinity(0, os.sched_getaffinity(0) - {min(os.sched_getaffinity(0))})
             ground = Field(chosen, serving, plan.connections)

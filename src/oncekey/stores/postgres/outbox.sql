@@ -108,7 +108,9 @@ SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner::
     lease_until = clock.now + :lease::bigint, due_at = clock.now + :lease::bigint
 FROM clock
 WHERE parcel.ctid = ANY (ARRAY(SELECT found.spot FROM found)) AND parcel.due_at <= clock.now
-RETURNING clock.now, parcel.*;
+RETURNING parcel.place, parcel.id, parcel.kind, parcel.scope, parcel.key, parcel.incarnation, parcel.aggregatetype,
+    parcel.payload, parcel.downstream_key, parcel.position, parcel.order_by, parcel.fence, parcel.attempts,
+    parcel.lease_until, parcel.created_at, parcel.first_error, parcel.last_error;
 
 -- name: held_by
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
