@@ -31,7 +31,8 @@ LINES = 200
 
 def say(words: str) -> None:
     """Progress goes beside the figures, not between them."""
-    print(f"bench: {words}", file=sys.stderr, flush=True)
+    start = "\r\033[K" if sys.stderr.isatty() else ""  # over what tells of progress
+    print(f"{start}bench: {words}", file=sys.stderr, flush=True)
 
 
 def main(words: list[str] | None = None) -> int:
