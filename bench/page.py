@@ -278,7 +278,7 @@ def _about(document: Document) -> str:
         "Again, please",
         "Rates are this machine's at that moment. Ratios survive that, though not entirely: see bench/README.md.",
         f'<pre>make bench ARGS="{escape(words)}"\nmake bench ARGS="--only local,replay --rounds 3"\n'
-        'make bench ARGS="--baseline HEAD~20 --without-peers"</pre>'
+        'make bench ARGS="--baseline HEAD~20 --without-peers"\nmake bench ARGS="--only drain,reap --full"</pre>'
         f'<ul class="facts"><li>{escape(str(machine["processor"]))}, {escape(machine["system"])}</li>'
         f"<li>{escape(packages)}</li>"
         f"<li>load {machine['load_before']} before, {machine['load_after']} after</li>{missing}</ul>",
