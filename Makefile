@@ -59,7 +59,7 @@ check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p harness
 	$(VENV)/bin/lint-imports
 
-bench: $(VENV)/.dev ## Measure requests beside unprotected ones and other packages (ARGS="--rounds 7 --only local,replay")
+bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")
 	$(PY) -m bench $(ARGS)
 
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)

@@ -1,7 +1,8 @@
 """`python -m bench`: what a protected request costs, beside the same one unprotected and beside other packages.
 
-It starts a private PostgreSQL and one server process for each application, lets them take turns under load, and writes
-figures, never a verdict: a table here, `results.json`, and a page with plots.
+It starts a private PostgreSQL and one server process for each application and lets them take turns under load; then
+workers empty an outbox, and a reaper works beside a load. It writes figures, never a verdict: tables here,
+`results.json`, and a page with plots.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench import page, prepared, results, rounds, serving
+from bench import outbox_drain, page, prepared, reap, results, rounds, serving, summary
 from bench.figures import BenchError
 from bench.places import ROOT
-from bench.variants import VARIANTS, Chosen, chosen, without
-
-__all__ = ["BenchError", "main"]
+from bench.variants import VARIANTS, WORKERS, Chosen, chosen, named, without
 
 JSON, PAGE = "results.json", "index.html"
+FULL = 50_000
+"""Messages in a full outbox."""
+LINES = 200
+"""Lines that keep an order."""
 
 
 def say(words: str) -> None:
     """Progress goes beside the figures, not between them."""
-    print(f"bench: {words}", file=sys.stderr, flush=True)
+    start = "\r\033[K" if sys.stderr.isatty() else ""  # over what tells of progress
+    print(f"{start}bench: {words}", file=sys.stderr, flush=True)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -39,10 +44,15 @@ def main(words: list[str] | None = None) -> int:
         if said.list:
             for variant in VARIANTS:
                 print(f"{variant.group:<9} {variant.name:<22} {variant.title}")
+            for name, title in WORKERS.items():
+                print(f"{'workers':<9} {name:<22} {title}")
+        elif said.check:
+            return _check()
         elif said.readme:
-            return _readme(said.out / JSON, check=said.check)
+            _readme(_results(said.out))
         elif said.render:
-            (said.out / PAGE).write_text(page.page(json.loads((said.out / JSON).read_text())))
+            (said.out / PAGE).write_text(page.page(_results(said.out)))
+            say(f"{PAGE} is in {said.out}")
         else:
             _measure(said)
     except BenchError as error:
@@ -56,34 +66,47 @@ def main(words: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    plan = rounds.Plan()
-    parser.add_argument("--rounds", type=_positive, default=plan.rounds, help=f"rounds ({plan.rounds})")
-    parser.add_argument("--turns", type=_positive, default=plan.turns, help=f"slices per round ({plan.turns})")
-    parser.add_argument(
+    plan, drain = rounds.Plan(), outbox_drain.Plan()
+    requests = parser.add_argument_group("requests")
+    requests.add_argument("--rounds", type=_positive, default=plan.rounds, help=f"rounds ({plan.rounds})")
+    requests.add_argument("--turns", type=_positive, default=plan.turns, help=f"slices per round ({plan.turns})")
+    requests.add_argument(
         "--seconds", type=float, default=plan.seconds, help=f"seconds per variant and round ({plan.seconds})"
     )
-    parser.add_argument(
+    requests.add_argument(
         "--connections", type=_positive, default=plan.connections, help=f"requests at once ({plan.connections})"
     )
-    parser.add_argument(
+    requests.add_argument(
         "--requests", type=_positive, default=plan.at_most, help=f"at most so many per slice ({plan.at_most})"
     )
-    parser.add_argument(
+    requests.add_argument(
         "--minutes", type=float, default=plan.minutes, help=f"begin no round that would end later ({plan.minutes:g})"
     )
-    parser.add_argument(
-        "--only", default="", metavar="NAMES", help="variants or groups, with what they are compared with"
+    requests.add_argument("--without-peers", action="store_true", help="install and measure no other package")
+    requests.add_argument("--baseline", metavar="REF", help="measure a commit beside the present sources, as 'before'")
+    requests.add_argument("--pin", action="store_true", help="servers on the first core, the load on others (Linux)")
+    workers = parser.add_argument_group("workers")
+    workers.add_argument(
+        "--messages", type=_positive, default=drain.messages, help=f"in the outbox, per round ({drain.messages})"
     )
-    parser.add_argument("--without-peers", action="store_true", help="install and measure no other package")
-    parser.add_argument("--baseline", metavar="REF", help="measure a commit beside the present sources, as 'before'")
-    parser.add_argument("--pin", action="store_true", help="servers on the first core, the load on the others (Linux)")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", help="folder for results (bench-results)")
-    parser.add_argument("--list", action="store_true", help="list the variants")
-    parser.add_argument("--render", action="store_true", help="make the page again from the results that are there")
-    parser.add_argument(
-        "--readme", action="store_true", help="print the README's figures from the results that are there"
+    workers.add_argument("--rows", type=_positive, default=reap.ROWS, help=f"for the reaper to remove ({reap.ROWS})")
+    workers.add_argument("--full", action="store_true", help=f"{FULL} messages and {reap.FULL} rows")
+    what = parser.add_argument_group("what to do")
+    what.add_argument(
+        "--only",
+        default="",
+        metavar="NAMES",
+        help="variants or groups, with what they are compared with, and drain and reap; --list names them",
     )
-    parser.add_argument("--check", action="store_true", help="with --readme: fail if the README has others")
+    what.add_argument("--out", type=Path, default=ROOT / "bench-results", help="folder for results (bench-results)")
+    what.add_argument("--list", action="store_true", help="list what can be measured")
+    what.add_argument("--render", action="store_true", help="make the page again from the results that are there")
+    what.add_argument(
+        "--readme",
+        action="store_true",
+        help="keep the results that are there in bench/kept.json, and write the README's figures from them",
+    )
+    what.add_argument("--check", action="store_true", help="fail if the README has other figures than bench/kept.json")
     return parser
 
 
@@ -97,11 +120,10 @@ def _positive(word: str) -> int:
 def _measure(said: argparse.Namespace) -> None:
     pin = said.pin and hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1
     plan = rounds.Plan(said.rounds, said.turns, said.seconds, said.connections, said.requests, pin, said.minutes)
-    only = [word.strip() for word in said.only.split(",") if word.strip()]
+    only, beside = named(word.strip() for word in said.only.split(","))
     wanted = chosen(only, peers=not said.without_peers, baseline=said.baseline is not None)
-    commits = prepared.present()
+    commits, missing, before = prepared.present(), {}, None
     with tempfile.TemporaryDirectory(prefix="oncekey-bench-") as folder:
-        before = None
         if said.baseline is not None:
             commits["before"] = prepared.commit_of(said.baseline)
             before = prepared.sources_of(str(commits["before"]), Path(folder))
@@ -110,31 +132,61 @@ def _measure(said: argparse.Namespace) -> None:
         wanted = _installed(wanted, missing)
         with serving.stores(wanted.places, pythons) as stores:
             machine = results.machine(str(stores.asked("SHOW server_version")[0]).split()[0])
-            measured = rounds.run(rounds.Run(plan, stores, pythons, before, say), wanted)
-    document = results.document(measured, plan, machine, commits, missing)
+            measured = None
+            if wanted.variants:
+                measured = rounds.run(rounds.Run(plan, stores, pythons, before, say), wanted)
+    # Requests are measured first: whoever else is busy with these is heard by nobody.
+    workers = _workers(said, beside)
+    document = results.document(measured, plan, machine, commits, missing, workers=workers)
     said.out.mkdir(parents=True, exist_ok=True)
     (said.out / JSON).write_text(json.dumps(document, indent=2) + "\n")
     (said.out / PAGE).write_text(page.page(document))
-    print(results.tables(document))
-    print(f"\n{document['settings']['rounds']} rounds, {plan.connections} connections; median (lowest-highest).")
-    print(results.noise_line(document))
+    for told in (results.tables(document), summary.table(document)):
+        if told:
+            print(told, end="\n\n")
+    print(f"{document['settings']['rounds']} rounds, {plan.connections} connections; median (lowest-highest).")
+    print(summary.noise(document))
     say(f"{JSON} and {PAGE} are in {said.out}")
+
+
+def _workers(said: argparse.Namespace, beside: Sequence[str]) -> dict[str, Any]:
+    """What workers come to, each on a server of its own."""
+    found: dict[str, Any] = {}
+    if "drain" in beside:
+        messages = FULL if said.full else said.messages
+        for name, lines in (("drain", 0), ("drain_ordered", LINES)):
+            plan = outbox_drain.Plan(messages=messages, rounds=said.rounds, lines=lines)
+            found[name] = outbox_drain.document(outbox_drain.measured(plan, outbox_drain.OURS, say), plan)
+    if "reap" in beside:
+        rows = reap.FULL if said.full else said.rows
+        found["reap"] = reap.measured(rows, reap.CLIENTS, reap.TURN, say)
+    return found
 
 
 def _installed(wanted: Chosen, missing: Mapping[str, str]) -> Chosen:
     return without(wanted, [place.name for place in wanted.places if place.peer in missing])
 
 
-def _readme(file: Path, *, check: bool) -> int:
-    if not file.exists():
-        raise BenchError("there are no results yet: make bench")
-    figures = results.readme(json.loads(file.read_text()))
-    if not check:
-        print(figures)
+def _results(folder: Path) -> summary.Document:
+    try:
+        return dict(json.loads((folder / JSON).read_text()))
+    except FileNotFoundError:
+        raise BenchError(f"there are no results in {folder}: make bench") from None
+
+
+def _readme(document: summary.Document) -> None:
+    kept, file = summary.kept(document), ROOT / "README.md"
+    text = file.read_text()
+    file.write_text(text.replace(summary.between_markers(text), summary.readme(kept)))
+    summary.KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    say(f"README.md has the figures of {document['made']}, and {summary.KEPT.name} keeps them")
+
+
+def _check() -> int:
+    figures = summary.readme(json.loads(summary.KEPT.read_text()))
+    if summary.between_markers((ROOT / "README.md").read_text()) == figures:
         return 0
-    if results.between_markers((ROOT / "README.md").read_text()) == figures:
-        return 0
-    say("the README's figures are not those of the last run: python -m bench --readme prints them")
+    say(f"the README's figures are not those of {summary.KEPT.name}: python -m bench --readme writes both")
     return 1
 
 

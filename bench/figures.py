@@ -58,8 +58,8 @@ class Figures:
         return cls(
             requests=requests,
             rate=requests / sum(each.seconds for each in slices),
-            p50_ms=_at(ordered, 0.50) * 1000,
-            p99_ms=_at(ordered, 0.99) * 1000,
+            p50_ms=at(ordered, 0.50) * 1000,
+            p99_ms=at(ordered, 0.99) * 1000,
             server_us=_each((one.server_seconds for one in slices), requests),
             store_us=_each((one.store_seconds for one in slices), requests),
             foreign_cores=statistics.fmean(foreign) if foreign else None,
@@ -76,7 +76,8 @@ def _each(seconds: Iterable[float | None], requests: int) -> float | None:
     return None if None in known else sum(one for one in known if one is not None) / requests * 1e6
 
 
-def _at(ordered: Sequence[float], share: float) -> float:
+def at(ordered: Sequence[float], share: float) -> float:
+    """What a share of sorted values does not exceed."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 

@@ -11,20 +11,22 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.__main__ import BenchError
-from bench.figures import Range
+from bench import clocks
+from bench.figures import BenchError, Range
 from bench.places import places
 
+Say = Callable[[str], None]
 TOPIC = "noop"
 CHUNK = 500
 
@@ -216,44 +218,109 @@ KINDS: dict[str, tuple[str, Callable[..., Queue]]] = {
     "pgqueuer": ("asyncpg", Pgqueuer),
 }
 PEERS = ("procrastinate", "pgqueuer")
+OURS = tuple(name for name in KINDS if name not in PEERS)
 
 
-async def measure(
-    kinds: dict[str, str], messages: int, rounds: int, loops: int, batch: int, **ours: Any
-) -> dict[str, list[float]]:
-    """Rounds in which each takes its turn, and who comes first changes; messages per second of each."""
-    rates: dict[str, list[float]] = {name: [] for name in kinds}
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is drained, and by how many."""
+
+    messages: int = 10_000
+    rounds: int = 5
+    loops: int = 2
+    batch: int = 100
+    lines: int = 0
+    awaits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """One queue in one round."""
+
+    rate: float
+    """Messages per second."""
+    cpu_us: float | None
+    """Processors' time per message, in this process and in PostgreSQL; None where the system does not say it."""
+
+
+def spent(url: str) -> float | None:
+    """Processors' seconds so far, of this process and of the backends of a database."""
+    import psycopg  # noqa: PLC0415
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        said = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        pids = [int(pid) for [pid] in connection.execute(said).fetchall()]
+    found = [clocks.seconds_of(pid) for pid in (os.getpid(), *pids)]
+    return None if None in found else sum(one for one in found if one is not None)
+
+
+async def measure(urls: dict[str, str], plan: Plan, say: Say) -> dict[str, list[Drained]]:
+    """Rounds in which each takes its turn, and who comes first changes."""
+    found: dict[str, list[Drained]] = {name: [] for name in urls}
+    ours = {"lines": plan.lines, "awaits": plan.awaits}
     async with AsyncExitStack() as stack:
-        queues = {name: KINDS[name][1](url, **({} if name in PEERS else ours)) for name, url in kinds.items()}
+        queues = {name: KINDS[name][1](url, **({} if name in PEERS else ours)) for name, url in urls.items()}
         for queue in queues.values():
             await queue.open(stack)
         names = list(queues)
-        for turn in range(-1, rounds):  # the first one warms up
+        for turn in range(-1, plan.rounds):  # the first one warms up
             for offset in range(len(names)):
                 name = names[(turn + offset) % len(names)]
-                count = messages if turn >= 0 else min(messages, 200)
+                count = plan.messages if turn >= 0 else min(plan.messages, 200)
                 await queues[name].fill(count)
-                begun = time.perf_counter()
-                called = await queues[name].drain(loops, batch)
-                took = time.perf_counter() - begun
+                plain = "postgresql:" + urls[name].partition(":")[2]
+                before, begun = spent(plain), time.perf_counter()
+                called = await queues[name].drain(plan.loops, plan.batch)
+                took, after = time.perf_counter() - begun, spent(plain)
                 if called != count:
                     raise BenchError(f"{name}: {count} messages, and {called} calls")
                 if turn >= 0:
-                    rates[name].append(count / took)
+                    cpu = None if before is None or after is None else (after - before) / count * 1e6
+                    found[name].append(Drained(count / took, cpu))
             if turn >= 0:
-                print(f"  round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-    return rates
+                say(f"outbox{f' in {plan.lines} lines' if plan.lines else ''}: round {turn + 1} of {plan.rounds}")
+    return found
 
 
-def table(rates: dict[str, list[float]]) -> str:
-    """The rates, and each as a multiple of the peers' of the same round."""
-    peers = [peer for peer in PEERS if peer in rates]
-    lines = [f"{'queue':<17} {'messages/s':>20}" + "".join(f"{'x ' + peer:>26}" for peer in peers)]
-    for name, found in rates.items():
-        rate = Range.of(found)
+def measured(plan: Plan, names: Sequence[str], say: Say) -> dict[str, list[Drained]]:
+    """Everything, on a server of its own."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the peers tell of every message
+    try:
+        with places(("asyncpg", "psycopg")) as stores:
+            urls = {name: stores[KINDS[name][0]]() for name in names}
+            for peer in PEERS:
+                if peer in urls:
+                    urls[peer] = "postgresql:" + urls[peer].partition(":")[2]
+            return asyncio.run(measure(urls, plan, say))
+    finally:
+        logging.disable(before)
+
+
+def document(found: dict[str, list[Drained]], plan: Plan) -> dict[str, Any]:
+    """What was measured, as it is kept."""
+    queues = {}
+    for name, rounds in found.items():
+        rates, costs = [one.rate for one in rounds], [one.cpu_us for one in rounds if one.cpu_us is not None]
+        queues[name] = {
+            "rate": {**asdict(Range.of(rates)), "rounds": rates},
+            "cpu_us": asdict(Range.of(costs)) if costs else None,
+        }
+    return {"settings": asdict(plan), "queues": queues}
+
+
+def table(found: dict[str, list[Drained]]) -> str:
+    """Rates and costs, and each rate as a multiple of the peers' of the same round."""
+    peers = [peer for peer in PEERS if peer in found]
+    lines = [f"{'queue':<17} {'messages/s':>20} {'CPU us':>8}" + "".join(f"{'x ' + peer:>26}" for peer in peers)]
+    for name, rounds in found.items():
+        rate = Range.of([one.rate for one in rounds])
+        costs = [one.cpu_us for one in rounds if one.cpu_us is not None]
         line = f"{name:<17} {f'{rate.median:.0f} ({rate.low:.0f}-{rate.high:.0f})':>20}"
+        line += f" {Range.of(costs).median:>8.1f}" if costs else f" {'?':>8}"
         for peer in peers:
-            ratio = Range.of([mine / theirs for mine, theirs in zip(found, rates[peer], strict=True)])
+            pairs = zip(rounds, found[peer], strict=True)
+            ratio = Range.of([mine.rate / theirs.rate for mine, theirs in pairs])
             line += f"{f'{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})':>26}"
         lines.append(line)
     return "\n".join(lines)
@@ -261,11 +328,16 @@ def table(rates: dict[str, list[float]]) -> str:
 
 def main(words: list[str] | None = None) -> int:
     """Measure and print."""
+    usual = Plan()
     parser = argparse.ArgumentParser(prog="python -m bench.outbox_drain", description=__doc__)
-    parser.add_argument("--messages", type=int, default=3000, help="messages per round and queue (3000)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds (5)")
-    parser.add_argument("--loops", type=int, default=2, help="workers per queue, in one process (2)")
-    parser.add_argument("--batch", type=int, default=100, help="messages in work per worker (100)")
+    parser.add_argument(
+        "--messages", type=int, default=usual.messages, help=f"messages per round and queue ({usual.messages})"
+    )
+    parser.add_argument("--rounds", type=int, default=usual.rounds, help=f"rounds ({usual.rounds})")
+    parser.add_argument(
+        "--loops", type=int, default=usual.loops, help=f"workers per queue, in one process ({usual.loops})"
+    )
+    parser.add_argument("--batch", type=int, default=usual.batch, help=f"messages in work per worker ({usual.batch})")
     parser.add_argument("--lines", type=int, default=0, help="lines in which ours keeps an order (0: none)")
     parser.add_argument("--awaits", action="store_true", help="our function awaits something")
     parser.add_argument("--without-peers", action="store_true", help="only ours")
@@ -273,30 +345,23 @@ def main(words: list[str] | None = None) -> int:
     said = parser.parse_args(words)
     missing = [peer for peer in PEERS if find_spec(peer) is None]
     if missing and not said.without_peers:
-        print(f"bench: {missing[0]} is not installed: pip install --group bench, or --without-peers", file=sys.stderr)
+        _say(f"{missing[0]} is not installed: pip install --group bench, or --without-peers")
         return 1
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the peers tell of every message
-    names = [name for name in KINDS if not (said.without_peers and name in PEERS)]
+    plan = Plan(said.messages, said.rounds, said.loops, said.batch, said.lines, said.awaits)
     try:
-        with places(("asyncpg", "psycopg")) as found:
-            urls = {name: found[KINDS[name][0]]() for name in names}
-            for peer in PEERS:
-                if peer in urls:
-                    urls[peer] = "postgresql:" + urls[peer].partition(":")[2]
-            ours = {"lines": said.lines, "awaits": said.awaits}
-            rates = asyncio.run(measure(urls, said.messages, said.rounds, said.loops, said.batch, **ours))
+        found = measured(plan, OURS if said.without_peers else tuple(KINDS), _say)
     except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
+        _say(str(error))
         return 1
-    finally:
-        logging.disable(before)
-    print(table(rates))
+    print(table(found))
     print(f"\n{said.rounds} rounds of {said.messages} messages, {said.loops} workers, {said.batch} in work each.")
     if said.json:
-        document = {name: {**asdict(Range.of(found)), "rounds": found} for name, found in rates.items()}
-        said.json.write_text(json.dumps({"settings": vars(said) | {"json": None}, "queues": document}, indent=2) + "\n")
+        said.json.write_text(json.dumps(document(found, plan), indent=2) + "\n")
     return 0
+
+
+def _say(words: str) -> None:
+    print(f"bench: {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bench.results import Document, noise_line, shown
+from bench.reap import told
+from bench.summary import Document, lines, noise, shown
 
 GROUPS = {
     "plain": "Nothing to do",
@@ -36,15 +37,59 @@ def page(document: Document) -> str:
         sources += f", before: {commits['before'][:12]}"
     parts = [
         "<header><h1>What oncekey costs</h1>",
-        f"<p>{escape(noise_line(document))}</p>",
+        f"<p>{escape(noise(document))}</p>",
         f'<p class="quiet">Measured {escape(made[:16].replace("T", " "))} UTC, {escape(sources)}.</p></header>',
+        _summary(document),
         _ratios(document),
+        _workers(document),
         _costs(document),
         _latencies(document),
         _counts(document),
         _about(document),
     ]
     return _FRAME.format(style=_STYLE, body="\n".join(parts))
+
+
+def _summary(document: Document) -> str:
+    found = lines(document)
+    if not found:
+        return ""
+    rows = [
+        f"<tr><td>{escape(line.words.replace('`', ''))}</td><td>{escape(figure)}</td><td>{escape(line.goal)}</td></tr>"
+        for line, figure in found
+    ]
+    return _section(
+        "At a glance",
+        "The median, and the lowest and the highest round. A share of 1 is as cheap, or as fast, as the other.",
+        f'<div class="wide"><table><tr><th></th><th>measured</th><th>goal</th></tr>{"".join(rows)}</table></div>',
+    )
+
+
+def _workers(document: Document) -> str:
+    blocks = []
+    for name, title in (("drain", "The outbox, messages per second"), ("drain_ordered", "The same, in lines")):
+        drained = document["workers"].get(name)
+        if drained is None:
+            continue
+        queues = drained["queues"]
+        ticks = steps(max(one["rate"]["high"] for one in queues.values()))
+        scale = Scale(0.0, ticks[-1], logarithmic=False)
+        rows = []
+        for queue, one in queues.items():
+            rate, cpu = one["rate"], one["cpu_us"]
+            kind = "ours" if queue.startswith("oncekey") else "peer"
+            drawing = _bar(0.0, scale.at(rate["median"]), f"server {kind}")
+            drawing += _whisker(scale, rate) + _dots(scale, rate["rounds"])
+            beside = "" if cpu is None else f", {cpu['median']:.0f} µs"
+            rows.append((queue, drawing, shown(rate, 0) + beside))
+        blocks.append(f"<h3>{escape(title)}</h3>" + _plot(rows, scale, ticks, lambda tick: f"{tick:g}"))
+    reaped = document["workers"].get("reap")
+    if reaped is not None:
+        facts = "".join(f"<li>{escape(line)}</li>" for line in told(reaped).splitlines())
+        blocks.append(f'<h3>The reaper</h3><ul class="facts">{facts}</ul>')
+    if not blocks:
+        return ""
+    return _section("Workers", "Each drained a full outbox in turn; the reaper worked beside a load.", "".join(blocks))
 
 
 class Scale:
@@ -233,7 +278,7 @@ def _about(document: Document) -> str:
         "Again, please",
         "Rates are this machine's at that moment. Ratios survive that, though not entirely: see bench/README.md.",
         f'<pre>make bench ARGS="{escape(words)}"\nmake bench ARGS="--only local,replay --rounds 3"\n'
-        'make bench ARGS="--baseline HEAD~20 --without-peers"</pre>'
+        'make bench ARGS="--baseline HEAD~20 --without-peers"\nmake bench ARGS="--only drain,reap --full"</pre>'
         f'<ul class="facts"><li>{escape(str(machine["processor"]))}, {escape(machine["system"])}</li>'
         f"<li>{escape(packages)}</li>"
         f"<li>load {machine['load_before']} before, {machine['load_after']} after</li>{missing}</ul>",

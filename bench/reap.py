@@ -1,76 +1,99 @@
 """`python -m bench.reap`: what reaping a full table does to the requests that are served meanwhile (R169).
 
-PostgreSQL only. A load of claims and settlements runs alone, then beside a reaper (in a process of its own, as
-`oncekey worker` is) that removes all expired records, then alone again. WAL is measured once more without a load, with
-the audit and without it.
+PostgreSQL only. A load of claims and settlements runs all the time. A reaper, in a process of its own like that of
+`oncekey worker`, removes all expired records and writes the audit. It works and pauses by turns, so that the load alone
+and the load beside it are compared within seconds. WAL is measured once more without a load, with and without the
+audit.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
 import sys
+import threading
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import psycopg
+from bench.figures import BenchError, Range, at
+from bench.places import ROOT, places
 
-from bench.places import places
-from oncekey.core.model import Proceed
-from oncekey.core.policy import Policy
-from oncekey.testing.claims import a_claim, answered
-from oncekey.wire import aconnect
-from oncekey.workers.reaper import Reaper
+if TYPE_CHECKING:
+    from oncekey.flow import Transaction
 
 DAY = 86_400_000_000
-POLICY = Policy()
+ROWS, FULL = 200_000, 1_000_000
+WAL_ROWS = 20_000
+CLIENTS = 4
+TURN = 3.0
+"""Seconds that the reaper works, and pauses, by turns."""
+SETTLING = 0.2
+"""Seconds at the start of a turn whose requests belong to neither."""
+MANY = 100
+"""A turn with fewer requests than this has no 99th percentile to speak of."""
+
+Say = Callable[[str], None]
 
 
-def percentile(values, rank):
-    """A percentile in milliseconds."""
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, int(len(ordered) * rank / 100))] * 1000, 2)
-
-
-def figures(values):
+def waits(seconds: Sequence[float]) -> dict[str, float]:
     """How long things took, in milliseconds."""
-    return {
-        "count": len(values),
-        "p50": percentile(values, 50),
-        "p99": percentile(values, 99),
-        "worst": round(max(values) * 1000, 2),
-    }
+    ordered = sorted(seconds)
+    if not ordered:
+        raise BenchError("nothing was measured")
+    shares = {"p50": 0.50, "p99": 0.99, "worst": 1.0}
+    return {"count": len(ordered), **{name: round(at(ordered, share) * 1000, 2) for name, share in shares.items()}}
 
 
-async def load(engine, clients, until):
-    """Claims and settlements of new keys, each client one at a time with a breath in between; seconds of each pair."""
-    took = []
+class Load:
+    """Claims and settlements of new keys, each client one at a time with a breath in between."""
 
-    async def client():
-        while not until():
+    def __init__(self, engine: Any, clients: int) -> None:
+        self._engine = engine
+        self._took: list[tuple[float, float]] = []
+        self._stopped = False
+        self._tasks = [asyncio.ensure_future(self._client()) for _ in range(clients)]
+
+    async def _client(self) -> None:
+        from oncekey.core.model import Proceed  # noqa: PLC0415
+        from oncekey.core.policy import Policy  # noqa: PLC0415
+        from oncekey.testing.claims import a_claim, answered  # noqa: PLC0415
+
+        policy = Policy()
+        while not self._stopped:
             began = time.perf_counter()
-            verdict = await engine.begin(a_claim(uuid.uuid4().hex), POLICY)
+            verdict = await self._engine.begin(a_claim(uuid.uuid4().hex), policy)
             assert isinstance(verdict, Proceed)
-            settled = await engine.settle(verdict.lease, answered())
+            settled = await self._engine.settle(verdict.lease, answered())
             assert settled.ours
-            took.append(time.perf_counter() - began)
+            self._took.append((began, time.perf_counter() - began))
             await asyncio.sleep(0.01)
 
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return took
+    def since(self, when: float) -> list[float]:
+        """The seconds of each pair that was begun since then."""
+        return [took for began, took in self._took if began >= when]
+
+    async def stop(self) -> None:
+        self._stopped = True
+        await asyncio.gather(*self._tasks)
 
 
 class Timed:
     """A driver's `run` that remembers how long each transaction took."""
 
-    def __init__(self, run):
+    def __init__(self, run: Callable[[Transaction[Any]], Awaitable[Any]]) -> None:
         self._run = run
-        self.took = defaultdict(list)
+        self.took: dict[str, list[float]] = defaultdict(list)
 
-    async def __call__(self, transaction):
+    async def __call__(self, transaction: Transaction[Any]) -> Any:
         began = time.perf_counter()
         try:
             return await self._run(transaction)
@@ -78,13 +101,33 @@ class Timed:
             self.took[transaction.name].append(time.perf_counter() - began)
 
 
-def wal(connection):
+class Turns:
+    """The reaper's rests, which last until it is its turn: a byte on standard input ends the turn, or begins one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._mine = asyncio.Event()
+        self.paused = 0.0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while word := os.read(0, 1):
+            self._loop.call_soon_threadsafe(self._mine.set if word == b"+" else self._mine.clear)
+
+    async def rest(self, seconds: float = 0.0) -> None:
+        await asyncio.sleep(seconds)
+        began = time.perf_counter()
+        await self._mine.wait()
+        self.paused += time.perf_counter() - began
+
+
+def wal(connection: Any) -> int:
     """Bytes of WAL so far."""
     [[lsn]] = connection.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint").fetchall()
-    return lsn
+    return int(lsn)
 
 
-def fill(connection, rows):
+def fill(connection: Any, rows: int) -> None:
     """Finished records that expired yesterday."""
     from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found once `places` was entered)
 
@@ -94,61 +137,104 @@ def fill(connection, rows):
     connection.execute("CHECKPOINT")
 
 
-def a_reaper(engine, run, *, audit=True, batch=POLICY.reap_batch, rests=True):
-    """A reaper that works through everything."""
-    policy = Policy(audit=audit, reap_batch=batch, audit_ttl=timedelta(days=90))
-    sleep = asyncio.sleep if rests else (lambda _: asyncio.sleep(0))
+def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True) -> Any:
+    """A reaper that works through everything, as it ships."""
+    from oncekey.core.policy import Policy  # noqa: PLC0415
+    from oncekey.workers.reaper import Reaper  # noqa: PLC0415
+
+    policy = Policy(audit=audit, audit_ttl=timedelta(days=90))
     return Reaper(engine.store.upkeep, engine.store.audit, run, policy, sleep=sleep)
 
 
-async def beside_a_load(url, connection, rows, clients, seconds):
-    """The load alone, beside the reaper, and alone again."""
-    engine = aconnect(url)
-    fill(connection, rows)
-    ends = time.perf_counter() + seconds
-    before = await load(engine, clients, lambda: time.perf_counter() >= ends)
-    command = [sys.executable, "-m", "bench.reap", "--reaper", url]
-    reaper = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    during = await load(engine, clients, lambda: reaper.returncode is not None)
-    reaped = json.loads(await reaper.stdout.read())
-    assert reaped["moved"] == rows, (reaped, rows)
-    ends = time.perf_counter() + seconds
-    after = await load(engine, clients, lambda: time.perf_counter() >= ends)
-    await engine.close()
-    return {
-        "rows": rows,
-        **reaped,
-        "load_alone_ms": figures(before),
-        "load_beside_ms": figures(during),
-        "load_afterwards_ms": figures(after),
-    }
-
-
-async def reap_all(url):
+async def reap_all(url: str) -> dict[str, Any]:
     """The reaper's own process."""
+    from oncekey.wire import aconnect  # noqa: PLC0415
+
     engine = aconnect(url)
-    timed, began = Timed(engine.driver.run), time.perf_counter()
-    moved = await a_reaper(engine, timed).run_once()
-    took = time.perf_counter() - began
+    timed, turns = Timed(engine.driver.run), Turns()
+    await turns.rest()
+    began, turns.paused = time.perf_counter(), 0.0
+    moved = await a_reaper(engine, timed, turns.rest).run_once()
+    took = time.perf_counter() - began - turns.paused
     await engine.close()
     return {
         "moved": moved,
-        "reaped_in_s": round(took, 1),
+        "seconds": round(took, 2),
         "rows_per_s": round(moved / took),
-        "page_ms": figures(timed.took["expiring"]),
-        "batch_ms": figures(timed.took["purge_expired"]),
+        "batch_ms": waits(timed.took["purge_expired"]),
     }
 
 
-async def wal_per_row(url, connection, rows, *, audit):
-    """Bytes of WAL for each record that goes, without anybody else."""
+async def beside_a_load(url: str, rows: int, clients: int, turn: float, say: Say) -> dict[str, Any]:
+    """The load alone and beside the reaper by turns, until everything is reaped."""
+    from oncekey.wire import aconnect  # noqa: PLC0415
+
+    command = [sys.executable, "-m", "bench.reap", "--reaper", url]
+    engine, pipe = aconnect(url), asyncio.subprocess.PIPE
+    alone: list[list[float]] = []
+    beside: list[list[float]] = []
+    # Its standard input ends with this process, and it ends with that.
+    reaper = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
+    assert reaper.stdin is not None
+    assert reaper.stdout is not None
+    try:
+        load = Load(engine, clients)
+        over = asyncio.ensure_future(reaper.stdout.read())
+        await asyncio.sleep(turn)  # everybody is warm
+        while not over.done():
+            for word, turns in ((b"-", alone), (b"+", beside)):
+                reaper.stdin.write(word)
+                await asyncio.sleep(SETTLING)
+                began = time.perf_counter()
+                await asyncio.wait({over}, timeout=turn)
+                turns.append(load.since(began))
+            say(f"{len(beside) * turn:.0f} seconds of reaping")
+        told = await over
+        await load.stop()
+    finally:
+        if reaper.returncode is None:
+            reaper.kill()
+        await reaper.wait()
+        await engine.close()
+    if reaper.returncode:
+        raise BenchError(f"the reaper ended with {reaper.returncode}")
+    reaped = json.loads(told)
+    if reaped["moved"] != rows:
+        raise BenchError(f"{rows} rows had expired, and {reaped['moved']} were reaped")
+    pairs = [(one, two) for one, two in zip(alone, beside, strict=True) if min(len(one), len(two)) >= MANY]
+    ratios = [waits(two)["p99"] / waits(one)["p99"] for one, two in pairs]
+    whole = [waits([took for turn_ in turns for took in turn_]) for turns in (alone, beside)]
+    return {
+        "rows": rows,
+        **reaped,
+        "million_s": round(reaped["seconds"] * 1_000_000 / rows, 1),
+        "load_alone_ms": whole[0],
+        "load_beside_ms": whole[1],
+        "p99_ratio": round(whole[1]["p99"] / whole[0]["p99"], 3),
+        "p99_ratios": {**asdict(Range.of(ratios)), "rounds": ratios} if ratios else None,
+        # The same between turns without a reaper: how far the machine alone moves this figure.
+        "p99_noise": _noise([waits(one)["p99"] for one in alone if len(one) >= MANY]),
+    }
+
+
+def _noise(found: Sequence[float]) -> dict[str, float] | None:
+    """How one turn of the load alone compares with the one before it."""
+    ratios = [later / earlier for earlier, later in itertools.pairwise(found)]
+    return asdict(Range.of(ratios)) if ratios else None
+
+
+async def wal_per_row(url: str, connection: Any, rows: int, *, audit: bool) -> dict[str, Any]:
+    """Bytes of WAL for each record that goes, without anybody else and without a rest."""
+    from oncekey.wire import aconnect  # noqa: PLC0415
+
     engine = aconnect(url)
     fill(connection, rows)
     began, before = time.perf_counter(), wal(connection)
-    moved = await a_reaper(engine, engine.driver.run, audit=audit, rests=False).run_once()
+    moved = await a_reaper(engine, engine.driver.run, lambda _: asyncio.sleep(0), audit=audit).run_once()
     took = time.perf_counter() - began
-    assert moved == rows
     await engine.close()
+    if moved != rows:
+        raise BenchError(f"{rows} rows had expired, and {moved} were reaped")
     return {
         "audit": audit,
         "rows": rows,
@@ -157,45 +243,78 @@ async def wal_per_row(url, connection, rows, *, audit):
     }
 
 
-def main():
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.reap", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="a million rows instead of fifty thousand")
-    parser.add_argument("--rows", type=int, help="so many rows")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of the load alone, before and after")
-    parser.add_argument("--reaper", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.reaper:
-        print(json.dumps(asyncio.run(reap_all(given.reaper))))
-        return
-    rows = given.rows or (1_000_000 if given.full else 50_000)
+def measured(rows: int, clients: int, turn: float, say: Say) -> dict[str, Any]:
+    """Everything, on a server of its own."""
+    import psycopg  # noqa: PLC0415
+
     with places(("asyncpg",)) as stores:
         url = stores["asyncpg"]()
-        dsn = url.replace("postgresql+asyncpg:", "postgresql:", 1)
         asyncio.run(_migrated(url))
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            shown = {
-                "beside_a_load": asyncio.run(beside_a_load(url, connection, rows, given.clients, given.seconds)),
-                "wal": [
-                    asyncio.run(wal_per_row(url, connection, max(1000, rows // 10), audit=audit))
-                    for audit in (True, False)
-                ],
-            }
-        # Both, because a machine that others use may have been busier before, or after.
-        before, beside, after = (
-            shown["beside_a_load"][f"load_{when}_ms"]["p99"] for when in ("alone", "beside", "afterwards")
-        )
-        shown["p99_beside_to_before"] = round(beside / before, 2)
-        shown["p99_beside_to_after"] = round(beside / after, 2)
-    print(json.dumps(shown, indent=2))
+        with psycopg.connect(url.replace("postgresql+asyncpg:", "postgresql:", 1), autocommit=True) as connection:
+            say(f"making {rows} expired rows")
+            fill(connection, rows)
+            found = asyncio.run(beside_a_load(url, rows, clients, turn, say))
+            say("measuring WAL")
+            few = min(rows, WAL_ROWS)
+            found["wal"] = [asyncio.run(wal_per_row(url, connection, few, audit=audit)) for audit in (True, False)]
+    return found
 
 
-async def _migrated(url):
+async def _migrated(url: str) -> None:
+    from oncekey.wire import aconnect  # noqa: PLC0415
+
     engine = aconnect(url)
     await engine.migrate()
     await engine.close()
 
 
+def told(found: dict[str, Any]) -> str:
+    """What was found, for the terminal."""
+    alone, beside, [audited, silent] = found["load_alone_ms"], found["load_beside_ms"], found["wal"]
+    ratios, noise = found["p99_ratios"], found["p99_noise"]
+    rows, each, batch = found["rows"], found["rows_per_s"], found["batch_ms"]
+    times = f"{found['p99_ratio']:.2f} times (p50: {alone['p50']:.1f} and {beside['p50']:.1f} ms)"
+    lines = [
+        f"{rows} rows in {found['seconds']:.1f} s beside a load ({each}/s): a million in {found['million_s']:.0f} s",
+        f"a batch took {batch['p50']:.0f} ms, at most {batch['worst']:.0f} ms",
+        f"the load's p99: {alone['p99']:.1f} ms alone, {beside['p99']:.1f} ms beside the reaper: {times}",
+    ]
+    if ratios is not None and noise is not None:
+        turns = f"{ratios['median']:.2f} times ({ratios['low']:.2f}-{ratios['high']:.2f})"
+        lines.append(f"turn by turn {turns}; two turns without a reaper: {noise['low']:.2f}-{noise['high']:.2f} times")
+    lines.append(
+        f"WAL per row: {audited['wal_bytes_per_row']} bytes with the audit, {silent['wal_bytes_per_row']} without"
+    )
+    return "\n".join(lines)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.reap", description=__doc__)
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"so many expired rows ({ROWS})")
+    parser.add_argument("--full", action="store_true", help="a million rows")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"requests of the load at once ({CLIENTS})")
+    parser.add_argument("--turn", type=float, default=TURN, help=f"seconds of each turn ({TURN:g})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--reaper", help=argparse.SUPPRESS)
+    said = parser.parse_args(words)
+    if said.reaper:
+        print(json.dumps(asyncio.run(reap_all(said.reaper))))
+        return 0
+    try:
+        found = measured(FULL if said.full else said.rows, said.clients, said.turn, _say)
+    except BenchError as error:
+        _say(str(error))
+        return 1
+    print(told(found))
+    if said.json:
+        said.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _say(words: str) -> None:
+    print(f"bench: {words}", file=sys.stderr, flush=True)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

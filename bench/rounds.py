@@ -24,6 +24,8 @@ from bench.variants import Chosen, Sends, Store, Variant, without
 BODY = b'{"product":"sku_teapot","quantity":2}'
 REPLAYED_KEYS = 64
 COUNTED = 40
+STOCK = 200
+STOCKING = 5.0
 COUNTED_WARM = 80
 """psycopg prepares a statement when it has seen it five times, on each of ten connections."""
 
@@ -102,6 +104,8 @@ class Field:
             for one in chosen.variants
         }
         self._homes = homes
+        self._used: dict[str, int] = {}
+        self._resting = False
 
     async def open(self, slice_seconds: float, at_most: int) -> None:
         """Connect, make the keys that will be replayed, warm up, and let everybody rest."""
@@ -110,16 +114,33 @@ class Field:
         for variant in self.chosen.variants:
             if variant.sends is Sends.REPLAY:
                 await self._primed(variant)
-        for variant in self.feeders_first():
-            # What is replayed elsewhere must be left for the first round, too.
-            share = 2 if variant.sends is Sends.ELSEWHERE else 1
-            await self.fire(variant, slice_seconds / share, max(1, at_most // share))
+        for variant in self.chosen.variants:
+            await self.stock(variant, at_most)
+            await self.fire(variant, slice_seconds, at_most)
         for server in self._servers.values():
             server.pause()
+        self._resting = True
 
-    def feeders_first(self) -> list[Variant]:
-        """The variants, those last whose keys another one has to make."""
-        return sorted(self.chosen.variants, key=lambda one: one.sends is Sends.ELSEWHERE)
+    async def stock(self, variant: Variant, at_most: int) -> None:
+        """See that there are keys to replay, for who replays each of them once: half as many again as it used last.
+
+        Whoever makes them may be the slower one, and its turn may come later, so it makes them now; nobody measures it.
+        """
+        if variant.sends is not Sends.ELSEWHERE:
+            return
+        keys = self._keys[variant.name]
+        wanted = min(at_most, self._used.get(variant.name, STOCK) * 3 // 2)
+        feeder = next(
+            one
+            for one in self.chosen.variants
+            if one.sends is Sends.NEW and (one.place, one.path) == (self._homes[variant.place], variant.path)
+        )
+        if self._resting and len(keys.settled) < wanted:
+            self.server(feeder).resume()
+        while len(keys.settled) < wanted:
+            await self.fire(feeder, STOCKING, wanted - len(keys.settled))
+        if self._resting:
+            self.server(feeder).pause()
 
     async def close(self) -> None:
         for lanes in self._lanes.values():
@@ -146,6 +167,7 @@ class Field:
             reason = volley.wrong[0] if volley.wrong else "no request was left to send"
             raise BenchError(f"{variant.name}: {reason}\n{self.server(variant).said()}")
         keys.answered()
+        self._used[variant.name] = volley.count
         if not replays and variant.table is not None:
             self._executed[self._homes[variant.place], variant.table] += volley.count
         return volley
@@ -230,17 +252,20 @@ class Run:
         async with await Relay.open(self.stores.postgres.port) as relay:
             stores = Stores(self.stores.postgres, self.stores.folder, self.stores.redis, relay.port)
             with Serving(stores, self.pythons, self.before) as serving:
-                missing = await serving.start(chosen.places)
+                missing = await serving.start(chosen.places, Progress(len(chosen.places)).step)
                 return await self._each_counted(without(chosen, missing), serving, stores, relay), missing
 
     async def _each_counted(self, chosen: Chosen, serving: Serving, stores: Stores, relay: Relay) -> dict[str, Counts]:
         self.say(f"counting messages of {len(chosen.variants)} variants")
         found: dict[str, Counts] = {}
         stored = {place.name for place in chosen.places if place.store not in {Store.NONE, Store.SQLITE}}
+        progress = Progress(len(chosen.variants))
         ground = Field(chosen, serving, connections=1)
         await ground.open(30.0, min(COUNTED_WARM, self.plan.at_most))
-        for variant in ground.feeders_first():
+        for variant in chosen.variants:
+            progress.step(variant.name)
             if variant.place in stored:
+                await ground.stock(variant, COUNTED)
                 ground.server(variant).resume()
                 before = Tally.now(relay, stores)
                 fired = await ground.fire(variant, 30.0, min(COUNTED, self.plan.at_most))
@@ -256,7 +281,7 @@ class Run:
         rounds: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
         timed = Stores(self.stores.postgres, self.stores.folder, self.stores.redis)
         with Serving(timed, self.pythons, self.before, pin=plan.pin) as serving:
-            await serving.start(chosen.places)
+            await serving.start(chosen.places, Progress(len(chosen.places)).step)
             if plan.pin:
                 os.sched_setaffinity(0, os.sched_getaffinity(0) - {min(os.sched_getaffinity(0))})
             ground = Field(chosen, serving, plan.connections)
@@ -283,6 +308,7 @@ class Run:
         return rounds
 
     async def _slice(self, ground: Field, variant: Variant) -> Slice:
+        await ground.stock(variant, self.plan.at_most)
         server = ground.server(variant)
         server.resume()
         own_before, stored_before = server.spent()

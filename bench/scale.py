@@ -16,7 +16,7 @@ import asyncpg
 import psycopg
 
 from bench.places import places
-from bench.reap import figures
+from bench.reap import waits
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.drivers.placeholders import numbered
@@ -88,7 +88,7 @@ async def timed(count, action):
         began = time.perf_counter()
         await action()
         took.append(time.perf_counter() - began)
-    return figures(took)
+    return waits(took)
 
 
 async def latencies(url):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,8 +214,8 @@ class Serving:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    async def start(self, places: Iterable[Place]) -> dict[str, str]:
-        """Start them, and wait until each says its port; returns who cannot serve, and why.
+    async def start(self, places: Iterable[Place], tell: Callable[[str], None] = lambda _: None) -> dict[str, str]:
+        """Start them, and wait until each says its port; returns who cannot serve, and why. `tell` hears of each.
 
         Whoever shares a database starts after the one that made it, so that no two of them create the tables.
         """
@@ -234,8 +234,10 @@ class Serving:
                 reason = await _ready(server)
                 if reason is None:
                     self.servers[server.place.name] = server
+                    tell(f"{server.place.name} is up")
                 else:
                     missing[server.place.name] = reason
+                    tell(f"{server.place.name} is missing")
         return missing
 
     def _started(self, place: Place) -> Server:

@@ -140,6 +140,7 @@ VARIANTS = (
         "idemkit", "idemkit on PostgreSQL, new key", "local", "idemkit", replayed="idempotency-replayed", table=ORDERS
     ),
     Variant("unkeyed", "the LOCAL route without a key, asyncpg", "local", "asyncpg", sends=Sends.NO_KEY, table=ORDERS),
+    Variant("stock-again", "unprotected, once more", "local", "stock", sends=Sends.NO_KEY, table=ORDERS),
     Variant("local-cached", "LOCAL, new key, with the cache of answers", "local", "cached", table=ORDERS),
     Variant("header-memory", "asgi-idempotency-header in memory, new key", "local", "header_memory", table=ORDERS),
     Variant("header-redis", "asgi-idempotency-header on Redis, new key", "local", "header_redis", table=ORDERS),
@@ -178,6 +179,8 @@ VARIANTS = (
 )
 
 RATIOS = (
+    # The same request measured twice: how far this lies from 1 is the noise of the run.
+    Ratio("again/stock", "unprotected write / the very same, to see the noise", "stock-again", "stock", By.CPU),
     Ratio("local/stock", "LOCAL new key / unprotected write on asyncpg's own pool", "local", "stock", By.CPU),
     Ratio("local/unkeyed", "LOCAL new key / the same route without a key", "local", "unkeyed", By.CPU),
     Ratio("local/idemkit", "LOCAL new key / idemkit on PostgreSQL, new key", "local", "idemkit", By.RATE),
@@ -199,6 +202,25 @@ RATIOS = (
 )
 
 
+WORKERS = {
+    "drain": "workers empty the outbox, in no order and in 200 lines",
+    "reap": "a reaper beside a load",
+}
+"""What is measured beside requests."""
+
+
+def named(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Names and groups of variants, and what else there is to measure; nothing named is everything."""
+    known = {word for variant in VARIANTS for word in (variant.name, variant.group)}
+    chosen_words = [word for word in words if word]
+    for word in chosen_words:
+        if word not in known | set(WORKERS):
+            raise BenchError(f"--only {word}: known are {', '.join(sorted(known | set(WORKERS)))}")
+    if not chosen_words:
+        return sorted({variant.group for variant in VARIANTS}), list(WORKERS)
+    return [word for word in chosen_words if word in known], [word for word in chosen_words if word in WORKERS]
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What one run measures."""
@@ -208,18 +230,16 @@ class Chosen:
     ratios: tuple[Ratio, ...]
 
 
-def chosen(only: Sequence[str] = (), *, peers: bool = True, baseline: bool = False) -> Chosen:
-    """The variants of some names or groups, with whatever they are compared with; all of them without a name.
+def chosen(only: Sequence[str], *, peers: bool = True, baseline: bool = False) -> Chosen:
+    """The variants of some names or groups, with whatever they are compared with.
 
     With a baseline each of ours stands beside itself as it was before.
     """
-    known = {word for variant in VARIANTS for word in (variant.name, variant.group)}
-    for word in only:
-        if word not in known:
-            raise BenchError(f"--only {word}: known are {', '.join(sorted(known))}")
     served = {place.name: place for place in PLACES}
-    wanted = {variant.name for variant in VARIANTS if not only or {variant.name, variant.group} & set(only)}
+    wanted = {variant.name for variant in VARIANTS if {variant.name, variant.group} & set(only)}
     wanted |= {ratio.base for ratio in RATIOS if ratio.ours in wanted}
+    if "stock" in wanted:
+        wanted.add("stock-again")
     variants = [
         variant for variant in VARIANTS if variant.name in wanted and (peers or served[variant.place].peer is None)
     ]

@@ -65,6 +65,7 @@ def dbos(dsn: str) -> FastAPI:
         config={
             "name": "bench",
             "system_database_url": address,
+            "sys_db_pool_size": POOL,
             "run_admin_server": False,
             "log_level": "ERROR",
         }

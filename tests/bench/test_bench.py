@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 from bench.counting import Relay
 from bench.figures import BenchError, Figures, Slice, by_cpu, by_rate
-from bench.load import Load, fire
+from bench.load import Load, Volley, fire
 from bench.page import doublings, page, steps
-from bench.results import between_markers, readme, tables
+from bench.results import tables
 from bench.serving import Serving, Stores
-from bench.variants import By, Chosen, Place, Ratio, Sends, Store, Variant, chosen, without
+from bench.summary import KEPT, between_markers, kept, readme
+from bench.variants import VARIANTS, By, Chosen, Place, Ratio, Sends, Store, Variant, chosen, named, without
 
-from bench import clocks, results, rounds, startup
+from bench import clocks, results, rounds, startup, summary
 from harness.processes import children, is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +114,27 @@ def test_ratios_are_of_the_same_round() -> None:
     assert by_cpu([_figures(1, None)], [_figures(1)]) is None
 
 
+_RATE = {"median": 20_000.0, "low": 18_000.0, "high": 21_000.0, "rounds": [20_000.0, 18_000.0, 21_000.0]}
+_WAITS = {"count": 900, "p50": 5.0, "p99": 10.0, "worst": 20.0}
+_WORKERS = {
+    "drain": {"settings": {"rounds": 3}, "queues": {"oncekey asyncpg": {"rate": _RATE, "cpu_us": None}}},
+    "reap": {
+        "rows": 1000,
+        "moved": 1000,
+        "seconds": 0.04,
+        "rows_per_s": 25_000,
+        "million_s": 40.0,
+        "batch_ms": _WAITS,
+        "load_alone_ms": _WAITS,
+        "load_beside_ms": {**_WAITS, "p99": 12.0},
+        "p99_ratio": 1.2,
+        "p99_ratios": {"median": 1.25, "low": 1.1, "high": 1.4, "rounds": [1.1, 1.25, 1.4]},
+        "p99_noise": {"median": 1.0, "low": 0.9, "high": 1.1},
+        "wal": [{"wal_bytes_per_row": 900}, {"wal_bytes_per_row": 500}],
+    },
+}
+
+
 def _document(rates: dict[str, list[float]]) -> dict[str, Any]:
     variants = tuple(Variant(name, f"the {name} <request>", "local", "here") for name in rates)
     ratios = (Ratio("local/stock", "local / stock", "local", "stock", By.CPU),)
@@ -124,7 +146,7 @@ def _document(rates: dict[str, list[float]]) -> dict[str, Any]:
     )
     machine = {"cores": 2, "processor": "a & b", "system": "s", "python": "3", "postgresql": "15", "packages": {}}
     return results.document(
-        measured, rounds.Plan(), machine | {"load_before": 0}, {"now": "a" * 40, "changed": False}, {}
+        measured, rounds.Plan(), machine | {"load_before": 0}, {"now": "a" * 40, "changed": False}, {}, workers=_WORKERS
     )
 
 
@@ -132,8 +154,36 @@ def test_tables_show_medians_and_ranges() -> None:
     document = _document({"stock": [100, 100, 100], "local": [50, 60, 80]})
     assert "0.60 (0.50-0.80)*" in tables(document)
     assert "missing: cached: there is <none>" in tables(document)
-    assert "| 0.60 (0.50-0.80) | 0.60 (0.50-0.80) |" in readme(document)
     assert document["machine"]["cpu_spread"] == pytest.approx(0.225)  # the median of nought and 7.5 of 16.7
+
+
+def test_the_summary_has_what_was_measured_and_nothing_else() -> None:
+    document = _document({"stock": [100, 100, 100], "local": [50, 60, 80]})
+    said = summary.table(document)
+    rows = [line.split("  ")[-2:] for line in said.splitlines()[1:]]
+    figures = [row[0].strip() for row in rows]
+    assert figures == ["0.60 (0.50-0.80)", "20000 (18000-21000)", "40 s", "1.20 (1.10-1.40)"]
+    assert rows[0][1] == "0.70 or more"
+    for figure in figures:
+        assert f" | {figure} |" in readme(document)
+        assert f"<td>{figure}</td>" in page(document)
+
+
+def test_what_cost_more_before_costs_a_share_of_it_now() -> None:
+    document = _document({"stock": [100], "local": [50]})
+    document["ratios"]["inline/before"] = {"cpu": {"median": 2.0, "low": 1.25, "high": 4.0}}
+    assert "0.50 (0.25-0.80)" in summary.table(document)
+    assert "INLINE" not in readme(document), "readers of the README need not know what once was"
+
+
+def test_what_is_kept_is_small_and_tells_the_same() -> None:
+    document = _document({"stock": [100] * 50, "local": [50] * 50})
+    assert readme(kept(document)) == readme(document)
+    assert len(json.dumps(kept(document))) < 6000
+
+
+def test_the_readme_has_the_figures_that_are_kept() -> None:
+    assert between_markers((ROOT / "README.md").read_text()) == readme(json.loads(KEPT.read_text()))
 
 
 def test_the_readme_is_compared_between_its_markers() -> None:
@@ -150,7 +200,7 @@ def test_the_page_needs_nothing_from_outside_and_quotes_what_it_shows() -> None:
     assert "<script" not in said
     assert "there is &lt;none&gt;" in said
     assert "a &amp; b" in said
-    assert said.count("<li><span") == 1 + 2 + 2  # a ratio, two costs, two waits
+    assert said.count("<li><span") == 1 + 1 + 2 + 2  # a ratio, a queue, two costs, two waits
 
 
 def test_scales_hold_what_they_show() -> None:
@@ -168,9 +218,13 @@ def test_whoever_is_compared_comes_with_what_it_is_compared_with() -> None:
     assert {variant.name for variant in replay.variants} == {"bare", "local", "replay-elsewhere"}
     assert [ratio.name for ratio in replay.ratios] == ["replay-elsewhere/bare"]
     assert "idemkit" in {place.name for place in chosen(["local"]).places}
-    assert all(place.peer is None for place in chosen(peers=False).places)
+    assert all(place.peer is None for place in chosen(["local", "effects"], peers=False).places)
     with pytest.raises(BenchError, match="known are"):
-        chosen(["nonsense"])
+        named(["nonsense"])
+    assert named(["local", "reap"]) == (["local"], ["reap"])
+    everything, workers = named([""])
+    assert {variant.name for variant in chosen(everything).variants} == {variant.name for variant in VARIANTS}
+    assert workers == ["drain", "reap"]
 
 
 def test_a_baseline_stands_beside_ours_only() -> None:
@@ -223,6 +277,42 @@ def test_rows_that_are_missing_are_no_figures(tmp_path: Path) -> None:
         file.execute("INSERT INTO bench_order (product, quantity) VALUES ('p', 1)")
         file.commit()
         field.check(stores)
+
+
+class _Slow:
+    """Lanes of a server that answers so many requests in a slice, however long it is."""
+
+    def __init__(self, answers: int) -> None:
+        self.answers = answers
+
+    async def fire(self, load: Load) -> Volley:
+        volley = Volley(seconds=1.0)
+        while volley.count < min(self.answers, load.at_most) and load.request() is not None:
+            volley.latencies.append(0.001)
+        return volley
+
+
+class _Awake:
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def said(self) -> str:
+        return ""
+
+
+async def test_who_replays_elsewhere_never_runs_out_of_keys(tmp_path: Path) -> None:
+    wanted = chosen(["replay-elsewhere"], peers=False, baseline=True)
+    field = rounds.Field(wanted, Serving(Stores(None, tmp_path), {}, None), 1)
+    replaying = [one for one in wanted.variants if one.sends is Sends.ELSEWHERE]
+    assert [one.name for one in replaying] == ["replay-elsewhere", "replay-elsewhere@before"]
+    for place in wanted.places:
+        field._servers[place.name] = _Awake()  # type: ignore[assignment]
+        field._lanes[place.name] = _Slow(500 if "elsewhere" in place.name else 30)  # type: ignore[assignment]
+    for _ in range(4):  # turn after turn, and nobody makes keys in between
+        for variant in replaying:
+            await field.stock(variant, 5000)
+            assert (await field.fire(variant, 1.0, 5000)).count >= 300
 
 
 def test_processor_time_grows_with_work() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.outbox_drain import table
+from bench.outbox_drain import Drained, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,10 +22,14 @@ def test_a_short_run_without_peers(tmp_path: Path) -> None:
     assert "oncekey asyncpg" in done.stdout
     queues = json.loads(figures.read_text())["queues"]
     assert set(queues) == {"oncekey asyncpg", "oncekey psycopg"}
-    assert all(len(found["rounds"]) == 2 and found["low"] > 0 for found in queues.values())
+    assert all(len(found["rate"]["rounds"]) == 2 and found["rate"]["low"] > 0 for found in queues.values())
+    if sys.platform == "linux":
+        assert all(found["cpu_us"]["low"] > 0 for found in queues.values())
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    said = table({"oncekey asyncpg": [100.0, 300.0], "pgqueuer": [50.0, 100.0]}).splitlines()
-    assert said[0].split() == ["queue", "messages/s", "x", "pgqueuer"]
+    ours, theirs = [Drained(100.0, 40.0), Drained(300.0, 50.0)], [Drained(50.0, None), Drained(100.0, None)]
+    said = table({"oncekey asyncpg": ours, "pgqueuer": theirs}).splitlines()
+    assert said[0].split() == ["queue", "messages/s", "CPU", "us", "x", "pgqueuer"]
+    assert "45.0" in said[1]
     assert said[1].split()[-2:] == ["2.50", "(2.00-3.00)"]

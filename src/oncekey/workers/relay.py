@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from oncekey.engine.relay import Ending
     from oncekey.flow import Flow, Transaction
     from oncekey.ports import Outbox
-    from oncekey.topics import Topic, Topics
+    from oncekey.topics import Topics
     from oncekey.workers.calling import Clock, Sleep
 
 T = TypeVar("T")
@@ -103,6 +103,8 @@ class InHand:
     batch: Batch
     careful: bool
     """A request's own call, or a parcel that was tried before."""
+    error: Exception | None = None
+    """Why its call, which was made at once, failed."""
 
 
 class Relay:
@@ -245,10 +247,12 @@ class Relay:
         span = (self._lease - self._limit - MARGIN) / _MICROS
         weight = sum(len(one.parcel.payload) for one in held)
         batch = Batch(asked, len(held), claimed_at, claimed_at + span, weight, left=len(held))
+        self._in_hand += len(held)
         for one in held:
-            parcel = InHand(one, batch, one.parcel.kind is ParcelKind.DEFER or one.attempts > 1)
-            self._count(parcel, 1)
-            (self._first if parcel.careful else self._waiting).append(parcel)
+            careful = one.parcel.kind is ParcelKind.DEFER or one.attempts > 1
+            self._careful += careful
+            self._in_line += one.parcel.order_by is not None
+            (self._first if careful else self._waiting).append(InHand(one, batch, careful))
         self._lend_a_hand()
 
     def _lend_a_hand(self) -> None:
@@ -257,11 +261,6 @@ class Relay:
             hand = asyncio.create_task(self._hand(), name="oncekey-parcels")
             self._hands.add(hand)
             hand.add_done_callback(self._let_go)
-
-    def _count(self, parcel: InHand, by: int) -> None:
-        self._in_hand += by
-        self._careful += by * parcel.careful
-        self._in_line += by * (parcel.held.parcel.order_by is not None)
 
     async def _hand(self) -> None:
         """Work off what was claimed, one parcel after the other."""
@@ -275,7 +274,7 @@ class Relay:
             parcel = (self._first or self._waiting).popleft()
             if now > parcel.batch.begin_by:
                 await self._too_late(parcel, now)
-            else:
+            elif not self._delivered_at_once(parcel):
                 await self._work(parcel)
 
     def _let_go(self, hand: asyncio.Task[None]) -> None:
@@ -285,6 +284,20 @@ class Relay:
         if not self._hands:
             self._acks.flush()  # nothing else will be delivered for a while
 
+    def _delivered_at_once(self, parcel: InHand) -> bool:
+        """Deliver an ordinary message whose function awaits nothing, without a coroutine. False: `_work` goes on."""
+        held = parcel.held
+        name = held.parcel.topic
+        if parcel.careful or not self._is_prompt(name):
+            return False
+        try:
+            self._final(call_at_once(self._topics[name], message_of(held)))
+        except Exception as error:  # noqa: BLE001  (whatever a topic's function raises)
+            parcel.error = error
+            return False
+        self._acks.add(parcel)
+        return True
+
     async def _work(self, parcel: InHand) -> None:
         held = parcel.held
         ended: Ended | None = None
@@ -293,7 +306,7 @@ class Relay:
                 self._lend_a_hand()  # also for the time that the store takes
                 ended = await self._deferred(held)
             else:
-                ended = await self._message(held)
+                ended = await self._message(held, parcel.error)
         except asyncio.CancelledError:
             self._over(parcel, None)
             raise
@@ -308,7 +321,9 @@ class Relay:
     def _over(self, parcel: InHand, ended: Ended | None) -> None:
         """A parcel has left our hands. None: it was handed back, or is left to its lease."""
         batch = parcel.batch
-        self._count(parcel, -1)
+        self._in_hand -= 1
+        self._careful -= parcel.careful
+        self._in_line -= parcel.held.parcel.order_by is not None
         batch.left -= 1
         if batch.left == 0:
             worked = Worked(batch.asked, batch.got, self._clock() - batch.claimed_at, batch.weight)
@@ -368,19 +383,22 @@ class Relay:
         for one in delivered:
             self._over(one, Ended.DELIVERED if one.held.parcel.id in done else Ended.LOST)
 
-    async def _message(self, held: HeldParcel) -> Ended | None:
-        """Deliver a message. None: it is delivered, and has to be acknowledged."""
-        if held.attempts > self._policy.outbox_max_attempts:
-            self._lend_a_hand()
-            spent = Failed(held.last_error or relay.SPENT)
-            return await self._drive(relay.fail_message(self._outbox, held, spent, self._policy))
-        try:
-            await self._call(held, limit=self._limit, send_by=None)
-        except Exception as error:  # noqa: BLE001  (whatever a topic's function raises)
+    async def _message(self, held: HeldParcel, error: Exception | None) -> Ended | None:
+        """Deliver a message, or write down the error of a call that was made. None: it has to be acknowledged."""
+        failed: Failed | None = None
+        if error is None and held.attempts > self._policy.outbox_max_attempts:
+            failed = Failed(held.last_error or relay.SPENT)
+        elif error is None:
+            try:
+                await self._call(held, limit=self._limit, send_by=None)
+            except Exception as raised:  # noqa: BLE001  (whatever a topic's function raises)
+                error = raised
+        if error is not None:
             failed = self._failure(held, error)
-            self._lend_a_hand()
-            return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
-        return None
+        if failed is None:
+            return None
+        self._lend_a_hand()
+        return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
 
     async def _deferred(self, held: HeldParcel) -> Ended:
         # From before the announcement: the store's waiting rule counts from no earlier (U1).
@@ -425,31 +443,24 @@ class Relay:
             failures += 1
 
     async def _call(self, held: HeldParcel, *, limit: Duration, send_by: float | None) -> object:
-        parcel = held.parcel
-        message = Message(
-            topic=parcel.topic,
-            payload=json.loads(parcel.payload),
-            key=parcel.record_id.key,
-            downstream_key=parcel.downstream_key,
-            attempt=held.attempts,
-            incarnation=parcel.incarnation,
-            scope=parcel.record_id.scope,
-            order_by=parcel.order_by,
+        message, topic = message_of(held), self._topics[held.parcel.topic]
+        if send_by is None and self._is_prompt(topic.name):
+            return self._final(call_at_once(topic, message))
+        self._lend_a_hand()
+        seconds = limit / _MICROS
+        return self._final(
+            await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
         )
-        topic, seconds = self._topics[parcel.topic], limit / _MICROS
-        if send_by is None and self._is_prompt(topic):
-            returned = call_at_once(topic, message)
-        else:
-            self._lend_a_hand()
-            returned = await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
+
+    def _final(self, returned: object) -> object:
         if isinstance(returned, Reply) and not returned.is_final:
             raise ReplyNotFinalError(returned)
         return returned
 
-    def _is_prompt(self, topic: Topic) -> bool:
-        known = self._prompt.get(topic.name)
+    def _is_prompt(self, name: str) -> bool:
+        known = self._prompt.get(name)
         if known is None:
-            known = self._prompt[topic.name] = awaits_nothing(topic.function)
+            known = self._prompt[name] = name in self._topics and awaits_nothing(self._topics[name].function)
         return known
 
     def _failure(self, held: HeldParcel, error: Exception) -> Failed:
@@ -468,6 +479,21 @@ class Relay:
 
     async def _drive(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._run)
+
+
+def message_of(held: HeldParcel) -> Message:
+    """What a topic's function is called with."""
+    parcel = held.parcel
+    return Message(
+        topic=parcel.topic,
+        payload=json.loads(parcel.payload),
+        key=parcel.record_id.key,
+        downstream_key=parcel.downstream_key,
+        attempt=held.attempts,
+        incarnation=parcel.incarnation,
+        scope=parcel.record_id.scope,
+        order_by=parcel.order_by,
+    )
 
 
 def _asked(error: Exception) -> float | None:

@@ -69,13 +69,14 @@ WITH RECURSIVE clock AS MATERIALIZED (
         ORDER BY parcel.order_by, parcel.place
         LIMIT 1) AS another
 ), first AS MATERIALIZED (
-    SELECT near.spot, near.due_at, near.place, near.careful FROM near
-    UNION
+    -- Those who are near; or whoever heads a line, and the first of those without one: everybody near is among them.
+    SELECT near.spot, near.due_at, near.place, near.careful FROM near WHERE NOT (SELECT crowd.waits FROM crowd)
+    UNION ALL
     SELECT head.spot, head.due_at, head.place, head.kind = 'defer' OR head.attempts > 0
     FROM head
     WHERE head.due_at <= (SELECT clock.now FROM clock)
       AND head.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
-    UNION
+    UNION ALL
     (SELECT parcel.ctid, parcel.due_at, parcel.place, parcel.kind = 'defer' OR parcel.attempts > 0
      FROM oncekey.outbox AS parcel
      WHERE parcel.order_by IS NULL AND (SELECT crowd.waits FROM crowd)
@@ -84,11 +85,15 @@ WITH RECURSIVE clock AS MATERIALIZED (
      ORDER BY parcel.due_at, parcel.place
      LIMIT 1000)
 ), wanted AS MATERIALIZED (
-    SELECT ranked.spot
-    FROM (SELECT first.*, row_number() OVER (PARTITION BY first.careful ORDER BY first.due_at, first.place) AS turn
-          FROM first) AS ranked
-    WHERE NOT ranked.careful OR ranked.turn <= :careful::bigint
-    ORDER BY ranked.due_at, ranked.place
+    SELECT taken.spot
+    FROM (SELECT first.spot, first.due_at, first.place FROM first WHERE NOT first.careful
+          UNION ALL
+          (SELECT first.spot, first.due_at, first.place
+           FROM first
+           WHERE first.careful
+           ORDER BY first.due_at, first.place
+           LIMIT :careful::bigint)) AS taken
+    ORDER BY taken.due_at, taken.place
 ), found AS MATERIALIZED (
     SELECT locked.spot
     FROM wanted
@@ -103,7 +108,9 @@ SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner::
     lease_until = clock.now + :lease::bigint, due_at = clock.now + :lease::bigint
 FROM clock
 WHERE parcel.ctid = ANY (ARRAY(SELECT found.spot FROM found)) AND parcel.due_at <= clock.now
-RETURNING clock.now, parcel.*;
+RETURNING parcel.place, parcel.id, parcel.kind, parcel.scope, parcel.key, parcel.incarnation, parcel.aggregatetype,
+    parcel.payload, parcel.downstream_key, parcel.position, parcel.order_by, parcel.fence, parcel.attempts,
+    parcel.lease_until, parcel.created_at, parcel.first_error, parcel.last_error;
 
 -- name: held_by
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*

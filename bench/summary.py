@@ -1,0 +1,217 @@
+"""The figures that matter most, in one table: for the terminal, for the page, and for the README.
+
+Each line says where its figure lies in the results, and what it should come to. A run that did not measure it has no
+such line. Nothing is asserted: on a busy machine a figure may miss its goal, and the noise of the run is told with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.figures import BenchError
+
+Document = dict[str, Any]
+Found = Mapping[str, float]
+
+KEPT = Path(__file__).with_name("kept.json")
+"""The figures of the run that the README tells."""
+BEGIN, END = "<!-- figures: python -m bench --readme -->", "<!-- /figures -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of the summary."""
+
+    words: str
+    where: Callable[[Document], Found | None]
+    goal: str
+    digits: int = 2
+    unit: str = ""
+    told: bool = True
+    """Whether the README has it, too: what an older commit came to, its readers need not know."""
+
+    def figure(self, document: Document) -> str | None:
+        """The median with the lowest and the highest round, if it was measured."""
+        found = self.where(document)
+        return None if found is None else shown(found, self.digits) + self.unit
+
+
+def _ratio(name: str, by: str) -> Callable[[Document], Found | None]:
+    return lambda document: (document["ratios"].get(name) or {}).get(by)
+
+
+def _of_before(name: str) -> Callable[[Document], Found | None]:
+    """What a request costs now, as a share of what it cost before."""
+
+    def found(document: Document) -> Found | None:
+        ratio = _ratio(f"{name}/before", "cpu")(document)
+        if ratio is None:
+            return None
+        return {"median": 1 / ratio["median"], "low": 1 / ratio["high"], "high": 1 / ratio["low"]}
+
+    return found
+
+
+def _drained(which: str, queue: str) -> Callable[[Document], Found | None]:
+    def found(document: Document) -> Found | None:
+        drained = document["workers"].get(which)
+        return None if drained is None else drained["queues"][queue]["rate"]
+
+    return found
+
+
+def _reaped(name: str) -> Callable[[Document], Found | None]:
+    def found(document: Document) -> Found | None:
+        reaped = document["workers"].get("reap")
+        if reaped is None:
+            return None
+        if name == "p99_ratio" and reaped["p99_ratios"] is not None:
+            return {**reaped["p99_ratios"], "median": reaped["p99_ratio"]}
+        return dict.fromkeys(("median", "low", "high"), float(reaped[name]))
+
+    return found
+
+
+LINES = (
+    Line(
+        "A `LOCAL` write with a new key, beside the same write on asyncpg's own pool: processor time",
+        _ratio("local/stock", "cpu"),
+        "0.70 or more",
+    ),
+    Line(
+        "The same beside that write behind idemkit on PostgreSQL: requests per second",
+        _ratio("local/idemkit", "rate"),
+        "1.5 or more",
+    ),
+    Line(
+        "A replay, beside a route that does nothing: requests per second", _ratio("replay/bare", "rate"), "0.50 or more"
+    ),
+    Line("A replay from the cache of answers, beside the same", _ratio("replay-cached/bare", "rate"), "0.65 or more"),
+    Line("idemkit's replay, beside the same", _ratio("idemkit-replay/bare", "rate"), ""),
+    Line(
+        "SQLite: a write with a new key, beside the same without one: requests per second",
+        _ratio("sqlite/unkeyed", "rate"),
+        "0.75 or more",
+    ),
+    Line(
+        "A route that is not protected behind the middleware, beside the same without it: processor time",
+        _ratio("passing/bare", "cpu"),
+        "",
+    ),
+    Line(
+        "`PHASED` with two phases and a call, beside a DBOS workflow with as many steps: requests per second",
+        _ratio("phased/dbos", "rate"),
+        "",
+    ),
+    Line("`LOCAL`, new key: processor time, of that before", _of_before("local"), "", told=False),
+    Line("`INLINE`, new key: processor time, of that before", _of_before("inline"), "0.70 or less", told=False),
+    Line("`PHASED`, new key: processor time, of that before", _of_before("phased"), "0.70 or less", told=False),
+    Line(
+        "Messages per second that two workers deliver from the outbox",
+        _drained("drain", "oncekey asyncpg"),
+        "15000 or more",
+        0,
+    ),
+    Line("The same in 200 lines that keep an order", _drained("drain_ordered", "oncekey asyncpg"), "6000 or more", 0),
+    Line(
+        "A million expired records reaped, with the audit, beside a load",
+        _reaped("million_s"),
+        "60 s or less",
+        0,
+        " s",
+    ),
+    Line("The load's 99th percentile meanwhile, of that without a reaper", _reaped("p99_ratio"), "1.3 or less"),
+)
+
+
+def shown(found: Found | None, digits: int = 2) -> str:
+    """A range for people: the median, and the lowest and the highest round in brackets."""
+    if found is None:
+        return "?"
+    low, median, high = (f"{found[name]:.{digits}f}" for name in ("low", "median", "high"))
+    return median if low == high else f"{median} ({low}-{high})"
+
+
+def lines(document: Document) -> list[tuple[Line, str]]:
+    """Those that a run has measured."""
+    found = [(line, line.figure(document)) for line in LINES]
+    return [(line, figure) for line, figure in found if figure is not None]
+
+
+def table(document: Document) -> str:
+    """For the terminal."""
+    rows = [f"{'':<100} {'measured':>22}  goal"]
+    rows += [
+        f"{line.words.replace('`', ''):<100} {figure:>22}  {line.goal}".rstrip() for line, figure in lines(document)
+    ]
+    return "\n".join(rows)
+
+
+def noise(document: Document) -> str:
+    """One sentence about the machine and how noisy the run was."""
+    machine = document["machine"]
+    foreign, spread, twin = machine["foreign_cores"], machine["cpu_spread"], document["ratios"].get("again/stock")
+    said = f"{machine['cores']} cores, Python {machine['python']}, PostgreSQL {machine['postgresql']}"
+    if foreign is not None:
+        said += f"; others kept {shown(foreign)} cores busy meanwhile"
+    if spread is not None:
+        said += f"; the cost of a request differed by {spread:.0%} between rounds"
+    if twin is not None and twin["cpu"] is not None:
+        said += f"; the same request measured twice came to {shown(twin['cpu'])} of itself"
+    return said + "."
+
+
+def kept(document: Document) -> Document:
+    """What of a run is kept in the repository: enough for the README, without every round."""
+    return {
+        "made": document["made"],
+        "commits": document["commits"],
+        "settings": document["settings"],
+        "machine": document["machine"],
+        "missing": document["missing"],
+        "ratios": {name: _without_rounds(ratio) for name, ratio in document["ratios"].items()},
+        "workers": _without_rounds(document["workers"]),
+    }
+
+
+def _without_rounds(found: Any) -> Any:
+    if not isinstance(found, dict):
+        return round(found, 4) if isinstance(found, float) else found
+    # A plan says how many rounds there were; a figure lists them.
+    return {
+        name: _without_rounds(one) for name, one in found.items() if not (name == "rounds" and isinstance(one, list))
+    }
+
+
+def readme(document: Document) -> str:
+    """The figures as the README has them, between their markers."""
+    rows = [f"| {line.words} | {figure} |" for line, figure in lines(document) if line.told]
+    plan = document["settings"]
+    rounds, connections = plan["rounds"], plan["connections"]
+    about = f"Medians of {rounds} rounds (lowest-highest), {connections} connections, one row as the business."
+    return "\n".join(
+        [
+            BEGIN,
+            "",
+            "| | |",
+            "| --- | --- |",
+            *rows,
+            "",
+            "A share of 1.00 is as cheap, or as fast, as the other; 0.50 costs twice as much, or is half as fast.",
+            about,
+            noise(document),
+            "",
+            END,
+        ]
+    )
+
+
+def between_markers(text: str) -> str:
+    """The figures that a README holds now, with their markers."""
+    begin, end = text.find(BEGIN), text.find(END)
+    if begin < 0 or end < begin:
+        raise BenchError(f"the README has no figures between {BEGIN} and {END}")
+    return text[begin : end + len(END)]
