@@ -9,16 +9,10 @@ FROM oncekey.lock_request_2(
     convert_from(:key::bytea, 'UTF8'), :now::bigint, :lease_ms::integer, :deadline_ms::integer) AS look;
 
 -- name: enter
-CALL oncekey.enter(
-    :lock::bigint, :family::integer, :mark::integer, :scope::bytea, :key::bytea, :now::bigint, :lease_ms::integer,
-    :deadline_ms::integer);
+SELECT oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
-CALL oncekey.seal(
-    :scope::bytea, :key::bytea, :incarnation::bytea, :operation::bytea, :effects::bytea, :recovery::bytea,
-    :method::bytea, :path::bytea, :fingerprint::bytea, :seed::bytea, :outcome::bytea, :entered::boolean,
-    :deadline::bigint, :call_timeout::bigint, :ttl::bigint, :response_status::integer, :response_headers::bytea,
-    :response_body::bytea, :response_schema::integer, :now::bigint, NULL, NULL);
+SELECT oncekey.seal(:given, :response_body, :now);
 
 -- name: held
 SELECT EXISTS (
