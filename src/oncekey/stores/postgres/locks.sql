@@ -27,7 +27,7 @@ SELECT oncekey.lock_holder(:lock::bigint, :family::integer, :mark::integer) AS h
 -- name: commit_new
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
@@ -48,7 +48,7 @@ RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
 -- name: commit_retryable
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, entered = :entered::boolean, fence = fence + 1, version = version + 1,
@@ -69,7 +69,7 @@ SELECT written.* FROM written;
 -- name: commit_anew
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
@@ -93,7 +93,7 @@ SELECT written.* FROM written;
 -- name: defer_new
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
@@ -111,7 +111,7 @@ RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
 -- name: defer_anew
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
