@@ -150,7 +150,7 @@ class KeyStore:
         rows = yield self._statements.say("claim", claim_params(claim), form=form)
         if rows:
             return _ours_first(rows, claim)
-        # The row was committed by somebody else after our statement's snapshot was taken (E6), or is not all there is of
+        # The row was committed by somebody else after our snapshot was taken (E6), or is not all there is of
         # the record: look again.
         return (yield from self._find(claim.id))
 
