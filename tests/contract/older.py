@@ -9,8 +9,9 @@ from typing import Any
 from oncekey.stores.postgres import FILES, PostgresStore
 from oncekey.stores.queries import load
 
-OLD: Mapping[str, str] = load("contract.before_split", *FILES)
-"""Its statements, word for word."""
+_SAID: Mapping[str, str] = load("contract.before_split", *FILES)
+OLD: Mapping[str, str] = {**_SAID, "claim_kept": _SAID["claim"], "settle_alone": _SAID["settle_completed"]}
+"""Its statements, word for word; it had no other forms of them."""
 
 
 class OlderStore(PostgresStore):

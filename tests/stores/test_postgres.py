@@ -360,7 +360,9 @@ class TestTables:
             connection.execute("ANALYZE oncekey.record")
 
     @pytest.mark.usefixtures("many_rows")
-    @pytest.mark.parametrize("name", [*STATEMENTS, *(name for name in PHASES if name != "resumable")])
+    @pytest.mark.parametrize(
+        "name", [*STATEMENTS, "claim_kept", "settle_alone", *(name for name in PHASES if name != "resumable")]
+    )
     def test_every_statement_finds_its_row_by_the_primary_key(self, engine, raw, name):  # R245
         claim = a_claim()
         verdict = engine.begin(claim, Policy())
@@ -391,7 +393,8 @@ class TestTables:
         assert scans
         assert set(scans) <= {"Index Scan", "Index Only Scan"}
         assert set(re.findall(r'"Index Name": "(\w+)"', plan)) - {"work_pkey"} == {"record_pkey"}
-        if name == "claim":
+        assert ('"Relation Name": "work"' in plan) == (name not in {"claim", "settle_alone", "renew"})
+        if name in {"claim", "claim_kept"}:
             assert '"Conflict Arbiter Indexes": ["record_pkey"]' in plan
 
     @pytest.mark.parametrize(

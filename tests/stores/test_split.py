@@ -286,6 +286,18 @@ def test_an_owner_that_waited_for_a_sweep_is_heard(world, dsn):  # row 6
     assert world.record(claim.id).memo == (ORDER, CHARGE)
 
 
+def test_an_owner_without_a_second_row_is_heard_after_a_sweep_that_made_one(world, dsn):
+    claim = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
+    lease = world.owned(claim)
+    assert lease.alone
+    sweeper = Stranger(world, dsn, "doubt", {**version_proof(world.record(claim.id)), "last_error": "swept"})
+    late = waiting(dsn, lambda: world.settle(lease, answered()))
+    sweeper.commit()
+    assert late().ours
+    found = world.record(claim.id)
+    assert (found.state, found.reconcile_after, found.response) == (State.COMPLETED, None, answered().response)
+
+
 def stepped(world):
     """A phased record with one finished phase."""
     claim, lease = begun(world)

@@ -225,6 +225,8 @@ class Lease:
     deadline: Instant
     expires_at: Instant
     owner: str = ""
+    alone: bool = field(default=False, compare=False)
+    """Whether the record had nothing but itself when it was claimed: no step, no call, no kept request."""
 
     @classmethod
     def of(cls, record: Record) -> Lease:
@@ -239,6 +241,11 @@ class Lease:
             deadline=record.deadline,
             expires_at=record.expires_at,
             owner=record.owner or "",
+            alone=record.request is None
+            and not record.memo
+            and record.intent is None
+            and record.reconcile_after is None
+            and record.reconcile_tries == 0,
         )
 
 

@@ -124,8 +124,8 @@ class KeyStore:
         still owns the record says it once more, and is judged by what is there now.
         """
         name, params = _settlement(settlement)
-        for _ in range(2):
-            rows = yield self._say(name, {**owner_proof(lease), **params})
+        for form in ("settle_alone" if lease.alone and name == "settle_completed" else None, None):
+            rows = yield self._statements.say(name, {**owner_proof(lease), **params}, form=form)
             if rows and isinstance(settlement, Deferred):
                 yield from self._parcels.putting((settlement.parcel,))
             if rows:
@@ -146,10 +146,12 @@ class KeyStore:
         return snapshot_of(rows[0])
 
     def _claim(self, claim: Claim) -> Steps[Snapshot]:
-        rows = yield self._say("claim", claim_params(claim))
+        form = None if claim.request is None else "claim_kept"
+        rows = yield self._statements.say("claim", claim_params(claim), form=form)
         if rows:
             return _ours_first(rows, claim)
-        # The row was committed by somebody else after our statement's snapshot was taken: look again (E6).
+        # The row was committed by somebody else after our snapshot was taken (E6), or is not all there is of
+        # the record: look again.
         return (yield from self._find(claim.id))
 
     def _swap(

@@ -120,28 +120,28 @@ class LockStore:
         response = settlement.response
         if response.body is not None and len(response.body) > LONGEST_FOLDED:
             return None
+        given = row_text(
+            claim.id.scope,
+            claim.id.key,
+            claim.incarnation.hex,
+            claim.operation,
+            claim.effects.value,
+            claim.recovery.value,
+            claim.method,
+            claim.path,
+            claim.fingerprint,
+            claim.seed,
+            settlement.outcome.value,
+            claim.entered,
+            claim.deadline,
+            claim.call_timeout,
+            claim.ttl,
+            response.status,
+            headers_text(response.headers),
+            response.schema_version,
+        )
         try:
-            params: dict[str, Value] = {
-                "scope": claim.id.scope.encode(),
-                "key": claim.id.key.encode(),
-                "incarnation": claim.incarnation.bytes,
-                "operation": claim.operation.encode(),
-                "effects": claim.effects.value.encode(),
-                "recovery": claim.recovery.value.encode(),
-                "method": claim.method.encode(),
-                "path": claim.path.encode(),
-                "fingerprint": claim.fingerprint.encode(),
-                "seed": claim.seed,
-                "outcome": settlement.outcome.value.encode(),
-                "entered": claim.entered,
-                "deadline": claim.deadline,
-                "call_timeout": claim.call_timeout,
-                "ttl": claim.ttl,
-                "response_status": response.status,
-                "response_headers": headers_text(response.headers).encode(),
-                "response_body": response.body,
-                "response_schema": response.schema_version,
-            }
+            params: dict[str, Value] = {"given": given.encode(), "response_body": response.body}
         except UnicodeEncodeError:
             raise StoreError(HALF_A_PAIR) from None
         return Fold(self._statements.fold("seal", params, told="seal"), lambda rows: self._sealed(rows[0], begun))
@@ -167,3 +167,16 @@ class LockStore:
 
 def _numbers(lock: Lock) -> dict[str, Value]:
     return {"lock": lock.number, "family": lock.family, "mark": lock.mark}
+
+
+def row_text(*values: Value) -> str:
+    """A row as PostgreSQL reads one that is written as text: what a text has of its own marks is doubled."""
+    pieces = []
+    for value in values:
+        if type(value) is str:
+            pieces.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
+        elif type(value) is bytes:
+            pieces.append('"\\\\x' + value.hex() + '"')
+        else:  # a number, or a boolean, which PostgreSQL reads by its first letter, too
+            pieces.append(str(value))
+    return "(" + ",".join(pieces) + ")"

@@ -21,4 +21,11 @@ def load(package: str, *names: str) -> dict[str, str]:
         for kind, title, body in zip(found[::3], found[1::3], found[2::3], strict=True):
             blocks[kind][title] = body.strip().rstrip(";")
     parts = blocks["part"]
-    return {name: _PLACE.sub(lambda match: parts[match[1]], text) for name, text in blocks["name"].items()}
+    return {name: _whole(text, parts) for name, text in blocks["name"].items()}
+
+
+def _whole(text: str, parts: dict[str, str]) -> str:
+    """The statement with its parts in place; a part may have parts of its own."""
+    while _PLACE.search(text):
+        text = _PLACE.sub(lambda match: parts[match[1]], text)
+    return text

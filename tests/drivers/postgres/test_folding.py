@@ -254,7 +254,7 @@ class TestTaken:
         with psycopg.connect(make_tables(postgres_dsn), autocommit=True) as raw:
             raw.execute(ORDERS)
             text = raw.execute(SEAL).fetchone()[0]
-            mutant = re.sub(r"(instant \+ in_ttl, 0\));", r"\1 ON CONFLICT DO NOTHING;", text, count=1)
+            mutant = re.sub(r"(instant \+ it\.ttl\));", r"\1 ON CONFLICT DO NOTHING;", text, count=1)
             assert mutant != text
             raw.execute(mutant)
             async with opened(kind, postgres_dsn) as driver:

@@ -9,16 +9,10 @@ FROM oncekey.lock_request_2(
     convert_from(:key::bytea, 'UTF8'), :now::bigint, :lease_ms::integer, :deadline_ms::integer) AS look;
 
 -- name: enter
-CALL oncekey.enter(
-    :lock::bigint, :family::integer, :mark::integer, :scope::bytea, :key::bytea, :now::bigint, :lease_ms::integer,
-    :deadline_ms::integer);
+SELECT oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
-CALL oncekey.seal(
-    :scope::bytea, :key::bytea, :incarnation::bytea, :operation::bytea, :effects::bytea, :recovery::bytea,
-    :method::bytea, :path::bytea, :fingerprint::bytea, :seed::bytea, :outcome::bytea, :entered::boolean,
-    :deadline::bigint, :call_timeout::bigint, :ttl::bigint, :response_status::integer, :response_headers::bytea,
-    :response_body::bytea, :response_schema::integer, :now::bigint, NULL, NULL);
+SELECT oncekey.seal(:given, :response_body, :now);
 
 -- name: held
 SELECT EXISTS (
@@ -33,7 +27,7 @@ SELECT oncekey.lock_holder(:lock::bigint, :family::integer, :mark::integer) AS h
 -- name: commit_new
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
@@ -54,7 +48,7 @@ RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
 -- name: commit_retryable
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, entered = :entered::boolean, fence = fence + 1, version = version + 1,
@@ -75,7 +69,7 @@ SELECT written.* FROM written;
 -- name: commit_anew
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
@@ -99,7 +93,7 @@ SELECT written.* FROM written;
 -- name: defer_new
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
@@ -117,7 +111,7 @@ RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
 -- name: defer_anew
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,

@@ -138,7 +138,7 @@ FOR UPDATE;
 -- name: operator_answer
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1,
@@ -161,7 +161,7 @@ SELECT written.* FROM written;
 -- A record that can be gone on with is not parked again before somebody could.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, recovery_point = :recovery_point::text,
@@ -181,7 +181,7 @@ SELECT written.* FROM written;
 -- Whoever ran with the result that was there before writes nothing any more: the fence goes up.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', fence = record.fence + 1, version = record.version + 1,
@@ -201,7 +201,7 @@ SELECT written.* FROM written;
 -- name: operator_unexecuted
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1,
@@ -221,7 +221,7 @@ SELECT written.* FROM written;
 -- name: operator_pend
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1,
@@ -240,7 +240,7 @@ SELECT written.* FROM written;
 -- name: operator_bust
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', outcome = NULL, fence = record.fence + 1, version = record.version + 1,

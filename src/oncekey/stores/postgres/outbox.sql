@@ -5,7 +5,7 @@
 -- name: put_parcels
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
@@ -125,7 +125,7 @@ FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
 -- Each parcel is looked up by its id: as a join, the planner would expect to find one that is held, and search for it.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), ours AS MATERIALIZED (
     SELECT locked.spot
     FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
@@ -147,7 +147,7 @@ WHERE parcel.id = ANY (ARRAY(SELECT held.id FROM json_to_recordset(:held::json) 
 -- name: hand_back
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), ours AS MATERIALIZED (
     SELECT locked.spot
     FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
@@ -165,7 +165,7 @@ RETURNING parcel.id;
 -- name: again
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 UPDATE oncekey.outbox AS parcel
 SET state = 'ready', owner = NULL, lease_until = NULL, due_at = clock.now + :after::bigint,
@@ -177,7 +177,7 @@ RETURNING clock.now, parcel.*;
 -- name: bury
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.dead_letter (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
@@ -194,7 +194,7 @@ RETURNING id;
 -- name: drop_parcel
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 DELETE FROM oncekey.outbox AS parcel
 USING clock
@@ -204,7 +204,7 @@ RETURNING parcel.id;
 -- name: hold_record
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 SELECT clock.now, record.*
 FROM clock CROSS JOIN oncekey.hold(:scope, :key) AS record
@@ -219,7 +219,7 @@ FOR UPDATE;
 -- name: extend_parcel
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 UPDATE oncekey.outbox AS parcel
 SET lease_until = GREATEST(parcel.lease_until, clock.now + :lease::bigint),
@@ -232,7 +232,7 @@ RETURNING clock.now, parcel.*;
 -- The call can be looked up from the moment it is announced.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', fence = record.fence + 1, version = record.version + 1, owner = :owner::text, lease_until = NULL,
@@ -265,7 +265,7 @@ SELECT written.* FROM written;
 -- name: deferred_result
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point::text, owner = :owner::text,
@@ -285,7 +285,7 @@ SELECT written.* FROM written;
 -- name: pend
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
@@ -304,7 +304,7 @@ SELECT written.* FROM written;
 -- name: retake_parcel
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 UPDATE oncekey.outbox AS parcel
 SET state = 'held', fence = fence + 1, owner = :owner::text,
@@ -316,7 +316,7 @@ RETURNING clock.now, parcel.*;
 -- name: bring_back
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,

@@ -4,7 +4,7 @@
 -- name: checkpoint
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, recovery_point = :recovery_point,
@@ -25,7 +25,7 @@ SELECT written.* FROM written;
 -- The call can be looked up from the moment it is announced.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, recovery_point = :recovery_point,
@@ -63,7 +63,7 @@ SELECT written.* FROM written;
 -- name: result
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point, owner = :owner,
@@ -84,7 +84,7 @@ SELECT written.* FROM written;
 -- name: withdraw
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1,

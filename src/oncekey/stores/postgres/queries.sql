@@ -1,6 +1,6 @@
 -- What oncekey says to PostgreSQL: one block per statement. Every one is served by record_pkey (scope, key).
 -- `:now` is NULL outside of tests: clock_timestamp(), because now() stands still in a transaction (E9).
--- set_config makes the commit durable whatever the server's default is, inside the statement's own transaction.
+-- {durable} makes the commit durable whatever the server's default is, inside the statement's own transaction.
 -- Statements run at READ COMMITTED; a serialisation failure under another default is said again by the driver.
 --
 -- A record is two rows: `record`, which every key has, and `work`, for what only unfinished, failed or phased work has. They
@@ -8,6 +8,10 @@
 -- beside it, if the record was written. A statement that had to wait for the record goes on with the record as it is then,
 -- but with the other row as it was before. Who proves the version (V) notices, because it moves with every write. For an
 -- owner, who proves the fence only (O), `memo_version` says whether the two belong together ({fits}).
+
+-- part: durable
+CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN 'on'
+                ELSE set_config('synchronous_commit', 'on', true) END;
 
 -- part: hot
 record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method, record.path,
@@ -55,12 +59,8 @@ SELECT clock.now, record.*
 FROM (SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now) AS clock
 LEFT JOIN oncekey.whole AS record ON record.scope = :scope AND record.key = :key;
 
--- name: claim
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
-), claimed AS (
-    INSERT INTO oncekey.record AS record (
+-- part: claimed
+INSERT INTO oncekey.record AS record (
         scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
         state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
         recovery_point, created_at, last_run_at, expires_at, memo_version)
@@ -70,11 +70,37 @@ WITH clock AS MATERIALIZED (
         :call_timeout::bigint, :ttl::bigint, 1, 'started', clock.now, clock.now, clock.now + :ttl::bigint, 0
     FROM clock
     WHERE clock.durable = 'on'
-    ON CONFLICT (scope, key) DO NOTHING
+    ON CONFLICT (scope, key) DO NOTHING;
+
+-- part: nothing
+NULL::text AS memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, 0 AS reconcile_tries;
+
+-- name: claim
+-- Without a request nothing lies beside the record, nor beside most that others claimed; whoever finds one of the other
+-- kind is shown no row, and looks again.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           {durable} AS durable
+), claimed AS (
+    {claimed}
+    RETURNING {hot}
+)
+SELECT clock.now, claimed.*, {nothing} FROM clock, claimed
+UNION ALL
+SELECT clock.now, {hot}, {nothing} FROM clock, oncekey.record AS record
+WHERE record.scope = :scope AND record.key = :key
+  AND record.memo_version = 0 AND record.effects <> 'phased' AND record.state IN ('in_progress', 'completed');
+
+-- name: claim_kept
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           {durable} AS durable
+), claimed AS (
+    {claimed}
     RETURNING {hot}
 ), kept AS (
     INSERT INTO oncekey.work AS work (incarnation, scope, key, request)
-    SELECT claimed.incarnation, claimed.scope, claimed.key, :request::bytea FROM claimed WHERE :request::bytea IS NOT NULL
+    SELECT claimed.incarnation, claimed.scope, claimed.key, :request::bytea FROM claimed
     -- A claim is repeated under its own incarnation, and somebody may have removed the record without this row.
     ON CONFLICT (incarnation) DO UPDATE SET memo_version = 0, memo = NULL, intent = NULL, request = excluded.request,
         reconcile_after = NULL, reconcile_tries = 0
@@ -88,7 +114,7 @@ SELECT clock.now, record.* FROM clock, oncekey.whole AS record WHERE record.scop
 -- name: take_over
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', entered = :entered::boolean, fence = record.fence + 1, version = record.version + 1,
@@ -114,7 +140,7 @@ SELECT written.* FROM written;
 -- name: supersede
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
@@ -137,7 +163,7 @@ SELECT written.* FROM written;
 -- name: doubt
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
@@ -164,10 +190,30 @@ WHERE record.scope = :scope AND record.key = :key
   AND record.state = 'in_progress' AND clock.now < record.deadline
 RETURNING clock.now, record.lease_until;
 
+-- name: settle_alone
+-- `settle_completed` for an owner whose record had nothing beside it when it was claimed. Since then only the owner itself can
+-- have put something there, which `memo_version` tells; whoever else does ends the ownership, and with it `owner`. (The
+-- state says the same, but by its index PostgreSQL would look through all that was ever in progress.)
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           {durable} AS durable
+)
+UPDATE oncekey.record AS record
+SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
+    response_status = :response_status::integer, response_headers = :response_headers,
+    response_body = :response_body::bytea, response_schema = :response_schema::integer,
+    last_error = NULL, finished_at = clock.now, recovery_point = 'finished',
+    expires_at = GREATEST(record.expires_at, clock.now + record.ttl)
+FROM clock
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
+  AND record.owner IS NOT NULL AND record.memo_version = 0 AND record.effects <> 'phased'
+RETURNING clock.now, {hot}, {nothing};
+
 -- name: settle_completed
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
@@ -197,7 +243,7 @@ SELECT written.* FROM written;
 -- name: settle_retryable
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
@@ -210,7 +256,7 @@ RETURNING clock.now, {hot}, {cold};
 -- name: settle_unknown
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
@@ -228,7 +274,7 @@ SELECT written.* FROM written;
 -- name: settle_handed_back
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL,
@@ -249,7 +295,7 @@ SELECT written.* FROM written;
 -- name: settle_deferred
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = NULL
@@ -263,7 +309,7 @@ RETURNING clock.now, {hot}, {cold};
 -- name: discard
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 DELETE FROM oncekey.record AS record
 USING clock

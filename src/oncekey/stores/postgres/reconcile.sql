@@ -20,7 +20,7 @@ ORDER BY page.reconcile_after, page.scope, page.key;
 -- name: still_unknown
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 ), written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1,
@@ -39,7 +39,7 @@ SELECT written.* FROM written;
 -- name: add_evidence
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           set_config('synchronous_commit', 'on', true) AS durable
+           {durable} AS durable
 )
 INSERT INTO oncekey.evidence (at, source, event_id, downstream_key, provider_id, said)
 SELECT clock.now, :source::text, :event_id::text, :downstream_key::text, :provider_id::text, :said::text

@@ -41,7 +41,14 @@ if TYPE_CHECKING:
 BOTH: Final = (Kind.SQLITE, Kind.POSTGRES)
 POSTGRES: Final = (Kind.POSTGRES,)
 
-OWNED: Final = ("settle_completed", "settle_retryable", "settle_unknown", "settle_handed_back", "discard")
+OWNED: Final = (
+    "settle_completed",
+    "settle_alone",
+    "settle_retryable",
+    "settle_unknown",
+    "settle_handed_back",
+    "discard",
+)
 STEPS: Final = ("checkpoint", "announce", "result", "withdraw")
 FENCE: Final = {Kind.SQLITE: " AND fence = :fence", Kind.POSTGRES: " AND record.fence = :fence::bigint"}
 PROOF: Final = {
@@ -216,7 +223,7 @@ _ALL: Final = (
         Rule.FENCED,
         _BLIND,
         Fault(Point.parse("after:claim"), Manner.DIE),
-        _sql(Breaking(("claim",), {Kind.POSTGRES: "DO NOTHING"}, "upsert")),
+        _sql(Breaking(("claim", "claim_kept"), {Kind.POSTGRES: "DO NOTHING"}, "upsert")),
         POSTGRES,
     ),
     Mutant(

@@ -3,12 +3,26 @@
 -- A client that can only send text has its rows told: INFO is sent whatever client_min_messages says. What is told are
 -- instants and booleans, never a key and never an answer, because a server's log may be set to keep them.
 
+-- A record that is written without it says that nothing was tried.
+ALTER TABLE oncekey.record ALTER COLUMN reconcile_tries SET DEFAULT 0;
+
+-- A record with all that belongs to it. The record's own columns have it, until 0009 puts some of them aside.
+CREATE VIEW oncekey.whole AS
+SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
+       record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
+       record.version, record.owner, record.lease_until, record.deadline, record.call_timeout, record.ttl, record.attempts,
+       record.recovery_point, record.response_status, record.response_headers, record.response_body,
+       record.response_schema, record.last_error, record.created_at, record.last_run_at, record.finished_at,
+       record.expires_at,
+       record.memo, record.intent, record.request, record.reconcile_after, record.reconcile_tries
+FROM oncekey.record AS record;
+
 -- `lock_request`, with the clock, and without the cost of what is as it should be already. A server that only reads refuses
 -- the request here (25006), so that no handler runs where its answer has no place.
 CREATE FUNCTION oncekey.lock_request_2(
     lock bigint, family integer, mark integer, in_scope text, in_key text, at bigint, lease_ms integer,
     deadline_ms integer,
-    OUT locked boolean, OUT other boolean, OUT begun bigint, OUT now bigint, OUT seen oncekey.record)
+    OUT locked boolean, OUT other boolean, OUT begun bigint, OUT now bigint, OUT seen oncekey.whole)
 LANGUAGE plpgsql VOLATILE AS $$
 -- The collation is said, because what convert_from returns has C's, and an index of the default one does not serve that.
 DECLARE
@@ -34,27 +48,64 @@ BEGIN
     END IF;
     other := false;
     begun := (extract(epoch FROM now()) * 1000000)::bigint;
-    SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope COLLATE "default"
+    -- What is asked for most is a key without a record, or an answer: neither has anything beside it that counts.
+    SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
+           record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
+           record.version, record.owner, record.lease_until, record.deadline, record.call_timeout, record.ttl,
+           record.attempts, record.recovery_point, record.response_status, record.response_headers,
+           record.response_body, record.response_schema, record.last_error, record.created_at, record.last_run_at,
+           record.finished_at, record.expires_at,
+           NULL::text, NULL::text, NULL::bytea, NULL::bigint, 0
+    INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope COLLATE "default"
       AND record.key = in_key COLLATE "default";
+    IF seen.state <> 'completed' THEN
+        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope COLLATE "default"
+      AND whole.key = in_key COLLATE "default";
+    END IF;
     now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     IF marked AND NOT locked AND (seen.scope IS NULL OR seen.expires_at <= now) THEN
         other := oncekey.lock_holder(lock, family, mark) = 'other';
-        SELECT record.* INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope COLLATE "default"
-      AND record.key = in_key COLLATE "default";
+        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope COLLATE "default"
+      AND whole.key = in_key COLLATE "default";
         now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     END IF;
 END
 $$;
 
 -- The same for a BEGIN that is sent as text: it tells what it found, unless it found a record. Then it says nothing, and
--- is asked again in the ordinary way, by which a stored answer travels as what it is.
-CREATE PROCEDURE oncekey.enter(
+-- is asked again in the ordinary way, by which a stored answer travels as what it is. Nearly every request is a new key, so that
+-- is looked for first, without reading a record or making a row; whatever else there is, `lock_request_2` finds.
+CREATE FUNCTION oncekey.enter(
     lock bigint, family integer, mark integer, in_scope bytea, in_key bytea, at bigint, lease_ms integer,
-    deadline_ms integer)
-LANGUAGE plpgsql AS $$
+    deadline_ms integer) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     look record;
+    marked boolean;
+    locked boolean := false;
 BEGIN
+    IF current_setting('transaction_read_only') = 'off'
+       AND set_config('idle_in_transaction_session_timeout', lease_ms::text, true) IS NOT NULL
+       AND set_config('statement_timeout', lease_ms::text, true) IS NOT NULL
+       AND (CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN true
+                 ELSE set_config('synchronous_commit', 'on', true) IS NOT NULL END)
+       AND (CASE WHEN current_setting('server_version_num')::integer < 170000 THEN true
+                 ELSE set_config('transaction_timeout', deadline_ms::text, true) IS NOT NULL END)
+    THEN
+        marked := pg_try_advisory_xact_lock_shared(family, mark);
+        locked := pg_try_advisory_xact_lock(lock);
+    END IF;
+    IF locked THEN
+        marked := pg_try_advisory_xact_lock(family, mark);
+        PERFORM FROM oncekey.record AS record WHERE record.scope = convert_from(in_scope, 'UTF8') COLLATE "default"
+          AND record.key = convert_from(in_key, 'UTF8') COLLATE "default";
+        IF NOT FOUND THEN
+            RAISE INFO USING ERRCODE = 'OK001', MESSAGE = '{"scope":null,"locked":true,"other":false,"begun":'
+                || (extract(epoch FROM now()) * 1000000)::bigint || ',"now":'
+                || COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) || '}';
+        END IF;
+        RETURN;
+    END IF;
     look := oncekey.lock_request_2(
         lock, family, mark, convert_from(in_scope, 'UTF8'), convert_from(in_key, 'UTF8'), at, lease_ms, deadline_ms);
     IF (look.seen).scope IS NULL THEN
@@ -65,16 +116,18 @@ BEGIN
 END
 $$;
 
+-- What a finished record says, as one value: the server reads a row in less time than two dozen arguments.
+CREATE TYPE oncekey.sealed AS (
+    scope text, key text, incarnation uuid, operation text, effects text, recovery text, method text, path text,
+    fingerprint text, seed bytea, outcome text, entered boolean, deadline bigint, call_timeout bigint, ttl bigint,
+    response_status integer, response_headers text, response_schema integer);
+
 -- The finished record of a new key, for the message of its COMMIT: it fails where the key is taken, because what comes after
 -- it in the message must not happen then. The instants are the server's own, of this moment and not of BEGIN.
-CREATE PROCEDURE oncekey.seal(
-    in_scope bytea, in_key bytea, in_incarnation bytea, in_operation bytea, in_effects bytea, in_recovery bytea,
-    in_method bytea, in_path bytea, in_fingerprint bytea, in_seed bytea, in_outcome bytea, in_entered boolean,
-    in_deadline bigint, in_call_timeout bigint, in_ttl bigint,
-    in_status integer, in_headers bytea, in_body bytea, in_schema integer, at bigint,
-    INOUT expires_at bigint, INOUT begun bigint)
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION oncekey.seal(given bytea, body bytea, at bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    it oncekey.sealed := convert_from(given, 'UTF8')::oncekey.sealed;
     instant bigint := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     set_to text;
 BEGIN
@@ -85,18 +138,14 @@ BEGIN
         scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
         state, outcome, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
         response_status, response_headers, response_body, response_schema,
-        reconcile_tries, created_at, last_run_at, finished_at, expires_at)
+        created_at, last_run_at, finished_at, expires_at)
     VALUES (
-        convert_from(in_scope, 'UTF8'), convert_from(in_key, 'UTF8'), encode(in_incarnation, 'hex')::uuid,
-        convert_from(in_operation, 'UTF8'), convert_from(in_effects, 'UTF8'), convert_from(in_recovery, 'UTF8'),
-        convert_from(in_method, 'UTF8'), convert_from(in_path, 'UTF8'), convert_from(in_fingerprint, 'UTF8'), in_seed,
-        'completed', convert_from(in_outcome, 'UTF8'), in_entered, 1, 1, instant + in_deadline, in_call_timeout, in_ttl,
-        1, 'finished', in_status, convert_from(in_headers, 'UTF8'), in_body, in_schema,
-        0, instant, instant, instant, instant + in_ttl);
-    expires_at := instant + in_ttl;
-    begun := (extract(epoch FROM now()) * 1000000)::bigint;
+        it.scope, it.key, it.incarnation, it.operation, it.effects, it.recovery, it.method, it.path, it.fingerprint,
+        it.seed, 'completed', it.outcome, it.entered, 1, 1, instant + it.deadline, it.call_timeout, it.ttl, 1, 'finished',
+        it.response_status, it.response_headers, body, it.response_schema,
+        instant, instant, instant, instant + it.ttl);
     -- By the transaction's own number a client can ask what became of the COMMIT, if something after it fails.
-    RAISE INFO USING ERRCODE = 'OK001', MESSAGE = format(
-        '{"expires_at":%s,"begun":%s,"xact":%s}', expires_at, begun, pg_current_xact_id()::text);
+    RAISE INFO USING ERRCODE = 'OK001', MESSAGE = '{"expires_at":' || instant + it.ttl || ',"begun":'
+        || (extract(epoch FROM now()) * 1000000)::bigint || ',"xact":' || pg_current_xact_id() || '}';
 END
 $$;

@@ -21,7 +21,6 @@ CREATE INDEX work_due ON oncekey.work (reconcile_after, scope, key) WHERE reconc
 -- The version of the record at which its memo or intent was last written; 0: it has neither; below: no row of its own yet.
 -- Who finds a row of `work` that does not fit read it before the record was locked, and must not write by it.
 ALTER TABLE oncekey.record ADD COLUMN memo_version bigint NOT NULL DEFAULT -1;
-ALTER TABLE oncekey.record ALTER COLUMN reconcile_tries SET DEFAULT 0;
 
 -- Every statement that writes the table compiles its checks anew. This one stays; the others are in the contract that every
 -- store must pass, and `oncekey doctor` looks for rows that break them. Older rows passed stricter ones, so none is read.
@@ -33,113 +32,12 @@ ALTER TABLE oncekey.record
         state <> 'completed'
         OR num_nulls(response_status, response_headers, response_schema, outcome, finished_at) = 0) NOT VALID;
 
--- A record with all that belongs to it. Until 0009 the record's own columns have it.
-CREATE VIEW oncekey.whole AS
-SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
-       record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
-       record.version, record.owner, record.lease_until, record.deadline, record.call_timeout, record.ttl, record.attempts,
-       record.recovery_point, record.response_status, record.response_headers, record.response_body,
-       record.response_schema, record.last_error, record.created_at, record.last_run_at, record.finished_at,
-       record.expires_at,
-       record.memo, record.intent, record.request, record.reconcile_after, record.reconcile_tries
-FROM oncekey.record AS record;
-
 -- The record, locked, with what belongs to it: a statement of its own reads both after the lock was got.
 CREATE FUNCTION oncekey.hold(in_scope text, in_key text) RETURNS SETOF oncekey.whole
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM FROM oncekey.record AS record WHERE record.scope = in_scope AND record.key = in_key FOR UPDATE;
     RETURN QUERY SELECT whole.* FROM oncekey.whole AS whole WHERE whole.scope = in_scope AND whole.key = in_key;
-END
-$$;
-
--- The two of 0007 that read and write a record, which no older code calls: with all that belongs to it, and as it is now.
-DROP FUNCTION oncekey.lock_request_2(bigint, integer, integer, text, text, bigint, integer, integer);
-
-CREATE FUNCTION oncekey.lock_request_2(
-    lock bigint, family integer, mark integer, in_scope text, in_key text, at bigint, lease_ms integer,
-    deadline_ms integer,
-    OUT locked boolean, OUT other boolean, OUT begun bigint, OUT now bigint, OUT seen oncekey.whole)
-LANGUAGE plpgsql VOLATILE AS $$
--- The collation is said, because what convert_from returns has C's, and an index of the default one does not serve that.
-DECLARE
-    marked boolean;
-    set_to text;
-BEGIN
-    IF current_setting('transaction_read_only') = 'on' THEN
-        RAISE read_only_sql_transaction USING MESSAGE = 'this server only reads';
-    END IF;
-    set_to := set_config('idle_in_transaction_session_timeout', lease_ms::text, true);
-    set_to := set_config('statement_timeout', lease_ms::text, true);
-    IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
-        set_to := set_config('synchronous_commit', 'on', true);
-    END IF;
-    -- A client that falls silent in the middle of a message is neither idle nor executing: only this ends it.
-    IF current_setting('server_version_num')::integer >= 170000 THEN
-        set_to := set_config('transaction_timeout', deadline_ms::text, true);
-    END IF;
-    marked := pg_try_advisory_xact_lock_shared(family, mark);
-    locked := pg_try_advisory_xact_lock(lock);
-    IF locked THEN
-        marked := pg_try_advisory_xact_lock(family, mark);
-    END IF;
-    other := false;
-    begun := (extract(epoch FROM now()) * 1000000)::bigint;
-    -- What is asked for most is a key without a record, or an answer: neither has anything beside it that counts.
-    SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
-           record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
-           record.version, record.owner, record.lease_until, record.deadline, record.call_timeout, record.ttl,
-           record.attempts, record.recovery_point, record.response_status, record.response_headers,
-           record.response_body, record.response_schema, record.last_error, record.created_at, record.last_run_at,
-           record.finished_at, record.expires_at,
-           NULL::text, NULL::text, NULL::bytea, NULL::bigint, 0
-    INTO seen FROM oncekey.record AS record WHERE record.scope = in_scope COLLATE "default"
-      AND record.key = in_key COLLATE "default";
-    IF seen.state <> 'completed' THEN
-        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope COLLATE "default"
-      AND whole.key = in_key COLLATE "default";
-    END IF;
-    now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    IF marked AND NOT locked AND (seen.scope IS NULL OR seen.expires_at <= now) THEN
-        other := oncekey.lock_holder(lock, family, mark) = 'other';
-        SELECT whole.* INTO seen FROM oncekey.whole AS whole WHERE whole.scope = in_scope COLLATE "default"
-      AND whole.key = in_key COLLATE "default";
-        now := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    END IF;
-END
-$$;
-
-CREATE OR REPLACE PROCEDURE oncekey.seal(
-    in_scope bytea, in_key bytea, in_incarnation bytea, in_operation bytea, in_effects bytea, in_recovery bytea,
-    in_method bytea, in_path bytea, in_fingerprint bytea, in_seed bytea, in_outcome bytea, in_entered boolean,
-    in_deadline bigint, in_call_timeout bigint, in_ttl bigint,
-    in_status integer, in_headers bytea, in_body bytea, in_schema integer, at bigint,
-    INOUT expires_at bigint, INOUT begun bigint)
-LANGUAGE plpgsql AS $$
-DECLARE
-    instant bigint := COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    set_to text;
-BEGIN
-    IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
-        set_to := set_config('synchronous_commit', 'on', true);
-    END IF;
-    INSERT INTO oncekey.record (
-        scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
-        state, outcome, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
-        response_status, response_headers, response_body, response_schema,
-        created_at, last_run_at, finished_at, expires_at, memo_version)
-    VALUES (
-        convert_from(in_scope, 'UTF8'), convert_from(in_key, 'UTF8'), encode(in_incarnation, 'hex')::uuid,
-        convert_from(in_operation, 'UTF8'), convert_from(in_effects, 'UTF8'), convert_from(in_recovery, 'UTF8'),
-        convert_from(in_method, 'UTF8'), convert_from(in_path, 'UTF8'), convert_from(in_fingerprint, 'UTF8'), in_seed,
-        'completed', convert_from(in_outcome, 'UTF8'), in_entered, 1, 1, instant + in_deadline, in_call_timeout, in_ttl,
-        1, 'finished', in_status, convert_from(in_headers, 'UTF8'), in_body, in_schema,
-        instant, instant, instant, instant + in_ttl, 0);
-    expires_at := instant + in_ttl;
-    begun := (extract(epoch FROM now()) * 1000000)::bigint;
-    -- By the transaction's own number a client can ask what became of the COMMIT, if something after it fails.
-    RAISE INFO USING ERRCODE = 'OK001', MESSAGE = format(
-        '{"expires_at":%s,"begun":%s,"xact":%s}', expires_at, begun, pg_current_xact_id()::text);
 END
 $$;
 
