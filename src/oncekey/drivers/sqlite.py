@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
-from oncekey.core.errors import RolledBackError, TransactionControlError
+from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
+
+LOOK_AFTER = 0.25
+"""Seconds of waiting for a turn after which a request looks whether its answer is there already."""
 
 ENDED_EARLY = "a handler ended its own transaction; the key's record is stored in another one"
 
@@ -189,11 +192,17 @@ class SqliteTransaction:
         """An exception class of the module that is in use."""
         return getattr(self._file.module, name)
 
+    def look(self, statement: Statement) -> Rows:
+        """Execute a statement that only reads, beside the transaction: it needs no turn, so it waits for none."""
+        with self._file.lent() as connection:
+            return execute(self._file.module, connection, statement)
+
     def _execute(self, statement: Statement) -> Rows:
-        """Execute a statement of ours; one that only reads needs no turn, so it waits for none."""
-        if statement.reads and self._raw is None and not self._over:
-            with self._file.lent() as connection:
-                return execute(self._file.module, connection, statement)
+        if self._raw is None and not self._over:
+            if statement.reads:
+                return self.look(statement)
+            if statement.at_once and not self._begins_at_once():
+                return ()
         return execute(self._file.module, self._ready(), statement)
 
     def _ready(self) -> sqlite3.Connection:
@@ -222,18 +231,37 @@ class SqliteTransaction:
             raise TransactionControlError(OVER)
         if self._raw is None:
             self._writer.take(self._file.busy_timeout)
-            try:
-                connection = self._file.take()
-                try:
-                    self._say_begin(connection)
-                except BaseException:
-                    self._file.discard(connection)
-                    raise
-            except BaseException:
-                self._writer.leave()
-                raise
-            self._raw = connection
+            self._raw = self._taken(self._say_begin)
         return self._raw
+
+    def _begins_at_once(self) -> bool:
+        """Begin, unless another process is writing or this one's writers take long."""
+        try:
+            self._writer.take(min(LOOK_AFTER, self._file.busy_timeout))
+            self._raw = self._taken(self._begin_at_once)
+        except StoreBusyError:
+            return False
+        return True
+
+    def _taken(self, begin: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+        """A connection that has begun. It goes to whoever has the turn; if it cannot begin, the turn is over."""
+        try:
+            connection = self._file.take()
+            try:
+                begin(connection)
+            except BaseException:
+                self._file.discard(connection)
+                raise
+        except BaseException:
+            self._writer.leave()
+            raise
+        return connection
+
+    def _begin_at_once(self, connection: sqlite3.Connection) -> None:
+        # SQLite would sleep in there, and the answer that is looked for next may be stored already.
+        connection.execute("PRAGMA busy_timeout = 0")
+        self._say_begin(connection)
+        connection.execute(self._file.patiently)
 
     def _say_begin(self, connection: sqlite3.Connection) -> None:
         say(self._file.module, connection, "BEGIN IMMEDIATE", "beginning the business transaction")

@@ -49,6 +49,8 @@ class SqliteFile:
             raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
         self.module = module
         self.busy_timeout = busy_timeout
+        self.patiently = f"PRAGMA busy_timeout = {int(busy_timeout * 1000)}"
+        """What makes a connection wait for others again."""
         self._keep = 8
         self._idle: list[sqlite3.Connection] = []
         self._pid = os.getpid()

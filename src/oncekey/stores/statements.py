@@ -25,10 +25,10 @@ class Statements:
         if missing:
             raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
 
-    def say(self, name: str, params: dict[str, Value]) -> Statement:
+    def say(self, name: str, params: dict[str, Value], *, reads: bool = False, at_once: bool = False) -> Statement:
         """One statement with its parameters and the instant it is said at."""
         now = None if self._clock is None else self._clock()
-        return Statement(name, self._commands[name], {**params, "now": now})
+        return Statement(name, self._commands[name], {**params, "now": now}, reads=reads, at_once=at_once)
 
     def fold(self, name: str, params: dict[str, Value], *, told: str) -> Statement:
         """One that may travel in the message of a BEGIN or a COMMIT; `told` names its form as text."""
