@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,7 +16,7 @@ from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionCont
 from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
-from oncekey.drivers.sqlite_files import SqliteFile
+from oncekey.drivers.sqlite_files import LOOK_AFTER, SqliteFile
 from oncekey.drivers.sqlite_writer import Writer, writer_of
 from oncekey.flow import Mode, step
 
@@ -28,9 +29,6 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
-
-LOOK_AFTER = 0.25
-"""Seconds of waiting for a turn after which a request looks whether its answer is there already."""
 
 ENDED_EARLY = "a handler ended its own transaction; the key's record is stored in another one"
 
@@ -131,7 +129,7 @@ class SqliteTransaction:
         self._raw: sqlite3.Connection | None = None
         self._over = False
         self._lost = False
-        self._used = False
+        self._temporary = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self._facade = GuardedConnection(self)
 
@@ -179,12 +177,13 @@ class SqliteTransaction:
     def handlers_cursor(self) -> sqlite3.Cursor:
         """A cursor for the handler."""
         cursor = self._ready().cursor()
-        self._used = True
         self._cursors.add(cursor)
         return cursor
 
-    def heard(self, *, failed: bool) -> None:
+    def heard(self, sql: str, *, failed: bool) -> None:
         """SQLite itself rolls back after some errors, and then nothing more may be said."""
+        # Nothing of a handler's own can be temporary without this word in it.
+        self._temporary = self._temporary or "temp" in sql.casefold()
         if failed and self._raw is not None and not self._raw.in_transaction:
             self._lost = True
 
@@ -201,7 +200,7 @@ class SqliteTransaction:
         if self._raw is None and not self._over:
             if statement.reads:
                 return self.look(statement)
-            if statement.at_once and not self._begins_at_once():
+            if statement.at_once and not self._begins_soon():
                 return ()
         return execute(self._file.module, self._ready(), statement)
 
@@ -213,7 +212,7 @@ class SqliteTransaction:
             # The business rows are in already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
             self._writer.tears()
-            self._say_begin(connection)
+            self._say_begin(connection, self._file.busy_timeout)
         return connection
 
     def _commit(self, connection: sqlite3.Connection) -> None:
@@ -221,6 +220,9 @@ class SqliteTransaction:
         if not connection.in_transaction:
             _log.error("a handler ended its own transaction; there was nothing left to commit")
             return
+        _patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
+
+    def _say_commit(self, connection: sqlite3.Connection) -> None:
         try:
             connection.execute("COMMIT")
         except self._file.module.Error as error:
@@ -231,24 +233,24 @@ class SqliteTransaction:
             raise TransactionControlError(OVER)
         if self._raw is None:
             self._writer.take(self._file.busy_timeout)
-            self._raw = self._taken(self._say_begin)
+            self._raw = self._taken(self._file.busy_timeout)
         return self._raw
 
-    def _begins_at_once(self) -> bool:
-        """Begin, unless another process is writing or this one's writers take long."""
+    def _begins_soon(self) -> bool:
+        """Begin, unless other writers take too long."""
         try:
             self._writer.take(min(LOOK_AFTER, self._file.busy_timeout))
-            self._raw = self._taken(self._begin_at_once)
+            self._raw = self._taken(0)
         except StoreBusyError:
             return False
         return True
 
-    def _taken(self, begin: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
-        """A connection that has begun. It goes to whoever has the turn; if it cannot begin, the turn is over."""
+    def _taken(self, patience: float) -> sqlite3.Connection:
+        """A connection that has begun, for whoever has the turn; if it cannot begin, the turn is over."""
         try:
-            connection = self._file.take()
+            connection = self._take()
             try:
-                begin(connection)
+                self._say_begin(connection, patience)
             except BaseException:
                 self._file.discard(connection)
                 raise
@@ -257,14 +259,9 @@ class SqliteTransaction:
             raise
         return connection
 
-    def _begin_at_once(self, connection: sqlite3.Connection) -> None:
-        # SQLite would sleep in there, and the answer that is looked for next may be stored already.
-        connection.execute("PRAGMA busy_timeout = 0")
-        self._say_begin(connection)
-        connection.execute(self._file.patiently)
-
-    def _say_begin(self, connection: sqlite3.Connection) -> None:
-        say(self._file.module, connection, "BEGIN IMMEDIATE", "beginning the business transaction")
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:
+        what = "beginning the business transaction"
+        _patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
         self._writer.begins()
 
     def _refuse_if_lost(self) -> None:
@@ -280,7 +277,7 @@ class SqliteTransaction:
             with suppress(self._file.module.Error):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-            if connection.in_transaction or (self._used and _has_temporaries(self._file.module, connection)):
+            if connection.in_transaction or (self._temporary and _has_temporaries(self._file.module, connection)):
                 self._file.discard(connection)
             else:
                 self._give_back(connection)
@@ -292,8 +289,26 @@ class SqliteTransaction:
         if self._raw is not None:
             self.rollback()
 
+    def _take(self) -> sqlite3.Connection:
+        return self._file.take(business=True)
+
     def _give_back(self, connection: sqlite3.Connection) -> None:
-        self._file.give_back(connection)
+        self._file.give_back(connection, business=True)
+
+
+def _patiently(patience: float, say: Callable[[], None]) -> None:
+    """Say it again while others keep the file, each time for as long as the connection itself waits."""
+    ends: float | None = None
+    while True:
+        try:
+            say()
+        except StoreBusyError:
+            now = time.monotonic()
+            ends = now + patience - LOOK_AFTER if ends is None else ends
+            if now >= ends:
+                raise
+        else:
+            return
 
 
 def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:

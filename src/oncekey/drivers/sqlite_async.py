@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
-from oncekey.drivers.sqlite import BUSY_TIMEOUT, LOOK_AFTER, SqliteDriver, SqliteTransaction
+from oncekey.drivers.sqlite import BUSY_TIMEOUT, SqliteDriver, SqliteTransaction
 from oncekey.drivers.sqlite_facade import ERRORS, GuardedConnection, GuardedCursor
+from oncekey.drivers.sqlite_files import LOOK_AFTER
 from oncekey.drivers.sqlite_lane import Crew, Lane, State, Turn, lane_of
 from oncekey.drivers.sqlite_reading import SqliteReading
 from oncekey.flow import Mode

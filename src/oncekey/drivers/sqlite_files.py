@@ -18,6 +18,13 @@ from oncekey.drivers.sqlite_version import wal_is_safe
 
 _log = logging.getLogger("oncekey")
 _POLL: Final = 0.005
+
+LOOK_AFTER: Final = 0.25
+"""Seconds of waiting for a turn to write after which a request looks whether its answer is there already."""
+
+LONGEST_JOURNAL: Final = 1024 * 1024
+"""Bytes of a journal or log that are kept for the next transaction; a longer one is cut."""
+
 _told: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
 """Connections of a parent process: SQLite forbids to use them here, and closing them would too."""
@@ -49,10 +56,9 @@ class SqliteFile:
             raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
         self.module = module
         self.busy_timeout = busy_timeout
-        self.patiently = f"PRAGMA busy_timeout = {int(busy_timeout * 1000)}"
-        """What makes a connection wait for others again."""
         self._keep = 8
         self._idle: list[sqlite3.Connection] = []
+        self._business: list[sqlite3.Connection] = []
         self._pid = os.getpid()
         self._guard = threading.Lock()
         self._closed = False
@@ -68,23 +74,29 @@ class SqliteFile:
             raise
         self.give_back(connection)
 
-    def take(self) -> sqlite3.Connection:
-        """A connection that is nobody else's until it is given back."""
+    def take(self, *, business: bool = False) -> sqlite3.Connection:
+        """A connection that is nobody else's until it is given back.
+
+        One for business transactions waits for other processes for `LOOK_AFTER` only, and who is more patient tries
+        again. It is never a reader's: what it has read of the file is still true when it writes next.
+        """
         with self._guard:
             if self._pid != os.getpid():
-                _inherited.extend(self._idle)
-                self._idle, self._pid = [], os.getpid()
+                _inherited.extend((*self._idle, *self._business))
+                self._idle, self._business, self._pid = [], [], os.getpid()
             if self._closed:
                 raise StoreUnavailableError("the driver of the SQLite file was closed")
-            if self._idle:
-                return self._idle.pop()
-        return self._open()
+            idle = self._business if business else self._idle
+            if idle:
+                return idle.pop()
+        return self._open(min(self.busy_timeout, LOOK_AFTER) if business else self.busy_timeout)
 
-    def give_back(self, connection: sqlite3.Connection) -> None:
+    def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
         """Keep it for the next borrower, unless there are enough."""
         with self._guard:
-            if not self._closed and len(self._idle) < self._keep:
-                self._idle.append(connection)
+            idle = self._business if business else self._idle
+            if not self._closed and len(idle) < self._keep:
+                idle.append(connection)
                 return
         connection.close()
 
@@ -96,16 +108,15 @@ class SqliteFile:
     def close(self) -> None:
         """Close what is not lent; what is lent is closed when it comes back."""
         with self._guard:
-            self._closed, idle, self._idle = True, self._idle, []
+            self._closed, idle = True, [*self._idle, *self._business]
+            self._idle, self._business = [], []
         for connection in idle:
             connection.close()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, timeout: float) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = None
         try:
-            connection = self.module.connect(
-                self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
-            )
+            connection = self.module.connect(self.path, timeout=timeout, isolation_level=None, check_same_thread=False)
             connection.row_factory = self.module.Row
             self._make_durable(connection)
         except (self.module.Error, StoreUnavailableError) as error:
@@ -119,21 +130,23 @@ class SqliteFile:
     def _make_durable(self, connection: sqlite3.Connection) -> None:
         """A commit that was acknowledged survives a power cut, in either mode.
 
-        Without a write-ahead log the journal is truncated and not deleted: only then SQLite syncs the end of a
-        transaction, and a journal cannot come back to undo it.
+        Without a write-ahead log the journal is not deleted but its head is overwritten: only then SQLite syncs the end
+        of a transaction, and a journal cannot come back to undo it. To truncate it does the same, but then the file
+        system has to find blocks for it, and write down which, in every transaction anew.
         """
         if wal_is_safe(self.module.sqlite_version_info):
             mode = self._patiently(connection, "PRAGMA journal_mode = WAL")
             if mode != "wal":  # some file systems cannot share the memory it needs
-                connection.execute("PRAGMA journal_mode = TRUNCATE")
+                connection.execute("PRAGMA journal_mode = PERSIST")
         else:
             self._tell_once()
             self._leave_wal(connection)
+        connection.execute(f"PRAGMA journal_size_limit = {LONGEST_JOURNAL}")
         connection.execute("PRAGMA synchronous = FULL")
 
     def _leave_wal(self, connection: sqlite3.Connection) -> None:
         try:
-            self._patiently(connection, "PRAGMA journal_mode = TRUNCATE")
+            self._patiently(connection, "PRAGMA journal_mode = PERSIST")
         except self.module.OperationalError as error:
             if not _is_busy(error):
                 raise
