@@ -341,11 +341,12 @@ class FailingCommit:
         return getattr(self._connection, name)
 
 
+@pytest.mark.parametrize("sql", ["CREATE TEMP TABLE mine (x)", 'CREATE TABLE "Temp" . mine (x)'])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_temporary_table_is_not_the_next_ones(driver, end):  # X12
+def test_a_temporary_table_is_not_the_next_ones(driver, end, sql):  # X12
     for _ in range(2):
         tx = driver.begin()
-        tx.connection.execute("CREATE TEMP TABLE mine (x)")
+        tx.connection.execute(sql)
         getattr(tx, end)()
         following = driver.begin()
         assert following.connection.execute("SELECT name FROM sqlite_temp_master").fetchall() == []

@@ -50,9 +50,10 @@ class SqliteDriver:
         path: str | os.PathLike[str],
         *,
         busy_timeout: float = BUSY_TIMEOUT,
+        look_after: float = LOOK_AFTER,
         module: ModuleType | None = None,
     ) -> None:
-        self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or sqlite3)
+        self._file = SqliteFile(path, busy_timeout=busy_timeout, look_after=look_after, module=module or sqlite3)
         self._writer = writer_of(self._file.path)
 
     @property
@@ -220,7 +221,7 @@ class SqliteTransaction:
         if not connection.in_transaction:
             _log.error("a handler ended its own transaction; there was nothing left to commit")
             return
-        _patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
+        self._patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
 
     def _say_commit(self, connection: sqlite3.Connection) -> None:
         try:
@@ -239,7 +240,7 @@ class SqliteTransaction:
     def _begins_soon(self) -> bool:
         """Begin, unless other writers take too long."""
         try:
-            self._writer.take(min(LOOK_AFTER, self._file.busy_timeout))
+            self._writer.take(self._file.look_after)
             self._raw = self._taken(0)
         except StoreBusyError:
             return False
@@ -261,8 +262,20 @@ class SqliteTransaction:
 
     def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:
         what = "beginning the business transaction"
-        _patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
+        self._patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
         self._writer.begins()
+
+    def _patiently(self, patience: float, say: Callable[[], None]) -> None:
+        """Say it again while others keep the file; each time the connection itself waits for `look_after`."""
+        ends: float | None = None
+        while True:
+            try:
+                return say()
+            except StoreBusyError:
+                now = time.monotonic()
+                ends = now + patience - self._file.look_after if ends is None else ends
+                if now >= ends:
+                    raise
 
     def _refuse_if_lost(self) -> None:
         if self._lost:
@@ -272,10 +285,11 @@ class SqliteTransaction:
         self._raw, self._over = None, True
         try:
             # A cursor that was left open would keep an old snapshot alive for the next borrower.
-            for cursor in list(self._cursors):
-                cursor.close()
-            with suppress(self._file.module.Error):
-                if connection.in_transaction:
+            if self._cursors:
+                for cursor in list(self._cursors):
+                    cursor.close()
+            if connection.in_transaction:
+                with suppress(self._file.module.Error):
                     connection.execute("ROLLBACK")
             if connection.in_transaction or (self._temporary and _has_temporaries(self._file.module, connection)):
                 self._file.discard(connection)
@@ -294,21 +308,6 @@ class SqliteTransaction:
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         self._file.give_back(connection, business=True)
-
-
-def _patiently(patience: float, say: Callable[[], None]) -> None:
-    """Say it again while others keep the file, each time for as long as the connection itself waits."""
-    ends: float | None = None
-    while True:
-        try:
-            say()
-        except StoreBusyError:
-            now = time.monotonic()
-            ends = now + patience - LOOK_AFTER if ends is None else ends
-            if now >= ends:
-                raise
-        else:
-            return
 
 
 def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:

@@ -39,10 +39,12 @@ class AsyncSqliteDriver:
         *,
         busy_timeout: float = BUSY_TIMEOUT,
         lock_timeout: float = BUSY_TIMEOUT,
+        look_after: float = LOOK_AFTER,
         module: ModuleType | None = None,
     ) -> None:
-        self._driver = SqliteDriver(path, busy_timeout=busy_timeout, module=module)
+        self._driver = SqliteDriver(path, busy_timeout=busy_timeout, look_after=look_after, module=module)
         self._lock_timeout = lock_timeout
+        self._look_after = min(look_after, lock_timeout)
 
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction, all of it in one thread; a writer waits for its turn first."""
@@ -63,11 +65,11 @@ class AsyncSqliteDriver:
 
     async def begin(self) -> AsyncSqliteTransaction:
         """Open a business transaction; nothing is locked before its first statement."""
-        return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout)
+        return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
 
     async def begin_with(self, first: Steps[T]) -> tuple[AsyncSqliteTransaction, T]:
         """Open a business transaction and run `first` in it, all in one visit to the thread."""
-        tx = AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout)
+        tx = AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
         try:
             return tx, await tx.step(first)
         except BaseException:
@@ -90,12 +92,12 @@ class AsyncSqliteDriver:
 class AsyncSqliteTransaction:
     """A business transaction that takes the writer's turn with its first statement and keeps it to its end."""
 
-    def __init__(self, inner: SqliteTransaction, lane: Lane, patience: float) -> None:
+    def __init__(self, inner: SqliteTransaction, lane: Lane, patience: float, look_after: float) -> None:
         self._sqlite = inner
         self._lane = lane
         self._turn = Turn(lane)
         self._patience = patience
-        self._cancelled = False
+        self._look_after = look_after
         self._over = False
         self._facade = AsyncGuardedConnection(self, inner.connection)
 
@@ -115,7 +117,7 @@ class AsyncSqliteTransaction:
             statement = next(steps)
             if statement.at_once and turn.state is State.OUTSIDE:
                 try:
-                    return await self._going_on(statement, steps, min(LOOK_AFTER, self._patience))
+                    return await self._going_on(statement, steps, self._look_after)
                 except StoreBusyError:
                     if turn.state is not State.OUTSIDE:
                         raise
@@ -153,19 +155,15 @@ class AsyncSqliteTransaction:
     async def _say(self, job: Callable[[], T], patience: float) -> T:
         if self._over:
             raise TransactionControlError(OVER)
-        if self._cancelled:
+        if self._turn.cancelled:
             raise RolledBackError(CANCELLED)
-        try:
-            return await self._turn.do(job, patience)
-        except asyncio.CancelledError:
-            self._cancelled = self._turn.state is not State.OUTSIDE
-            raise
+        return await self._turn.do(job, patience)
 
     async def _going_on(self, statement: Statement, steps: Steps[T], patience: float) -> T:
         return await self._say(partial(self._sqlite.step, _going_on(statement, steps)), patience)
 
     async def _refuse_if_cancelled(self) -> None:
-        if self._cancelled:
+        if self._turn.cancelled:
             await self.rollback()
             raise RolledBackError(CANCELLED)
 
@@ -173,10 +171,8 @@ class AsyncSqliteTransaction:
         if self._over:
             return
         self._over = True
-        if self._turn.state is State.HELD:
+        if not self._turn.withdraw():  # otherwise nothing was said, and there is nothing to end
             await self._turn.do(job, self._patience, last=True)
-        else:
-            self._turn.withdraw()  # nothing was said, so there is nothing to end
 
 
 class AsyncSqliteReading:

@@ -50,12 +50,20 @@ def repaired_module() -> ModuleType:
 class SqliteFile:
     """One database file. Connections are opened when there is none to lend, and kept for the next."""
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float, module: ModuleType) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: float,
+        module: ModuleType,
+        look_after: float = LOOK_AFTER,
+    ) -> None:
         self.path = os.fspath(path)
         if self.path in {"", ":memory:"}:
             raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
         self.module = module
         self.busy_timeout = busy_timeout
+        self.look_after = min(look_after, busy_timeout)
         self._keep = 8
         self._idle: list[sqlite3.Connection] = []
         self._business: list[sqlite3.Connection] = []
@@ -77,7 +85,7 @@ class SqliteFile:
     def take(self, *, business: bool = False) -> sqlite3.Connection:
         """A connection that is nobody else's until it is given back.
 
-        One for business transactions waits for other processes for `LOOK_AFTER` only, and who is more patient tries
+        One for business transactions waits for other processes for `look_after` only, and who is more patient tries
         again. It is never a reader's: what it has read of the file is still true when it writes next.
         """
         with self._guard:
@@ -89,7 +97,7 @@ class SqliteFile:
             idle = self._business if business else self._idle
             if idle:
                 return idle.pop()
-        return self._open(min(self.busy_timeout, LOOK_AFTER) if business else self.busy_timeout)
+        return self._open(self.look_after if business else self.busy_timeout)
 
     def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
         """Keep it for the next borrower, unless there are enough."""

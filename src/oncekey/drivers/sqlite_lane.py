@@ -140,7 +140,7 @@ class State(Enum):
 class Turn:
     """One writer's turn: it is waited for with the first job, and passed on by the last one."""
 
-    __slots__ = ("_lane", "jobs", "number", "state", "timer")
+    __slots__ = ("_lane", "cancelled", "jobs", "number", "state", "timer")
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -150,6 +150,8 @@ class Turn:
         self.number = 0
         """Its place among those that wait: whoever comes back gets it again."""
         self.timer: asyncio.TimerHandle | None = None
+        self.cancelled = False
+        """Whether somebody was cancelled whose job was to be done all the same."""
 
     async def do(self, job: Callable[[], T], patience: float, *, last: bool = False) -> T:
         """Do a job in the thread when the turn has come; `StoreBusyError` if that takes too long.
@@ -159,25 +161,20 @@ class Turn:
         lane = self._lane
         future: asyncio.Future[T] = lane.loop.create_future()
         said = Job(future, job, lane.pass_on if last else None)
-        if self.state is not State.HELD:
-            lane.wait(self, said, patience)
-        else:
-            if last:
-                self.state = State.OVER
-            lane.writing.put(said)
+        lane.wait(self, said, patience)
         try:
             return await future
         except asyncio.CancelledError:
-            lane.forget(self, said)
+            self.cancelled = self.cancelled or not lane.forget(self, said)
             raise
         finally:
             if self.timer is not None and self.state is not State.WAITING:
                 self.timer.cancel()
                 self.timer = None
 
-    def withdraw(self) -> None:
-        """It is not wanted any more; whoever still waits for it hears that it is too late."""
-        self._lane.give_up(self, TransactionControlError(OVER))
+    def withdraw(self) -> bool:
+        """Unless it has come, it is not wanted any more; whoever still waits for it hears that it is too late."""
+        return self._lane.give_up(self, TransactionControlError(OVER))
 
 
 class Lane:
@@ -199,35 +196,42 @@ class Lane:
         return len(self._waiting)
 
     def wait(self, turn: Turn, job: Job, patience: float) -> None:
-        """Let a job be done when its turn has come, which may be now."""
+        """Let a job be done when its turn has come, which may be now; called in the event loop."""
         with self._guard:
             if turn.state is State.OVER:
                 raise TransactionControlError(OVER)
             turn.jobs.append(job)
-            if not self.taken:
+            if turn.state is State.HELD:
+                self._hand(turn)
+            elif not self.taken:
                 self.taken = True
                 self._hand(turn)
             elif turn.state is State.OUTSIDE:
                 self._line_up(turn)
                 turn.timer = self.loop.call_later(patience, self._too_long, turn)
 
-    def forget(self, turn: Turn, job: Job) -> None:
-        """Whoever wanted a job has gone; if its turn has come meanwhile, it is done for nobody."""
+    def forget(self, turn: Turn, job: Job) -> bool:
+        """Whoever wanted a job has gone. False: its turn has come, and it is done for nobody."""
         with self._guard:
             if turn.state is State.WAITING:
                 turn.jobs.remove(job)
                 if not turn.jobs:
                     self._step_out(turn)
+                return True
+            return turn.state is State.OUTSIDE
 
-    def give_up(self, turn: Turn, error: Exception) -> None:
-        """A turn that is still waited for is not wanted any more."""
+    def give_up(self, turn: Turn, error: Exception) -> bool:
+        """A turn is not waited for any more. False: it has come."""
         with self._guard:
+            if turn.state in (State.HELD, State.OVER):
+                return False
             jobs = turn.jobs
             if turn.state is State.WAITING:
                 self._step_out(turn)
         for job in jobs:
             if not job.future.done():
                 job.future.set_exception(error)
+        return True
 
     def pass_on(self) -> None:
         """The turn is over, and the next one begins; called in the thread."""
