@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -351,3 +352,19 @@ def test_a_temporary_table_is_not_the_next_ones(driver, end, sql):  # X12
         following = driver.begin()
         assert following.connection.execute("SELECT name FROM sqlite_temp_master").fetchall() == []
         following.rollback()
+
+
+def test_a_commit_does_not_wait_for_a_cursor_of_its_own(path, module):
+    driver = SqliteDriver(path, busy_timeout=20.0, look_after=0.001, module=module)
+    tx = driver.begin()
+    cursor = tx.connection.execute("INSERT INTO orders (item) VALUES ('tea'), ('milk') RETURNING item")
+    tries, commit = [], tx._say_commit
+    tx._say_commit = lambda connection: (tries.append(1), commit(connection))
+
+    with suppress(StoreUnavailableError):  # a later SQLite lets it pass
+        tx.commit()
+
+    assert len(tries) == 1
+    cursor.close()
+    assert not driver.crowded
+    driver.close()

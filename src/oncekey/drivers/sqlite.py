@@ -16,7 +16,7 @@ from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionCont
 from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
-from oncekey.drivers.sqlite_files import LOOK_AFTER, SqliteFile
+from oncekey.drivers.sqlite_files import LOOK_AFTER, POLL, SqliteFile
 from oncekey.drivers.sqlite_writer import Writer, writer_of
 from oncekey.flow import Mode, step
 
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
+
+UNFINISHED = "SQL statements in progress"
+"""What SQLite says of a COMMIT that waits for nobody but a cursor which the handler has left open."""
 
 ENDED_EARLY = "a handler ended its own transaction; the key's record is stored in another one"
 
@@ -269,13 +272,16 @@ class SqliteTransaction:
         """Say it again while others keep the file; each time the connection itself waits for `look_after`."""
         ends: float | None = None
         while True:
+            began = time.monotonic()
             try:
                 return say()
-            except StoreBusyError:
+            except StoreBusyError as error:
                 now = time.monotonic()
-                ends = now + patience - self._file.look_after if ends is None else ends
-                if now >= ends:
+                ends = began + patience if ends is None else ends
+                if now + self._file.look_after > ends or UNFINISHED in str(error.__cause__):
                     raise
+                if now - began < POLL:  # a SQLite that can only sleep for seconds has not waited at all
+                    time.sleep(POLL)
 
     def _refuse_if_lost(self) -> None:
         if self._lost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from threading import Lock
 from types import ModuleType
@@ -117,14 +117,14 @@ class AsyncSqliteTransaction:
             statement = next(steps)
             if statement.at_once and turn.state is State.OUTSIDE:
                 try:
-                    return await self._going_on(statement, steps, self._look_after)
+                    return await self._say(self._job(statement, steps), self._look_after)
                 except StoreBusyError:
                     if turn.state is not State.OUTSIDE:
                         raise
                     statement = steps.send(())
             while statement.reads and turn.state is State.OUTSIDE:
                 statement = steps.send(await self._lane.reading.do(partial(self._sqlite.look, statement)))
-            return await self._going_on(statement, steps, self._patience)
+            return await self._say(self._job(statement, steps), self._patience)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
         finally:
@@ -148,19 +148,20 @@ class AsyncSqliteTransaction:
         """Undo everything and give the connection back; what is over stays as it is."""
         await self._end(self._sqlite.rollback)
 
-    async def say(self, job: Callable[[], T]) -> T:
+    def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Do something with the connection, in the writer's thread."""
-        return await self._say(job, self._patience)
+        return self._say(job, self._patience)
 
-    async def _say(self, job: Callable[[], T], patience: float) -> T:
+    def _say(self, job: Callable[[], T], patience: float) -> Coroutine[Any, Any, T]:
+        # No coroutine of its own: every frame between a handler and its statement is entered twice.
         if self._over:
             raise TransactionControlError(OVER)
         if self._turn.cancelled:
             raise RolledBackError(CANCELLED)
-        return await self._turn.do(job, patience)
+        return self._turn.do(job, patience)
 
-    async def _going_on(self, statement: Statement, steps: Steps[T], patience: float) -> T:
-        return await self._say(partial(self._sqlite.step, _going_on(statement, steps)), patience)
+    def _job(self, statement: Statement, steps: Steps[T]) -> Callable[[], T]:
+        return partial(self._sqlite.step, _going_on(statement, steps))
 
     async def _refuse_if_cancelled(self) -> None:
         if self._turn.cancelled:
@@ -219,7 +220,7 @@ class AsyncSqliteReading:
 class Speaker(Protocol):
     """The transaction behind a facade."""
 
-    async def say(self, job: Callable[[], T]) -> T:
+    def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Do something with the connection, in a thread."""
 
 

@@ -17,13 +17,14 @@ from oncekey.drivers.sqlite_errors import store_error
 from oncekey.drivers.sqlite_version import wal_is_safe
 
 _log = logging.getLogger("oncekey")
-_POLL: Final = 0.005
+POLL: Final = 0.005
+"""Seconds between two looks at a file that others use."""
 
 LOOK_AFTER: Final = 0.25
 """Seconds of waiting for a turn to write after which a request looks whether its answer is there already."""
 
 LONGEST_JOURNAL: Final = 1024 * 1024
-"""Bytes of a journal or log that are kept for the next transaction; a longer one is cut."""
+"""Bytes of a journal that are kept for the next transaction; a longer one is cut."""
 
 _told: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
@@ -145,16 +146,19 @@ class SqliteFile:
         if wal_is_safe(self.module.sqlite_version_info):
             mode = self._patiently(connection, "PRAGMA journal_mode = WAL")
             if mode != "wal":  # some file systems cannot share the memory it needs
-                connection.execute("PRAGMA journal_mode = PERSIST")
+                self._keep_journal(connection)
         else:
             self._tell_once()
             self._leave_wal(connection)
-        connection.execute(f"PRAGMA journal_size_limit = {LONGEST_JOURNAL}")
         connection.execute("PRAGMA synchronous = FULL")
+
+    def _keep_journal(self, connection: sqlite3.Connection) -> None:
+        self._patiently(connection, "PRAGMA journal_mode = PERSIST")
+        connection.execute(f"PRAGMA journal_size_limit = {LONGEST_JOURNAL}")
 
     def _leave_wal(self, connection: sqlite3.Connection) -> None:
         try:
-            self._patiently(connection, "PRAGMA journal_mode = PERSIST")
+            self._keep_journal(connection)
         except self.module.OperationalError as error:
             if not _is_busy(error):
                 raise
@@ -173,7 +177,7 @@ class SqliteFile:
             except self.module.OperationalError as error:
                 if not _is_busy(error) or time.monotonic() > deadline:
                     raise
-            time.sleep(_POLL)
+            time.sleep(POLL)
 
     def _tell_once(self) -> None:
         version = self.module.sqlite_version

@@ -24,7 +24,7 @@ class SqliteReading(SqliteTransaction):
     def __init__(self, file: SqliteFile) -> None:
         super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
-    def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002
+    def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
         """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
         super().heard(sql, failed=False)
 
