@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.core.sqltext import Dialect
@@ -17,6 +17,7 @@ from oncekey.drivers.sqlite_facade import ERRORS, GuardedConnection, GuardedCurs
 from oncekey.drivers.sqlite_files import LOOK_AFTER
 from oncekey.drivers.sqlite_lane import Crew, Lane, State, Turn, lane_of
 from oncekey.drivers.sqlite_reading import SqliteReading
+from oncekey.drivers.threads import CANCELLED
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
-
-CANCELLED: Final = "a statement of this transaction was cancelled half-way, so all of it is rolled back"
 
 
 class AsyncSqliteDriver:
