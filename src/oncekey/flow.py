@@ -59,6 +59,8 @@ class Statement:
     """
     reads: bool = False
     """Whether it may be answered before its transaction begins, where beginning is to wait for a turn to write."""
+    at_once: bool = False
+    """Whether it is answered without a row, and not said, where beginning would mean a long wait for such a turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,7 @@ def test_settings_that_break_a_promise():
         ("wal", True, 0, ["ok"]),
         ("wal", False, 0, ["error"]),
         ("truncate", False, None, ["note"]),
+        ("persist", False, None, ["note"]),
         ("memory", True, None, ["error"]),
         ("wal", True, 1 << 30, ["ok", "warning"]),
     ],

@@ -102,7 +102,7 @@ async def test_two_writers_in_one_loop_take_turns(driver):
     assert not writing.done()
 
     await first.commit()
-    await until(lambda: len(lane_of(driver._driver.path)._turn._waiters or ()) == 1)
+    await until(lambda: lane_of(driver._driver.path).queue == 1)
     await second.commit()
     await writing
 
@@ -299,7 +299,7 @@ async def test_who_is_cancelled_while_waiting_for_the_turn_does_not_get_it(drive
         asyncio.ensure_future(driver.run(saying(Mode.SINGLE, insert("milk")))),
         asyncio.ensure_future(late.connection.execute(INSERT, ("sugar",))),
     ]
-    await until(lambda: len(lane_of(driver._driver.path)._turn._waiters or ()) == 2)
+    await until(lambda: lane_of(driver._driver.path).queue == 2)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -316,7 +316,7 @@ async def test_a_statement_that_still_waits_when_the_transaction_is_ended_does_n
     await tx.connection.execute(INSERT, ("tea",))
     late = await driver.begin()
     waiting = asyncio.ensure_future(late.connection.execute(INSERT, ("milk",)))
-    await until(lambda: len(lane_of(driver._driver.path)._turn._waiters or ()) == 1)
+    await until(lambda: lane_of(driver._driver.path).queue == 1)
     await late.rollback()
     await tx.rollback()
 

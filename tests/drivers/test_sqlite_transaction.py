@@ -341,12 +341,29 @@ class FailingCommit:
         return getattr(self._connection, name)
 
 
+@pytest.mark.parametrize("sql", ["CREATE TEMP TABLE mine (x)", 'CREATE TABLE "Temp" . mine (x)'])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_temporary_table_is_not_the_next_ones(driver, end):  # X12
+def test_a_temporary_table_is_not_the_next_ones(driver, end, sql):  # X12
     for _ in range(2):
         tx = driver.begin()
-        tx.connection.execute("CREATE TEMP TABLE mine (x)")
+        tx.connection.execute(sql)
         getattr(tx, end)()
         following = driver.begin()
         assert following.connection.execute("SELECT name FROM sqlite_temp_master").fetchall() == []
         following.rollback()
+
+
+def test_a_commit_does_not_wait_for_a_cursor_of_its_own(path, module):
+    driver = SqliteDriver(path, busy_timeout=20.0, look_after=0.001, module=module)
+    tx = driver.begin()
+    cursor = tx.connection.execute("INSERT INTO orders (item) VALUES ('tea'), ('milk') RETURNING item")
+    tries, commit = [], tx._say_commit
+    tx._say_commit = lambda connection: (tries.append(1), commit(connection))
+
+    with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
+        tx.commit()
+
+    assert len(tries) == 1
+    cursor.close()
+    assert not driver.crowded
+    driver.close()

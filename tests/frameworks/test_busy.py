@@ -44,7 +44,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     watched(Slots, "acquire", lambda slots: slots.full)
     watched(AsyncSlots, "acquire", lambda slots: slots.full)
-    watched(Lane, "enter", lambda lane: lane.taken)
+    watched(Lane, "wait", lambda lane: lane.taken)
     watched(Writer, "take", lambda writer: writer.busy)
     return waited
 

@@ -35,7 +35,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.onecommit import Ground, Holder, Kind, Sealed
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite import SqliteDriver, SqliteTransaction
 from oncekey.drivers.sqlite_async import AsyncSqliteDriver
 from oncekey.drivers.sqlite_writer import writer_of
 from oncekey.engine import local
@@ -80,9 +80,11 @@ class closing_engine(closing[Engine]):  # noqa: N801  (as contextlib's)
 class Desk:
     """An engine on a file, at a time that the test owns."""
 
-    def __init__(self, path: Path, module: ModuleType, patience: float = PATIENCE) -> None:
+    def __init__(self, path: Path, module: ModuleType, patience: float, look_after: float) -> None:
         self.path, self.module, self.clock = path, module, ManualClock(START)
-        self.driver = AsyncSqliteDriver(path, busy_timeout=patience, lock_timeout=patience, module=module)
+        self.driver = AsyncSqliteDriver(
+            path, busy_timeout=patience, lock_timeout=patience, look_after=look_after, module=module
+        )
         self.engine = AsyncEngine(SqliteStore(writer=self.driver.writer, clock=self.clock), self.driver)
         assert isinstance(self.engine.store.locks, SqliteLocks)
         self.locks = self.engine.store.locks
@@ -124,8 +126,10 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(path: Path, module: ModuleType, patience: float = PATIENCE) -> AsyncIterator[Desk]:
-    at = Desk(path, module, patience)
+async def desk(
+    path: Path, module: ModuleType, patience: float = PATIENCE, look_after: float = PATIENCE
+) -> AsyncIterator[Desk]:
+    at = Desk(path, module, patience, look_after)
     try:
         yield at
     finally:
@@ -362,6 +366,76 @@ async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleTy
         assert not at.driver.crowded
         stranger.execute("ROLLBACK")
         assert isinstance(await at.look(a_claim()), Go)
+
+
+async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleType) -> None:
+    # R96: where the turn is long in coming, the look comes before it
+    async with desk(path, module, look_after=0.001) as at:
+        claim = a_claim()
+        await at.finish(claim, *await at.enter(claim))
+        _, holder = await at.enter(a_claim())
+        assert isinstance(await at.look(again(claim)), Replay)
+        assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
+        blocking = SqliteDriver(path, look_after=0.001, module=module)
+        look = blocking.begin().step(at.locks.locking(lock_for(claim), claim))
+        assert isinstance(local.enter(look, claim, Policy()), Replay)
+        blocking.close()
+        await holder.rollback()
+        assert not at.driver.crowded
+
+
+async def test_who_looked_before_its_turn_looks_again_in_it(path: Path, module: ModuleType) -> None:  # L1
+    async with desk(path, module, look_after=0.001) as at:
+        claim = a_claim()
+        go, holder = await at.enter(claim)
+        looked, find = threading.Event(), SqliteTransaction.look
+
+        def looking(tx: SqliteTransaction, statement: Statement) -> Any:
+            rows = find(tx, statement)
+            looked.set()
+            return rows
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SqliteTransaction, "look", looking)
+            late = asyncio.create_task(at.look(again(claim)))
+            while not looked.is_set():  # noqa: ASYNC110  (a thread sets it)
+                await asyncio.sleep(0)
+        assert not late.done()
+        await at.finish(claim, go, holder)
+        assert isinstance(await late, Replay)
+        assert at.effects == 1
+
+
+async def test_a_new_key_looks_once_where_nobody_writes(path: Path, module: ModuleType) -> None:
+    async with desk(path, module) as at:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SqliteTransaction, "look", None)
+            claim = a_claim()
+            await at.finish(claim, *await at.enter(claim))
+            assert isinstance(await at.look(again(claim)), Replay)
+
+
+async def test_a_commit_waits_for_readers_for_longer_than_its_connection_does(path: Path) -> None:
+    # Only a rollback journal lets readers keep a commit waiting.
+    async with desk(path, sqlite3, look_after=0.001) as at:
+        claim = a_claim()
+        entry, tx = await at.enter(claim)
+        tries, commit = list[int](), SqliteTransaction._say_commit
+        reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM effects").fetchall()
+
+        def trying(tx: SqliteTransaction, connection: sqlite3.Connection) -> None:
+            tries.append(1)
+            if len(tries) == 3:
+                reader.execute("ROLLBACK")
+            commit(tx, connection)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SqliteTransaction, "_say_commit", trying)
+            assert await at.finish(claim, entry, tx) is not None
+        assert (len(tries), at.effects) == (3, 1)
+        reader.close()
 
 
 async def test_all_drivers_of_a_process_share_the_writer(path: Path, module: ModuleType) -> None:

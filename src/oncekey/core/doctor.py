@@ -397,7 +397,7 @@ def sqlite(file: Rows, journal: Rows, wal_bytes: int | None, *, wal_is_safe: boo
             "stop everybody and open it by oncekey alone, or use sqlite+pysqlite3:// everywhere",
         )
     elif mode in {"off", "memory"}:
-        yield Finding(Level.ERROR, "sqlite", seen, "a crash breaks the file", "PRAGMA journal_mode = TRUNCATE")
+        yield Finding(Level.ERROR, "sqlite", seen, "a crash breaks the file", "PRAGMA journal_mode = PERSIST")
     elif not wal_is_safe:
         yield Finding(
             Level.NOTE,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
-from oncekey.core.errors import RolledBackError, TransactionControlError
+from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlite_errors import commit_error, store_error
 from oncekey.drivers.sqlite_facade import GuardedConnection
-from oncekey.drivers.sqlite_files import SqliteFile
+from oncekey.drivers.sqlite_files import LOOK_AFTER, POLL, SqliteFile
 from oncekey.drivers.sqlite_writer import Writer, writer_of
 from oncekey.flow import Mode, step
 
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
+
+UNFINISHED = "SQL statements in progress"
+"""What SQLite says of a COMMIT that waits for nobody but a cursor which the handler has left open."""
 
 ENDED_EARLY = "a handler ended its own transaction; the key's record is stored in another one"
 
@@ -49,9 +53,10 @@ class SqliteDriver:
         path: str | os.PathLike[str],
         *,
         busy_timeout: float = BUSY_TIMEOUT,
+        look_after: float = LOOK_AFTER,
         module: ModuleType | None = None,
     ) -> None:
-        self._file = SqliteFile(path, busy_timeout=busy_timeout, module=module or sqlite3)
+        self._file = SqliteFile(path, busy_timeout=busy_timeout, look_after=look_after, module=module or sqlite3)
         self._writer = writer_of(self._file.path)
 
     @property
@@ -128,7 +133,7 @@ class SqliteTransaction:
         self._raw: sqlite3.Connection | None = None
         self._over = False
         self._lost = False
-        self._used = False
+        self._temporary = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self._facade = GuardedConnection(self)
 
@@ -176,12 +181,13 @@ class SqliteTransaction:
     def handlers_cursor(self) -> sqlite3.Cursor:
         """A cursor for the handler."""
         cursor = self._ready().cursor()
-        self._used = True
         self._cursors.add(cursor)
         return cursor
 
-    def heard(self, *, failed: bool) -> None:
+    def heard(self, sql: str, *, failed: bool) -> None:
         """SQLite itself rolls back after some errors, and then nothing more may be said."""
+        # Nothing of a handler's own can be temporary without this word in it.
+        self._temporary = self._temporary or "temp" in sql.casefold()
         if failed and self._raw is not None and not self._raw.in_transaction:
             self._lost = True
 
@@ -189,11 +195,17 @@ class SqliteTransaction:
         """An exception class of the module that is in use."""
         return getattr(self._file.module, name)
 
+    def look(self, statement: Statement) -> Rows:
+        """Execute a statement that only reads, beside the transaction: it needs no turn, so it waits for none."""
+        with self._file.lent() as connection:
+            return execute(self._file.module, connection, statement)
+
     def _execute(self, statement: Statement) -> Rows:
-        """Execute a statement of ours; one that only reads needs no turn, so it waits for none."""
-        if statement.reads and self._raw is None and not self._over:
-            with self._file.lent() as connection:
-                return execute(self._file.module, connection, statement)
+        if self._raw is None and not self._over:
+            if statement.reads:
+                return self.look(statement)
+            if statement.at_once and not self._begins_soon():
+                return ()
         return execute(self._file.module, self._ready(), statement)
 
     def _ready(self) -> sqlite3.Connection:
@@ -204,7 +216,7 @@ class SqliteTransaction:
             # The business rows are in already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
             self._writer.tears()
-            self._say_begin(connection)
+            self._say_begin(connection, self._file.busy_timeout)
         return connection
 
     def _commit(self, connection: sqlite3.Connection) -> None:
@@ -212,6 +224,9 @@ class SqliteTransaction:
         if not connection.in_transaction:
             _log.error("a handler ended its own transaction; there was nothing left to commit")
             return
+        self._patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
+
+    def _say_commit(self, connection: sqlite3.Connection) -> None:
         try:
             connection.execute("COMMIT")
         except self._file.module.Error as error:
@@ -222,22 +237,51 @@ class SqliteTransaction:
             raise TransactionControlError(OVER)
         if self._raw is None:
             self._writer.take(self._file.busy_timeout)
-            try:
-                connection = self._file.take()
-                try:
-                    self._say_begin(connection)
-                except BaseException:
-                    self._file.discard(connection)
-                    raise
-            except BaseException:
-                self._writer.leave()
-                raise
-            self._raw = connection
+            self._raw = self._taken(self._file.busy_timeout)
         return self._raw
 
-    def _say_begin(self, connection: sqlite3.Connection) -> None:
-        say(self._file.module, connection, "BEGIN IMMEDIATE", "beginning the business transaction")
+    def _begins_soon(self) -> bool:
+        """Begin, unless other writers take too long."""
+        try:
+            self._writer.take(self._file.look_after)
+            self._raw = self._taken(0)
+        except StoreBusyError:
+            return False
+        return True
+
+    def _taken(self, patience: float) -> sqlite3.Connection:
+        """A connection that has begun, for whoever has the turn; if it cannot begin, the turn is over."""
+        try:
+            connection = self._take()
+            try:
+                self._say_begin(connection, patience)
+            except BaseException:
+                self._file.discard(connection)
+                raise
+        except BaseException:
+            self._writer.leave()
+            raise
+        return connection
+
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:
+        what = "beginning the business transaction"
+        self._patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
         self._writer.begins()
+
+    def _patiently(self, patience: float, say: Callable[[], None]) -> None:
+        """Say it again while others keep the file; each time the connection itself waits for `look_after`."""
+        ends: float | None = None
+        while True:
+            began = time.monotonic()
+            try:
+                return say()
+            except StoreBusyError as error:
+                now = time.monotonic()
+                ends = began + patience if ends is None else ends
+                if now + self._file.look_after > ends or UNFINISHED in str(error.__cause__):
+                    raise
+                if now - began < POLL:  # a SQLite that can only sleep for seconds has not waited at all
+                    time.sleep(POLL)
 
     def _refuse_if_lost(self) -> None:
         if self._lost:
@@ -247,12 +291,13 @@ class SqliteTransaction:
         self._raw, self._over = None, True
         try:
             # A cursor that was left open would keep an old snapshot alive for the next borrower.
-            for cursor in list(self._cursors):
-                cursor.close()
-            with suppress(self._file.module.Error):
-                if connection.in_transaction:
+            if self._cursors:
+                for cursor in list(self._cursors):
+                    cursor.close()
+            if connection.in_transaction:
+                with suppress(self._file.module.Error):
                     connection.execute("ROLLBACK")
-            if connection.in_transaction or (self._used and _has_temporaries(self._file.module, connection)):
+            if connection.in_transaction or (self._temporary and _has_temporaries(self._file.module, connection)):
                 self._file.discard(connection)
             else:
                 self._give_back(connection)
@@ -264,8 +309,11 @@ class SqliteTransaction:
         if self._raw is not None:
             self.rollback()
 
+    def _take(self) -> sqlite3.Connection:
+        return self._file.take(business=True)
+
     def _give_back(self, connection: sqlite3.Connection) -> None:
-        self._file.give_back(connection)
+        self._file.give_back(connection, business=True)
 
 
 def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:

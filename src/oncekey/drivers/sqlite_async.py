@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from oncekey.core.errors import RolledBackError, TransactionControlError
+from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlite import BUSY_TIMEOUT, SqliteDriver, SqliteTransaction
 from oncekey.drivers.sqlite_facade import ERRORS, GuardedConnection, GuardedCursor
-from oncekey.drivers.sqlite_lane import Lane, lane_of
+from oncekey.drivers.sqlite_files import LOOK_AFTER
+from oncekey.drivers.sqlite_lane import Crew, Lane, State, Turn, lane_of
 from oncekey.drivers.sqlite_reading import SqliteReading
-from oncekey.drivers.threads import CANCELLED, ThreadedTransaction, to_its_end
+from oncekey.drivers.threads import CANCELLED
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
-
-READERS = 4
-"""Threads for reading. Writers have their own, so no crowd of readers can stand in a writer's way."""
 
 
 class AsyncSqliteDriver:
@@ -41,26 +38,19 @@ class AsyncSqliteDriver:
         *,
         busy_timeout: float = BUSY_TIMEOUT,
         lock_timeout: float = BUSY_TIMEOUT,
+        look_after: float = LOOK_AFTER,
         module: ModuleType | None = None,
     ) -> None:
-        self._driver = SqliteDriver(path, busy_timeout=busy_timeout, module=module)
+        self._driver = SqliteDriver(path, busy_timeout=busy_timeout, look_after=look_after, module=module)
         self._lock_timeout = lock_timeout
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="oncekey-read")
+        self._look_after = min(look_after, lock_timeout)
 
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction, all of it in one thread; a writer waits for its turn first."""
-
-        def job() -> T:
-            return self._driver.run(transaction)
-
+        job = partial(self._driver.run, transaction)
         if transaction.mode is Mode.READ:
-            return await to_its_end(self._readers, job)
-        lane = self._lane
-        await lane.enter(self._lock_timeout)
-        future = asyncio.get_running_loop().run_in_executor(lane.thread, job)
-        # The turn ends with the job and not with whoever waits for it.
-        future.add_done_callback(lambda _: lane.leave())
-        return await asyncio.shield(future)
+            return await self._lane.reading.do(job)
+        return await Turn(self._lane).do(job, self._lock_timeout, last=True)
 
     @property
     def writer(self) -> Writer:
@@ -74,11 +64,11 @@ class AsyncSqliteDriver:
 
     async def begin(self) -> AsyncSqliteTransaction:
         """Open a business transaction; nothing is locked before its first statement."""
-        return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout)
+        return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
 
     async def begin_with(self, first: Steps[T]) -> tuple[AsyncSqliteTransaction, T]:
-        """Open a business transaction and run `first` in it, all in one turn of its thread."""
-        tx = await self.begin()
+        """Open a business transaction and run `first` in it, all in one visit to the thread."""
+        tx = AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
         try:
             return tx, await tx.step(first)
         except BaseException:
@@ -87,28 +77,27 @@ class AsyncSqliteDriver:
 
     async def read(self) -> AsyncSqliteReading:
         """Open a transaction that only reads: it waits for no writer, and no writer waits for it."""
-        return AsyncSqliteReading(SqliteReading(self._driver.file), self._readers)
+        return AsyncSqliteReading(SqliteReading(self._driver.file), self._lane.reading)
 
     async def close(self) -> None:
         """Close the connections, when what is under way has ended."""
-        await to_its_end(self._lane.thread, self._driver.close)
-        self._readers.shutdown(wait=False)
+        await self._lane.writing.do(self._driver.close)
 
     @property
     def _lane(self) -> Lane:
         return lane_of(self._driver.writer.path)
 
 
-class AsyncSqliteTransaction(ThreadedTransaction):
+class AsyncSqliteTransaction:
     """A business transaction that takes the writer's turn with its first statement and keeps it to its end."""
 
-    def __init__(self, inner: SqliteTransaction, lane: Lane, patience: float) -> None:
-        super().__init__(inner, lane.thread, lane.leave)
+    def __init__(self, inner: SqliteTransaction, lane: Lane, patience: float, look_after: float) -> None:
         self._sqlite = inner
         self._lane = lane
+        self._turn = Turn(lane)
         self._patience = patience
-        self._entering = asyncio.Lock()
-        self._entered = False
+        self._look_after = look_after
+        self._over = False
         self._facade = AsyncGuardedConnection(self, inner.connection)
 
     @property
@@ -117,62 +106,83 @@ class AsyncSqliteTransaction(ThreadedTransaction):
         return self._facade
 
     async def step(self, steps: Steps[T]) -> T:
-        """Run statements inside it. What they say before the first one is said before the turn is waited for."""
+        """Run statements inside it, in one visit to the thread.
+
+        What they do before their first statement is done before the turn is waited for. If a statement need not wait
+        for it (`at_once`, `reads`), nobody queues up only to say that.
+        """
+        turn = self._turn
         try:
-            first = next(steps)
+            statement = next(steps)
+            if statement.at_once and turn.state is State.OUTSIDE:
+                try:
+                    return await self._say(self._job(statement, steps), self._look_after)
+                except StoreBusyError:
+                    if turn.state is not State.OUTSIDE:
+                        raise
+                    statement = steps.send(())
+            while statement.reads and turn.state is State.OUTSIDE:
+                statement = steps.send(await self._lane.reading.do(partial(self._sqlite.look, statement)))
+            return await self._say(self._job(statement, steps), self._patience)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
-        try:
-            await self._take_turn()
-        except BaseException:
-            steps.close()
-            raise
-        return await super().say(partial(self._sqlite.step, _going_on(first, steps)))
+        finally:
+            if turn.state is State.OUTSIDE:  # otherwise the thread brings them to their end
+                steps.close()
 
-    async def say(self, job: Callable[[], T]) -> T:
-        """Do something with the connection, in the lane's thread."""
-        await self._take_turn()
-        return await super().say(job)
+    async def commit(self) -> None:
+        """Commit, unless a statement was cancelled: nobody heard what became of it."""
+        await self._refuse_if_cancelled()
+        await self._end(self._sqlite.commit)
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Run `last` and commit, in one turn of the thread. None: it found no place, and everything is rolled back."""
-        if self._cancelled:
-            await self.rollback()
-            raise RolledBackError(CANCELLED)
-        await self._take_turn()
+        """Run `last` and commit, in one visit to the thread. None: it found no place, and everything is rolled back."""
+        await self._refuse_if_cancelled()
         if self._over:
             raise TransactionControlError(OVER)
-        return await self._ended(partial(self._sqlite.commit_with, last))
+        self._over = True
+        return await self._turn.do(partial(self._sqlite.commit_with, last), self._patience, last=True)
 
-    async def _take_turn(self) -> None:
-        if not self._entered:
-            await self._enter()
+    async def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        await self._end(self._sqlite.rollback)
 
-    async def _enter(self) -> None:
-        async with self._entering:
-            if not (self._entered or self._over):
-                await self._lane.enter(self._patience)
-                self._entered = self._keep_turn()
+    def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
+        """Do something with the connection, in the writer's thread."""
+        return self._say(job, self._patience)
 
-    def _keep_turn(self) -> bool:
-        """Whether there is still something to say; it may have been ended while a statement waited."""
+    def _say(self, job: Callable[[], T], patience: float) -> Coroutine[Any, Any, T]:
+        # No coroutine of its own: every frame between a handler and its statement is entered twice.
         if self._over:
-            self._lane.leave()
-        return not self._over
+            raise TransactionControlError(OVER)
+        if self._turn.cancelled:
+            raise RolledBackError(CANCELLED)
+        return self._turn.do(job, patience)
+
+    def _job(self, statement: Statement, steps: Steps[T]) -> Callable[[], T]:
+        return partial(self._sqlite.step, _going_on(statement, steps))
+
+    async def _refuse_if_cancelled(self) -> None:
+        if self._turn.cancelled:
+            await self.rollback()
+            raise RolledBackError(CANCELLED)
 
     async def _end(self, job: Callable[[], None]) -> None:
-        if self._entered:
-            await super()._end(job)
-        else:
-            self._over = True  # nothing was said, so there is nothing to end
+        if self._over:
+            return
+        self._over = True
+        if not self._turn.withdraw():  # otherwise nothing was said, and there is nothing to end
+            await self._turn.do(job, self._patience, last=True)
 
 
-class AsyncSqliteReading(ThreadedTransaction):
-    """A transaction that only reads, in the threads of readers: any of them, but one thing at a time."""
+class AsyncSqliteReading:
+    """A connection that only reads, in the threads of readers: any of them, but one thing at a time."""
 
-    def __init__(self, inner: SqliteReading, readers: Executor) -> None:
-        super().__init__(inner, readers, lambda: None)
+    def __init__(self, inner: SqliteReading, readers: Crew) -> None:
+        self._sqlite = inner
+        self._readers = readers
         self._one = Lock()
+        self._over = False
         self._facade = AsyncGuardedConnection(self, inner.connection)
 
     @property
@@ -180,17 +190,37 @@ class AsyncSqliteReading(ThreadedTransaction):
         """What the application gets."""
         return self._facade
 
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements, each a transaction of its own."""
+        return await self.say(partial(self._sqlite.step, steps))
+
+    async def commit(self) -> None:
+        """Give the connection back; nothing was written."""
+        await self.rollback()
+
+    async def rollback(self) -> None:
+        """Give the connection back."""
+        if not self._over:
+            self._over = True
+            await self._readers.do(partial(self._in_turn, self._sqlite.rollback))
+
     async def say(self, job: Callable[[], T]) -> T:
         """Do something with the connection."""
-        return await super().say(partial(self._in_turn, job))
-
-    async def _end(self, job: Callable[[], None]) -> None:
-        await super()._end(partial(self._in_turn, job))
+        if self._over:
+            raise TransactionControlError(OVER)
+        return await self._readers.do(partial(self._in_turn, job))
 
     def _in_turn(self, job: Callable[[], T]) -> T:
         # A statement whose caller was cancelled may still be under way.
         with self._one:
             return job()
+
+
+class Speaker(Protocol):
+    """The transaction behind a facade."""
+
+    def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
+        """Do something with the connection, in a thread."""
 
 
 class AsyncGuardedConnection:
@@ -200,7 +230,7 @@ class AsyncGuardedConnection:
     they are depends on what is installed.
     """
 
-    def __init__(self, transaction: ThreadedTransaction, connection: GuardedConnection) -> None:
+    def __init__(self, transaction: Speaker, connection: GuardedConnection) -> None:
         self._transaction = transaction
         self._connection = connection
 

@@ -32,8 +32,8 @@ class Speaker(Protocol):
     def handlers_cursor(self) -> sqlite3.Cursor:
         """A new cursor; the first one begins the transaction."""
 
-    def heard(self, *, failed: bool) -> None:
-        """Look after each statement whether the transaction is still there."""
+    def heard(self, sql: str, *, failed: bool) -> None:
+        """Look after each statement whether the transaction is still there, and what it may have left behind."""
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
         """One of `ERRORS`."""
@@ -99,7 +99,7 @@ class GuardedCursor:
             say()
             failed = False
         finally:
-            self._speaker.heard(failed=failed)
+            self._speaker.heard(sql, failed=failed)
         return self
 
 

@@ -17,7 +17,15 @@ from oncekey.drivers.sqlite_errors import store_error
 from oncekey.drivers.sqlite_version import wal_is_safe
 
 _log = logging.getLogger("oncekey")
-_POLL: Final = 0.005
+POLL: Final = 0.005
+"""Seconds between two looks at a file that others use."""
+
+LOOK_AFTER: Final = 0.25
+"""Seconds of waiting for a turn to write after which a request looks whether its answer is there already."""
+
+LONGEST_JOURNAL: Final = 1024 * 1024
+"""Bytes of a journal that are kept for the next transaction; a longer one is cut."""
+
 _told: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
 """Connections of a parent process: SQLite forbids to use them here, and closing them would too."""
@@ -43,14 +51,23 @@ def repaired_module() -> ModuleType:
 class SqliteFile:
     """One database file. Connections are opened when there is none to lend, and kept for the next."""
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float, module: ModuleType) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: float,
+        module: ModuleType,
+        look_after: float = LOOK_AFTER,
+    ) -> None:
         self.path = os.fspath(path)
         if self.path in {"", ":memory:"}:
             raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
         self.module = module
         self.busy_timeout = busy_timeout
+        self.look_after = min(look_after, busy_timeout)
         self._keep = 8
         self._idle: list[sqlite3.Connection] = []
+        self._business: list[sqlite3.Connection] = []
         self._pid = os.getpid()
         self._guard = threading.Lock()
         self._closed = False
@@ -66,23 +83,29 @@ class SqliteFile:
             raise
         self.give_back(connection)
 
-    def take(self) -> sqlite3.Connection:
-        """A connection that is nobody else's until it is given back."""
+    def take(self, *, business: bool = False) -> sqlite3.Connection:
+        """A connection that is nobody else's until it is given back.
+
+        One for business transactions waits for other processes for `look_after` only, and who is more patient tries
+        again. It is never a reader's: what it has read of the file is still true when it writes next.
+        """
         with self._guard:
             if self._pid != os.getpid():
-                _inherited.extend(self._idle)
-                self._idle, self._pid = [], os.getpid()
+                _inherited.extend((*self._idle, *self._business))
+                self._idle, self._business, self._pid = [], [], os.getpid()
             if self._closed:
                 raise StoreUnavailableError("the driver of the SQLite file was closed")
-            if self._idle:
-                return self._idle.pop()
-        return self._open()
+            idle = self._business if business else self._idle
+            if idle:
+                return idle.pop()
+        return self._open(self.look_after if business else self.busy_timeout)
 
-    def give_back(self, connection: sqlite3.Connection) -> None:
+    def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
         """Keep it for the next borrower, unless there are enough."""
         with self._guard:
-            if not self._closed and len(self._idle) < self._keep:
-                self._idle.append(connection)
+            idle = self._business if business else self._idle
+            if not self._closed and len(idle) < self._keep:
+                idle.append(connection)
                 return
         connection.close()
 
@@ -94,16 +117,15 @@ class SqliteFile:
     def close(self) -> None:
         """Close what is not lent; what is lent is closed when it comes back."""
         with self._guard:
-            self._closed, idle, self._idle = True, self._idle, []
+            self._closed, idle = True, [*self._idle, *self._business]
+            self._idle, self._business = [], []
         for connection in idle:
             connection.close()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, timeout: float) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = None
         try:
-            connection = self.module.connect(
-                self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
-            )
+            connection = self.module.connect(self.path, timeout=timeout, isolation_level=None, check_same_thread=False)
             connection.row_factory = self.module.Row
             self._make_durable(connection)
         except (self.module.Error, StoreUnavailableError) as error:
@@ -117,21 +139,26 @@ class SqliteFile:
     def _make_durable(self, connection: sqlite3.Connection) -> None:
         """A commit that was acknowledged survives a power cut, in either mode.
 
-        Without a write-ahead log the journal is truncated and not deleted: only then SQLite syncs the end of a
-        transaction, and a journal cannot come back to undo it.
+        Without a write-ahead log the journal is not deleted but its head is overwritten: only then SQLite syncs the end
+        of a transaction, and a journal cannot come back to undo it. To truncate it does the same, but then the file
+        system has to find blocks for it, and write down which, in every transaction anew.
         """
         if wal_is_safe(self.module.sqlite_version_info):
             mode = self._patiently(connection, "PRAGMA journal_mode = WAL")
             if mode != "wal":  # some file systems cannot share the memory it needs
-                connection.execute("PRAGMA journal_mode = TRUNCATE")
+                self._keep_journal(connection)
         else:
             self._tell_once()
             self._leave_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
 
+    def _keep_journal(self, connection: sqlite3.Connection) -> None:
+        self._patiently(connection, "PRAGMA journal_mode = PERSIST")
+        connection.execute(f"PRAGMA journal_size_limit = {LONGEST_JOURNAL}")
+
     def _leave_wal(self, connection: sqlite3.Connection) -> None:
         try:
-            self._patiently(connection, "PRAGMA journal_mode = TRUNCATE")
+            self._keep_journal(connection)
         except self.module.OperationalError as error:
             if not _is_busy(error):
                 raise
@@ -150,7 +177,7 @@ class SqliteFile:
             except self.module.OperationalError as error:
                 if not _is_busy(error) or time.monotonic() > deadline:
                     raise
-            time.sleep(_POLL)
+            time.sleep(POLL)
 
     def _tell_once(self) -> None:
         version = self.module.sqlite_version

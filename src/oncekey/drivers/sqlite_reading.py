@@ -24,18 +24,22 @@ class SqliteReading(SqliteTransaction):
     def __init__(self, file: SqliteFile) -> None:
         super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
-    def heard(self, *, failed: bool) -> None:
+    def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
         """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
+        super().heard(sql, failed=False)
 
     def _ready(self) -> sqlite3.Connection:
         return self._begun()  # there is no transaction that could be ended
 
-    def _say_begin(self, connection: sqlite3.Connection) -> None:
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for nobody)
         say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
+
+    def _take(self) -> sqlite3.Connection:
+        return self._file.take()
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with suppress(self._file.module.Error):
             connection.execute("PRAGMA query_only = OFF")
-            super()._give_back(connection)
+            self._file.give_back(connection)
             return
         self._file.discard(connection)  # the next borrower may want to write

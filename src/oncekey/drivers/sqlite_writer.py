@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -35,7 +33,7 @@ class Writer:
         self._begun = 0
         self._torn: deque[int] = deque(maxlen=TORN)
         self._locked: Lock | None = None
-        self._asking: dict[object, Lock] = {}
+        self._asking: dict[object, int] = {}
 
     @property
     def busy(self) -> bool:
@@ -64,15 +62,15 @@ class Writer:
         """Whether that happened to a transaction, by what `lock` called it."""
         return begun in self._torn
 
-    @contextmanager
-    def asking(self, lock: Lock) -> Iterator[None]:
-        """While a request queues for the turn, its duplicates need not queue behind it."""
+    def asks(self, lock: Lock) -> object:
+        """A request queues for the turn: until `asked`, its duplicates need not queue behind it."""
         asker = object()
-        self._asking[asker] = lock
-        try:
-            yield
-        finally:
-            del self._asking[asker]
+        self._asking[asker] = lock.number
+        return asker
+
+    def asked(self, asker: object) -> None:
+        """It has the turn, or waits for it no longer."""
+        self._asking.pop(asker, None)  # a forked child has forgotten it
 
     def lock(self, lock: Lock) -> int:
         """The transaction of whoever has the turn locks a key; which transaction that is."""
@@ -84,15 +82,12 @@ class Writer:
         locked = self._locked
         if locked is not None and locked.number == lock.number:
             return Holder.SOMEBODY if locked.mark == lock.mark else Holder.OTHER
-        asked = any(asking.number == lock.number for asking in list(self._asking.values()))
-        return Holder.SOMEBODY if asked else Holder.NOBODY
+        return Holder.SOMEBODY if lock.number in list(self._asking.values()) else Holder.NOBODY
 
     def holds(self, number: int) -> bool:
         """Whether a key is locked or asked for, by whatever request."""
         locked = self._locked
-        return (locked is not None and locked.number == number) or any(
-            asking.number == number for asking in list(self._asking.values())
-        )
+        return (locked is not None and locked.number == number) or number in list(self._asking.values())
 
     def forget(self) -> None:
         """In a forked child nobody has the turn: whoever had it lives on in the parent."""

@@ -23,6 +23,7 @@ from oncekey.core.model import (
     Retryable,
     State,
 )
+from oncekey.core.onecommit import Holder
 from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
 from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Rollback, Sleep, Step
@@ -193,6 +194,8 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
         if said is not None:
             return said
     if run.tx is None and site.crowded(run.enrolment.blocking):
+        if locks.one_writer and (yield from locks.holder(run.lock)) is Holder.NOBODY:
+            return None  # whoever queues up to write looks by itself if that takes long
         try:
             found: Replay | Refuse | None = yield Aside(local.glance(store, locks, run.lock, claim, policy))
         except StoreBusyError:

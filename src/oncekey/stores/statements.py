@@ -25,14 +25,22 @@ class Statements:
         if missing:
             raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
 
-    def say(self, name: str, params: dict[str, Value], *, form: str | None = None) -> Statement:
+    def say(
+        self,
+        name: str,
+        params: dict[str, Value],
+        *,
+        form: str | None = None,
+        reads: bool = False,
+        at_once: bool = False,
+    ) -> Statement:
         """One statement with its parameters and the instant it is said at.
 
         `form` names other words for the same, which a store may have for a case that they are cheaper in.
         """
         now = None if self._clock is None else self._clock()
         command = self._commands[name] if form is None else self._commands.get(form, self._commands[name])
-        return Statement(name, command, {**params, "now": now})
+        return Statement(name, command, {**params, "now": now}, reads=reads, at_once=at_once)
 
     def fold(self, name: str, params: dict[str, Value], *, told: str) -> Statement:
         """One that may travel in the message of a BEGIN or a COMMIT; `told` names its form as text."""

@@ -6,8 +6,6 @@ it is, for those who would have to wait for it. Within the process the driver's 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from oncekey.core.model import Completed, Deferred
@@ -31,8 +29,11 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """Who writes to the file, as far as this process knows."""
 
-    def asking(self, lock: Lock) -> AbstractContextManager[None]:
-        """While a request queues up to write."""
+    def asks(self, lock: Lock) -> object:
+        """A request queues up to write under a key."""
+
+    def asked(self, asker: object) -> None:
+        """It queues no longer."""
 
     def lock(self, lock: Lock) -> int:
         """Say which key the writer's transaction is for; which transaction that is."""
@@ -58,19 +59,24 @@ class SqliteLocks(LockStore):
         self._writer = writer
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Look for an answer, and become the writer if there is none; then look again (L1).
+        """Become the writer, and look (L1). Where that takes long, look for an answer first.
 
-        A stored answer is final, so it needs no lock, and the look for it waits for nobody. Before it is made, this
-        process knows that the key is asked for.
+        A stored answer is final, so it needs no lock, and the look for it waits for nobody. While a request queues for
+        the lock, this process knows that the key is asked for.
         """
         where: dict[str, Value] = {"scope": claim.id.scope, "key": claim.id.key}
-        with self._writer.asking(lock):
-            rows = yield replace(self._statements.say("find", where), reads=True)
-            snapshot = snapshot_of(rows[0])
-            if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
-                return Locked(got=False, snapshot=snapshot, begun=0)
-            rows = yield self._statements.say("lock_file", where)
-            begun = self._writer.lock(lock)
+        writer = self._writer
+        asker = writer.asks(lock)
+        try:
+            rows = yield self._statements.say("lock_file", where, at_once=True)
+            if not rows:
+                snapshot = snapshot_of((yield self._statements.say("find", where, reads=True))[0])
+                if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
+                    return Locked(got=False, snapshot=snapshot, begun=0)
+                rows = yield self._statements.say("lock_file", where)
+            begun = writer.lock(lock)
+        finally:
+            writer.asked(asker)
         return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=begun)
 
     def sealing(
