@@ -81,6 +81,10 @@ class AsyncpgDriver:
         """Whether a business transaction would have to wait for another one's end."""
         return self._pool.business.full
 
+    async def room(self, seconds: float) -> bool:
+        """Wait a moment for that to change; whether it has."""
+        return await self._pool.business.room(seconds)
+
     async def begin(self) -> AsyncpgTransaction:
         """Open a business transaction."""
         return await self._opened(None)

@@ -51,7 +51,8 @@ class AsyncpgPool:
     async def take(self) -> StoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
-        await self.business.acquire(deadline)
+        if not self.business.taken():
+            await self.business.acquire(deadline)
         try:
             return await self._take(deadline)
         except BaseException:
@@ -87,7 +88,8 @@ class AsyncpgPool:
             self._idle.clear()
 
     async def _take(self, deadline: float) -> StoreConnection:
-        await self._slots.acquire(deadline)
+        if not self._slots.taken():
+            await self._slots.acquire(deadline)
         try:
             connection = self._rested(deadline - self._timeout) or await self._connected()
         except FAILURES as error:

@@ -203,6 +203,10 @@ class AsyncPool:
         """Whether business transactions hold all that they may."""
         return self._business.full
 
+    async def room(self, seconds: float) -> bool:
+        """Wait a moment for one of them to end; whether there is a place then."""
+        return await self._business.room(seconds)
+
     async def take(self) -> AsyncStoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout

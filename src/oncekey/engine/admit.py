@@ -145,7 +145,8 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     """LOCAL in one commit: the business transaction comes first, and the lock is taken on that very one.
 
     A stored answer needs neither. So it is looked for first where it is likely (a hint), where the handlers hold all
-    connections (aside, one request after the other), and where no connection can be had at all.
+    connections (aside, one request after the other, unless a place comes free at once), and where no connection can be
+    had at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
     news = yield from _news(run, locks)
@@ -193,7 +194,8 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
             return said
     if run.tx is None and site.crowded(run.enrolment.blocking):
         try:
-            found: Replay | Refuse | None = yield Aside(local.glance(store, locks, run.lock, claim, policy))
+            look = local.glance(store, locks, run.lock, claim, policy)
+            found: Replay | Refuse | None = yield Aside(look, blocking=run.enrolment.blocking)
         except StoreBusyError:
             return None  # where that is crowded, too, waiting for the place is all there is
         return found

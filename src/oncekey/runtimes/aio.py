@@ -162,14 +162,21 @@ class AsyncRuntime:
             case Later():
                 return self.drain.errand(lambda: adrive(effect.flow(), self._transact), patience=effect.patience)
             case Aside():
-                async with self.engine.aside:
-                    return await adrive(effect.flow, self._transact)
+                return await self.aside(effect)
             case Transaction():
                 return await self._transact(effect)
             case Rest() | TakeBack():
                 return None
             case Invoke():
                 raise AssertionError("a flow that was interrupted does not rest")
+
+    async def aside(self, effect: Aside) -> Any:  # noqa: ANN401  (what the flow returns)
+        """Look beside a crowd. One of quick handlers moves on sooner than the store would answer."""
+        if not effect.blocking and await self.engine.room():
+            effect.flow.close()
+            return None
+        async with self.engine.aside:
+            return await adrive(effect.flow, self._transact)
 
     @staticmethod
     async def call(effect: Call) -> Any:  # noqa: ANN401  (what the application returns)
