@@ -210,7 +210,8 @@ class AsyncPool:
     async def take(self) -> AsyncStoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
-        await self._business.acquire(deadline)
+        if not self._business.taken():
+            await self._business.acquire(deadline)
         try:
             return await self._take(deadline)
         except BaseException:
@@ -227,7 +228,8 @@ class AsyncPool:
         self._shelf.close()
 
     async def _take(self, deadline: float) -> AsyncStoreConnection:
-        await self._slots.acquire(deadline)
+        if not self._slots.taken():
+            await self._slots.acquire(deadline)
         try:
             return await self._idle() or await aconnect(self._address, self._threshold)
         except psycopg.Error as error:

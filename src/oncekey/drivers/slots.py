@@ -75,12 +75,13 @@ class AsyncSlots:
 
     def release(self) -> None:
         """Give the place back."""
-        if _tell(self._waiting):
+        if self._waiting and _tell(self._waiting):
             return
         if self._free == self._count:
             raise ValueError("a place was given back twice")
         self._free += 1
-        _tell(self._hoping)
+        if self._hoping:
+            _tell(self._hoping)
 
     @staticmethod
     async def _told(

@@ -18,6 +18,7 @@ from oncekey.engine.recent import Answers, Hints
 from oncekey.engine.run import Site
 from oncekey.frameworks.asgi.limits import Limits
 from oncekey.frameworks.asgi.threads import opened_in_thread
+from oncekey.frameworks.asgi.ways import Ways
 from oncekey.runtimes.aio import AsyncRuntime, Drain
 from oncekey.runtimes.threads import ThreadRuntime
 
@@ -82,6 +83,9 @@ class Installation:
         self.raised = raised
         """Answers as the application does when one of its handlers raises; it raises what it has no answer to."""
         self.kept_headers = frozenset(map(field_name, keep_headers))
+        self.direct: Callable[[Scope, object], bool] = _unknown
+        """Whether nobody between us and an endpoint may say no to a repeat of its request; see `ways`."""
+        self.ways = Ways()
         self.breaker = Breaker()
         self.limits = Limits()
         self.drain = Drain()
@@ -198,6 +202,10 @@ class Installation:
 
 def _nobody() -> None:
     """Neither workers nor a check."""
+
+
+def _unknown(_: Scope, __: object) -> bool:
+    return False
 
 
 async def _resolved(value: str | Awaitable[str]) -> str:

@@ -86,6 +86,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     wrapper.__signature__ = signature.replace(parameters=shown)
     wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
     wrapper.__oncekey__ = enrolment
+    wrapper.__oncekey_wrapper__ = wrapper  # a decorator above has a copy of both, and is another function
     return cast("F", wrapper)
 
 
