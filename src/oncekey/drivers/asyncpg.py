@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.asyncpg_pool import AsyncpgPool
@@ -115,18 +115,27 @@ class AsyncpgDriver:
         await self._pool.close()
 
     async def _once(self, transaction: Transaction[T]) -> T:
-        mode = transaction.mode
-        async with self._pool.lent() as connection:
-            match mode:
-                case Mode.READ:
-                    return await astep(transaction.body(), partial(execute, connection, self._limit, mode))
-                case Mode.SINGLE:
-                    connection.attend()
-                    return await astep(transaction.body(), partial(execute_alone, connection, self._limit, mode))
-                case Mode.ATOMIC:
-                    return await self._atomically(connection, transaction)
-                case _:
-                    assert_never(mode)
+        mode, limit = transaction.mode, self._limit
+        connection = await self._pool.borrow()
+        try:
+            if mode is Mode.ATOMIC:
+                return await self._atomically(connection, transaction)
+            say = execute
+            if mode is Mode.SINGLE:
+                say = execute_alone
+                connection.attend()
+            steps = transaction.body()
+            # As `astep` does, without its frame: this is what a repeat is answered by.
+            try:
+                statement = next(steps)
+                while True:
+                    statement = steps.send(await say(connection, limit, mode, statement))
+            except StopIteration as stop:
+                return cast("T", stop.value)
+            finally:
+                steps.close()
+        finally:
+            await self._pool.give_back(connection)
 
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
         begun = await begin(connection, "", self._limit, transaction.name)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 import asyncpg
@@ -39,22 +38,25 @@ class AsyncpgPool:
         self._closed = False
         self._all_back: asyncio.Event | None = None
 
-    @asynccontextmanager
-    async def lent(self) -> AsyncIterator[StoreConnection]:
+    async def borrow(self) -> StoreConnection:
         """A connection for a moment."""
-        connection = await self._take(time.monotonic() + self._timeout)
-        try:
-            yield connection
-        finally:
+        now = time.monotonic()
+        return self._at_once(now) or await self._take(now + self._timeout)
+
+    async def give_back(self, connection: StoreConnection) -> None:
+        """The end of that moment."""
+        if not connection.is_closed() and connection.is_at_rest:
+            self._put(connection)
+        else:
             await self._give(connection)
 
     async def take(self) -> StoreConnection:
         """A connection for a business transaction."""
-        deadline = time.monotonic() + self._timeout
+        now = time.monotonic()
         if not self.business.taken():
-            await self.business.acquire(deadline)
+            await self.business.acquire(now + self._timeout)
         try:
-            return await self._take(deadline)
+            return self._at_once(now) or await self._take(now + self._timeout)
         except BaseException:
             self.business.release()
             raise
@@ -87,9 +89,19 @@ class AsyncpgPool:
                 connection.terminate()
             self._idle.clear()
 
+    def _at_once(self, now: float) -> StoreConnection | None:
+        """One that lies ready, if there is a place for it: nearly every time, and nothing is awaited."""
+        if not self._idle or not self._slots.taken():
+            return None
+        connection = self._rested(now)
+        if connection is None:
+            self._slots.release()
+        else:
+            self._lent.add(connection)
+        return connection
+
     async def _take(self, deadline: float) -> StoreConnection:
-        if not self._slots.taken():
-            await self._slots.acquire(deadline)
+        await self._slots.acquire(deadline)
         try:
             connection = self._rested(deadline - self._timeout) or await self._connected()
         except FAILURES as error:

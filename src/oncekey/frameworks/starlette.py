@@ -20,6 +20,7 @@ from oncekey.frameworks.asgi.documentation import documentation, is_served
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.status import status_of
 from oncekey.frameworks.routes import installations_of
+from oncekey.options import SINGLE_TENANT
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -187,6 +188,8 @@ def raised(app: Starlette) -> Callable[[Exception], App]:
 
 def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)
     """What names the tenant or the principal of a scope: a function of the request, or a dependency of FastAPI."""
+    if given is SINGLE_TENANT:
+        return given  # no request has to be made for what does not look at it
     if callable(given):
         return by_request(given, what)
     if hasattr(app, "openapi") and hasattr(given, "dependency"):

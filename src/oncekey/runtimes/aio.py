@@ -217,12 +217,13 @@ class AsyncRuntime:
 
 async def flush(tx: AsyncOpenTransaction) -> None:
     """Write what a session holds back while the application can still answer to an error."""
-    if _flushes(type(tx)):
+    if flushes(type(tx)):
         await cast("AsyncFlushes", tx).flush()
 
 
 @cache
-def _flushes(kind: type) -> bool:
+def flushes(kind: type) -> bool:
+    """Whether such transactions hold anything back."""
     # Asking an object whether it fits a protocol is dear, and the answer is its class's.
     return issubclass(kind, AsyncFlushes)
 

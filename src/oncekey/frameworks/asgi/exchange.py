@@ -116,7 +116,7 @@ class Exchange:
         if enrolment is None:
             return await self._intake.receive()
         try:
-            return await self._intake.receive(enrolment.policy.body_timeout.total_seconds())
+            return await self._intake.receive(enrolment.body_patience)
         except TooSlowError:
             if not self._begun:
                 self._answered(self._refusal(Refuse(Code.BODY_TOO_SLOW), enrolment.policy))
@@ -311,6 +311,8 @@ class Exchange:
         finally:
             if self._counted or self._task is not None:
                 self._leave()
+            # The run knows us, too: a circle of everything that this request was would wait for the collector.
+            self.run = None
 
     async def _abandon(self, flow: Life[Answer | Bypass | None]) -> None:
         """A fault of ours kept the flow from its end. A handler that was not called gives its claim back.

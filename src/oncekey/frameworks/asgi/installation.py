@@ -98,6 +98,8 @@ class Installation:
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
+        self._life: tuple[AsyncRuntime, Site] | None = None
+        """The one that was asked for last."""
         self._threads: ThreadRuntime | None = None
         self._hints = Hints()
         self._answers = Answers(boottime)
@@ -114,10 +116,13 @@ class Installation:
 
     def life(self) -> tuple[AsyncRuntime, Site]:
         """What performs the operations of the running event loop, and what they share."""
-        engine = self.engines.asynchronous()
+        engine, life = self.engines.asynchronous(), self._life
+        if life is not None and life[0].engine is engine:
+            return life
         life = self._lives.get(engine)
         if life is None:
             life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), self._site(engine))
+        self._life = life
         return life
 
     def threads(self) -> ThreadRuntime:

@@ -91,7 +91,9 @@ class OncekeyMiddleware:
             await send_answer(send, refusal(Refuse(Code.BODY_TOO_SLOW), self.installation.policy))
         finally:
             current.reset(token)
-            await take_back(visit)
+            if visit.lent is not None:
+                await take_back(visit)
+                visit.lent = None  # it knows the visit, and such a circle would wait for the collector
 
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
         token = current.set(exchange)

@@ -26,7 +26,7 @@ from oncekey.frameworks.asgi.lending import LendingRuntime
 from oncekey.frameworks.asgi.nesting import current, request_for
 from oncekey.frameworks.asgi.threads import in_thread, not_awaitable
 from oncekey.frameworks.asgi.unkeyed import NoConnectionError, run_unkeyed
-from oncekey.runtimes.aio import flush
+from oncekey.runtimes.aio import flush, flushes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,7 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
             result = await handler(*args, **kwargs)
         finally:
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
-        if run.tx is not None and not op.rolled_back:
+        if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
             await flush(run.tx)
         if stepping is not None and exchange.lent is not None:
             exchange.lent.check()
