@@ -7,7 +7,6 @@ server connections per transaction say so in the address (`?pgbouncer=1`): then 
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -91,7 +90,7 @@ class AsyncpgDriver:
 
     async def begin_with(self, first: Steps[T]) -> tuple[AsyncpgTransaction, T]:
         """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
-        with closing(first):
+        try:
             statement = next(first)
             folds = statement.folds and statement.told is not None
             tx = await self._opened(statement if folds else None)
@@ -105,6 +104,8 @@ class AsyncpgDriver:
             except BaseException:
                 await tx.rollback()
                 raise
+        finally:
+            first.close()
 
     async def read(self) -> AsyncpgTransaction:
         """Open a transaction that only reads."""

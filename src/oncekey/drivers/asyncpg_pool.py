@@ -61,11 +61,17 @@ class AsyncpgPool:
             self.business.release()
             raise
 
+    def given_at_once(self, connection: StoreConnection) -> bool:
+        """The end of a business transaction that left nothing behind, as nearly all end; False: it has to be `give`."""
+        if connection.is_closed() or not connection.is_at_rest:
+            return False
+        self._put(connection)
+        self.business.release()
+        return True
+
     async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
         """The end of a business transaction; what a handler used is cleaned up first, while the caller goes on."""
-        if not used and not connection.is_closed() and connection.is_at_rest:
-            self._put(connection)  # as nearly all of them come back
-            self.business.release()
+        if not used and self.given_at_once(connection):
             return
         if not used or connection.is_closed():
             await self._given(connection, used=False)

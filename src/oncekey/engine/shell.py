@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Driver, OpenTransaction, Store
 
-SOON = 0.05
+SOON = 0.2
 """Seconds that a request waits for a place before it looks aside: a crowd of quick handlers has moved on by then."""
 
 UNSHARED = "effects={effects} needs a store that shares the application's transactions (SQLite or PostgreSQL)"
