@@ -19,7 +19,7 @@ from harness.dsn import through
 from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation
 
-BUDGETS = {"asyncpg": (150, 110), "psycopg": (175, 110), "sqlite": (160, 110)}
+BUDGETS = {"asyncpg": (146, 82), "psycopg": (170, 90), "sqlite": (155, 65)}
 """Calls for a new key and for a replay."""
 
 

@@ -49,8 +49,8 @@ _MID_GOODBYE: Final = "cannot switch to state"
 class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
     """A connection that remembers how its last command was answered, and what the server said beside it.
 
-    asyncpg calls a listener before the task that awaits the answer goes on: it schedules both on the event loop, and
-    the notice comes before the end of the answer.
+    Both are heard before the task that awaits the answer goes on. What our own procedures tell is taken as soon as it
+    is parsed; of all else a listener is told, whom asyncpg schedules before it schedules the task.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (asyncpg's, version by version)

@@ -202,14 +202,24 @@ def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (Fas
 def by_request(resolver: Tenant, what: str) -> Resolver:
     """A resolver that takes the framework's request; one that finds nothing is named in the error."""
 
-    async def resolve(scope: Scope) -> str:
+    def resolve(scope: Scope) -> str | Awaitable[str]:
         try:
             value = resolver(Request(scope))
+        except AttributeError as error:
+            raise _not_there(error, what) from error
+        return value if type(value) is str else later(value)
+
+    async def later(value: str | Awaitable[str]) -> str:
+        try:
             return await value if inspect.isawaitable(value) else value
         except AttributeError as error:
-            raise ConfigurationError(
-                f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
-                "before the handler is called, for example as a dependency of the route"
-            ) from error
+            raise _not_there(error, what) from error
 
     return resolve
+
+
+def _not_there(error: AttributeError, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
+        "before the handler is called, for example as a dependency of the route"
+    )

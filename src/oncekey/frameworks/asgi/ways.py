@@ -56,10 +56,12 @@ class Way(NamedTuple):
 class Ways:
     """Those of the keys that were answered lately, by the line that the client wrote. The oldest makes room."""
 
-    __slots__ = ("_most", "known")
+    __slots__ = ("_last", "_most", "known")
 
     def __init__(self, most: int = MOST_WAYS) -> None:
         self.known: dict[bytes | None, Way] = {}
+        self._last: tuple[object, Way | None] = (None, None)
+        """The way that was added last: one place is asked for by many keys."""
         self._most = most
 
     def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
@@ -67,5 +69,10 @@ class Ways:
         known = self.known
         if len(known) >= self._most and line not in known:
             del known[next(iter(known))]
-        routed = {name: scope[name] for name in _ROUTED if name in scope}
-        known[line] = Way(scope["method"], scope["path"], root_path, enrolment, routed)
+        at, way = self._last
+        here = (scope["method"], scope["path"], root_path, scope["endpoint"])
+        if way is None or at != here:
+            routed = {name: scope[name] for name in _ROUTED if name in scope}
+            way = Way(*here[:3], enrolment, routed)
+            self._last = here, way
+        known[line] = way
