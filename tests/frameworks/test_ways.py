@@ -22,6 +22,7 @@ from frameworks.realshop import RealShop, SqliteFile
 from frameworks.shop import Shop, new_key
 from harness.asgi import Reply
 from harness.ledger import down
+from oncekey.core.fingerprint import Selection
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import LOCAL
@@ -35,6 +36,10 @@ NOW = 1_700_000_000 * SECOND
 
 class OrderIn(BaseModel):
     item: str
+
+
+class Noted(OrderIn):
+    note: int = 0
 
 
 class Entrances:
@@ -155,6 +160,25 @@ async def test_what_is_expired_runs_again(short: bool, monkeypatch: pytest.Monke
     clock.advance(2 * 3600 * SECOND)
     assert not (await shop.send("/orders/1", TEA)).replayed
     assert len(shop.runs) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fingerprint": lambda request: b"the same"}, {"selection": Selection(exclude=("note",))}],
+    ids=["chosen by the route", "without a field"],
+)
+async def test_what_the_fingerprint_leaves_out_is_looked_at_again(options: dict[str, Any]) -> None:
+    # R39: two bodies under one fingerprint, of which the application takes one
+    shop = Shop()
+
+    @shop.post(effects=LOCAL, **options)
+    async def create(order: Noted, op: Operation) -> str:
+        return order.item
+
+    assert (await shop.send("/orders", {"item": "tea", "note": 1})).status == 200
+    assert (await shop.send("/orders", {"item": "tea", "note": 2})).replayed
+    refused = await shop.send("/orders", {"item": "tea", "note": "none"})
+    assert (refused.status, refused.replayed) == (422, False)
 
 
 async def test_an_outage_is_told_by_the_long_way() -> None:

@@ -362,9 +362,11 @@ class Exchange:
     def _remember_way(self, run: Run) -> None:
         """A repeat of what is stored need not go through the application, where nobody there would look at it."""
         installation, scope = self.installation, self.scope
-        known = run.claim.id in run.site.hints.known and not run.enrolment.limited
-        if known and self.echo is not None and installation.direct(scope, scope.get("endpoint")):
-            installation.ways.add(self.echo, scope, self._root_path, run.enrolment)
+        enrolment, known = run.enrolment, run.claim.id in run.site.hints.known
+        if not known or self.echo is None or enrolment.limited or not enrolment.whole:
+            return
+        if installation.direct(scope, scope.get("endpoint")):
+            installation.ways.add(self.echo, scope, self._root_path, enrolment)
 
     def _leave(self) -> None:
         """From now on a stop need not wait for us."""
