@@ -41,6 +41,7 @@ __all__ = [
     "AsyncFolds",
     "AsyncOpenTransaction",
     "AsyncReads",
+    "AsyncRoom",
     "AsyncSessions",
     "AsyncShares",
     "Audit",
@@ -387,6 +388,14 @@ class Crowds(Protocol):
     @property
     def crowded(self) -> bool:
         """Whether the next one would have to wait for another one's end."""
+
+
+@runtime_checkable
+class AsyncRoom(Protocol):
+    """An asyncio driver that tells when a place comes free."""
+
+    async def room(self, seconds: float) -> bool:
+        """Wait so long for one, without taking it: whether there is one."""
 
 
 class SessionTransaction(AsyncOpenTransaction, Protocol):

@@ -132,6 +132,7 @@ async def test_the_first_answer_is_not_cached_by_who_made_it() -> None:
     # What is kept was read from a committed record: nothing is promised that a crash could take back.
     shop = orders(INLINE, replay_cache=timedelta(seconds=30))
     await shop.send("/orders")
+    shop.ledger.faults["find"].append(down)
     shop.ledger.faults["claim"].append(down)
     assert (await shop.send("/orders")).status == 503
 

@@ -13,12 +13,15 @@ import pytest
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import Shop, new_key
 from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
+from harness.asgi import until
 from oncekey.core.errors import StoreBusyError
 from oncekey.drivers.slots import AsyncSlots, Slots
 from oncekey.drivers.sqlite_lane import Lane
 from oncekey.drivers.sqlite_writer import Writer
 from oncekey.effects import INLINE, LOCAL
+from oncekey.engine import local, shell
 from oncekey.engine.breaker import FAILURES
+from oncekey.engine.local import glance
 from oncekey.engine.operation import Operation, SyncOperation
 
 
@@ -135,6 +138,41 @@ async def test_a_stored_answer_is_served_while_every_slot_is_taken(
         go.set()
         assert (await slow).status == 201
         assert shop.rows == ["slow", "tea"]
+
+
+@pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
+async def test_a_crowd_of_quick_handlers_is_not_looked_past(
+    package: str, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # R110: a place comes free sooner than a look would be answered, so nobody pays for one
+    glances: list[Any] = []
+    monkeypatch.setattr(local, "glance", lambda *asked: glances.append(asked) or glance(*asked))
+    monkeypatch.setattr(shell, "SOON", 30.0)
+    shop = RealShop(PostgresDatabase(postgres_dsn, package, pool_size=2))
+    entered, go = asyncio.Event(), asyncio.Event()
+
+    @shop.app.post("/orders", status_code=201)
+    @shop.once.protect(effects=LOCAL)
+    async def create(op: Operation, item: str = "tea") -> str:
+        await shop.database.insert(op.connection, item)
+        entered.set()
+        await go.wait()
+        return item
+
+    async with shop.open():
+        first = asyncio.create_task(shop.send(key=new_key()))
+        await entered.wait()
+        others = [asyncio.create_task(shop.send(f"/orders?item={number}", key=new_key())) for number in range(3)]
+        engine = shop.once.asynchronous()
+        (installation,) = shop.once._installed.values()
+        runtime, said = installation.life()[0], list[Any]()
+        run = runtime._transact
+        monkeypatch.setattr(runtime, "_transact", lambda asked: said.append(asked) or run(asked))
+        await until(lambda: len(glances) == len(others))  # a look is made ready, and said only if nothing moves
+        assert engine.crowded
+        go.set()
+        assert [reply.status for reply in await asyncio.gather(first, *others)] == [201] * 4
+        assert said == []
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])

@@ -7,9 +7,8 @@ server connections per transaction say so in the address (`?pgbouncer=1`): then 
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.asyncpg_pool import AsyncpgPool
@@ -81,13 +80,17 @@ class AsyncpgDriver:
         """Whether a business transaction would have to wait for another one's end."""
         return self._pool.business.full
 
+    async def room(self, seconds: float) -> bool:
+        """Wait a moment for that to change; whether it has."""
+        return await self._pool.business.room(seconds)
+
     async def begin(self) -> AsyncpgTransaction:
         """Open a business transaction."""
         return await self._opened(None)
 
     async def begin_with(self, first: Steps[T]) -> tuple[AsyncpgTransaction, T]:
         """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
-        with closing(first):
+        try:
             statement = next(first)
             folds = statement.folds and statement.told is not None
             tx = await self._opened(statement if folds else None)
@@ -101,6 +104,8 @@ class AsyncpgDriver:
             except BaseException:
                 await tx.rollback()
                 raise
+        finally:
+            first.close()
 
     async def read(self) -> AsyncpgTransaction:
         """Open a transaction that only reads."""
@@ -111,18 +116,27 @@ class AsyncpgDriver:
         await self._pool.close()
 
     async def _once(self, transaction: Transaction[T]) -> T:
-        mode = transaction.mode
-        async with self._pool.lent() as connection:
-            match mode:
-                case Mode.READ:
-                    return await astep(transaction.body(), partial(execute, connection, self._limit, mode))
-                case Mode.SINGLE:
-                    connection.attend()
-                    return await astep(transaction.body(), partial(execute_alone, connection, self._limit, mode))
-                case Mode.ATOMIC:
-                    return await self._atomically(connection, transaction)
-                case _:
-                    assert_never(mode)
+        mode, limit = transaction.mode, self._limit
+        connection = await self._pool.borrow()
+        try:
+            if mode is Mode.ATOMIC:
+                return await self._atomically(connection, transaction)
+            say = execute
+            if mode is Mode.SINGLE:
+                say = execute_alone
+                connection.attend()
+            steps = transaction.body()
+            # As `astep` does, without its frame: this is what a repeat is answered by.
+            try:
+                statement = next(steps)
+                while True:
+                    statement = steps.send(await say(connection, limit, mode, statement))
+            except StopIteration as stop:
+                return cast("T", stop.value)
+            finally:
+                steps.close()
+        finally:
+            await self._pool.give_back(connection)
 
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
         begun = await begin(connection, "", self._limit, transaction.name)

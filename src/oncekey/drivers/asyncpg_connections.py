@@ -24,6 +24,8 @@ from oncekey.drivers.postgres_errors import (
 from oncekey.drivers.postgres_folding import RECORD, TAKEN, TOLD
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oncekey.flow import Mode
 
 FAILURES: Final = (
@@ -47,8 +49,8 @@ _MID_GOODBYE: Final = "cannot switch to state"
 class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
     """A connection that remembers how its last command was answered, and what the server said beside it.
 
-    asyncpg calls a listener before the task that awaits the answer goes on: it schedules both on the event loop, and
-    the notice comes before the end of the answer.
+    Both are heard before the task that awaits the answer goes on. What our own procedures tell is taken as soon as it
+    is parsed; of all else a listener is told, whom asyncpg schedules before it schedules the task.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (asyncpg's, version by version)
@@ -125,6 +127,17 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             self._listeners.clear()
             self._log_listeners.clear()
             self.add_log_listener(self._hear)
+
+    def _process_log_message(self, fields: Mapping[str, str], last_query: object) -> None:
+        """Where asyncpg makes an object of a notice and schedules its listeners, what is told us is heard at once.
+
+        Should a later version call something else, our listener hears it all the same.
+        """
+        if fields.get("C") == TOLD and len(self._log_listeners) == 1:
+            if self.told is None:
+                self.told = fields["M"]
+        else:
+            super()._process_log_message(fields, last_query)
 
     def _hear(self, _: object, said: asyncpg.PostgresLogMessage) -> None:
         if said.sqlstate == TOLD:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 import asyncpg
@@ -39,30 +38,40 @@ class AsyncpgPool:
         self._closed = False
         self._all_back: asyncio.Event | None = None
 
-    @asynccontextmanager
-    async def lent(self) -> AsyncIterator[StoreConnection]:
+    async def borrow(self) -> StoreConnection:
         """A connection for a moment."""
-        connection = await self._take(time.monotonic() + self._timeout)
-        try:
-            yield connection
-        finally:
+        now = time.monotonic()
+        return self._at_once(now) or await self._take(now + self._timeout)
+
+    async def give_back(self, connection: StoreConnection) -> None:
+        """The end of that moment."""
+        if not connection.is_closed() and connection.is_at_rest:
+            self._put(connection)
+        else:
             await self._give(connection)
 
     async def take(self) -> StoreConnection:
         """A connection for a business transaction."""
-        deadline = time.monotonic() + self._timeout
-        await self.business.acquire(deadline)
+        now = time.monotonic()
+        if not self.business.taken():
+            await self.business.acquire(now + self._timeout)
         try:
-            return await self._take(deadline)
+            return self._at_once(now) or await self._take(now + self._timeout)
         except BaseException:
             self.business.release()
             raise
 
+    def given_at_once(self, connection: StoreConnection) -> bool:
+        """The end of a business transaction that left nothing behind, as nearly all end; False: it has to be `give`."""
+        if connection.is_closed() or not connection.is_at_rest:
+            return False
+        self._put(connection)
+        self.business.release()
+        return True
+
     async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
         """The end of a business transaction; what a handler used is cleaned up first, while the caller goes on."""
-        if not used and not connection.is_closed() and connection.is_at_rest:
-            self._put(connection)  # as nearly all of them come back
-            self.business.release()
+        if not used and self.given_at_once(connection):
             return
         if not used or connection.is_closed():
             await self._given(connection, used=False)
@@ -85,6 +94,17 @@ class AsyncpgPool:
             for connection in (*self._idle, *self._lent):
                 connection.terminate()
             self._idle.clear()
+
+    def _at_once(self, now: float) -> StoreConnection | None:
+        """One that lies ready, if there is a place for it: nearly every time, and nothing is awaited."""
+        if not self._idle or not self._slots.taken():
+            return None
+        connection = self._rested(now)
+        if connection is None:
+            self._slots.release()
+        else:
+            self._lent.add(connection)
+        return connection
 
     async def _take(self, deadline: float) -> StoreConnection:
         await self._slots.acquire(deadline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.drivers.asyncpg_connections import (
@@ -98,8 +97,7 @@ async def commit_with(
         raise unsure_commit(what)
     if connection.told is None:
         raise lost_commit(what)  # without an error it is committed, but nobody heard of it
-    row: Row = json.loads(connection.told)
-    return row
+    return row_told(connection.told)
 
 
 async def _was_committed(connection: Any, told: Row, limit: float | None, what: str) -> bool:  # noqa: ANN401

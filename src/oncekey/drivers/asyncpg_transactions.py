@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,6 +11,7 @@ from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_guard import GuardedConnection
 from oncekey.drivers.asyncpg_saying import commit, commit_with, execute, undo
 from oncekey.drivers.guard import OVER, Lending
+from oncekey.drivers.postgres_folding import row_told
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
@@ -31,6 +31,18 @@ _log = logging.getLogger("oncekey")
 
 class AsyncpgTransaction:
     """A business transaction that a handler writes through."""
+
+    __slots__ = (
+        "_cleans",
+        "_committed",
+        "_guarded",
+        "_lending",
+        "_limit",
+        "_over",
+        "_pool",
+        "_raw",
+        "_transaction",
+    )
 
     def __init__(
         self,
@@ -58,7 +70,7 @@ class AsyncpgTransaction:
     @property
     def told(self) -> Rows | None:
         """What a first statement that went along with BEGIN told. None: nothing."""
-        return None if self._raw.told is None else [json.loads(self._raw.told)]
+        return None if self._raw.told is None else [row_told(self._raw.told)]
 
     async def say(self, statement: Statement) -> Rows:
         """Execute a statement of ours, before the handler was there."""
@@ -104,11 +116,13 @@ class AsyncpgTransaction:
             cleans = self._lending.used and self._cleans
             row = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
             self._cleans = self._cleans and row is None  # otherwise it was done with the commit
+            self._over = row is not None and self._pool.given_at_once(self._raw)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
         finally:
-            await self.rollback()
+            if not self._over:
+                await self.rollback()
         return None if row is None else [row]
 
     async def rollback(self) -> None:

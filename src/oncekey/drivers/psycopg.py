@@ -208,6 +208,10 @@ class AsyncPsycopgDriver:
         """Whether a business transaction would have to wait for another one's end."""
         return self._pool.crowded
 
+    async def room(self, seconds: float) -> bool:
+        """Wait a moment for that to change; whether it has."""
+        return await self._pool.room(seconds)
+
     async def begin(self) -> AsyncPsycopgTransaction:
         """Open a business transaction."""
         return (await self._opened(None))[0]

@@ -203,10 +203,15 @@ class AsyncPool:
         """Whether business transactions hold all that they may."""
         return self._business.full
 
+    async def room(self, seconds: float) -> bool:
+        """Wait a moment for one of them to end; whether there is a place then."""
+        return await self._business.room(seconds)
+
     async def take(self) -> AsyncStoreConnection:
         """A connection for a business transaction."""
         deadline = time.monotonic() + self._timeout
-        await self._business.acquire(deadline)
+        if not self._business.taken():
+            await self._business.acquire(deadline)
         try:
             return await self._take(deadline)
         except BaseException:
@@ -223,7 +228,8 @@ class AsyncPool:
         self._shelf.close()
 
     async def _take(self, deadline: float) -> AsyncStoreConnection:
-        await self._slots.acquire(deadline)
+        if not self._slots.taken():
+            await self._slots.acquire(deadline)
         try:
             return await self._idle() or await aconnect(self._address, self._threshold)
         except psycopg.Error as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 
 from oncekey.drivers.postgres_errors import exhausted
 
@@ -40,28 +42,78 @@ class Slots:
 
 
 class AsyncSlots:
-    """So many at a time, for tasks."""
+    """So many at a time, for tasks. Whoever waits longest is handed the next place, and nobody overtakes."""
+
+    __slots__ = ("_count", "_free", "_hoping", "_patience", "_waiting")
 
     def __init__(self, count: int, patience: float) -> None:
         self._count, self._patience = count, patience
-        self._free = asyncio.BoundedSemaphore(count)
+        self._free = count
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._hoping: deque[asyncio.Future[bool]] = deque()
 
     @property
     def full(self) -> bool:
         """Whether whoever comes now has to wait."""
-        return self._free.locked()
+        return self._free == 0
+
+    def taken(self) -> bool:
+        """Take a place if one is free: nothing is awaited, and no timer needed."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
 
     async def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait past the deadline for one."""
-        if not self._free.locked():
-            await self._free.acquire()  # which does not wait then, so no timer is needed
-            return
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await self._free.acquire()
-        except TimeoutError:
-            raise exhausted(self._count, self._patience) from None
+        if not self.taken() and not await self._told(self._waiting, deadline - time.monotonic(), lost=self.release):
+            raise exhausted(self._count, self._patience)
+
+    async def room(self, seconds: float) -> bool:
+        """Wait a moment for a place to come free, and do not take it: whether there is one now."""
+        return self._free > 0 or (await self._told(self._hoping, seconds) and self._free > 0)
 
     def release(self) -> None:
         """Give the place back."""
-        self._free.release()
+        if self._waiting and _tell(self._waiting):
+            return
+        if self._free == self._count:
+            raise ValueError("a place was given back twice")
+        self._free += 1
+        if self._hoping:
+            _tell(self._hoping)
+
+    @staticmethod
+    async def _told(
+        queue: deque[asyncio.Future[bool]], seconds: float, lost: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Wait in a queue; False if that takes too long. `lost` is done for who is told and cancelled at once."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        queue.append(waiter)
+        timer = loop.call_later(max(0.0, seconds), _give_up, waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.result():
+                lost()
+            raise
+        finally:
+            timer.cancel()
+            if waiter in queue:  # who is told has left it
+                queue.remove(waiter)
+
+
+def _tell(queue: deque[asyncio.Future[bool]]) -> bool:
+    """Tell whoever waits longest; False if nobody does."""
+    while queue:
+        waiter = queue.popleft()
+        if not waiter.done():
+            waiter.set_result(True)
+            return True
+    return False
+
+
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

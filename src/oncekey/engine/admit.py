@@ -26,15 +26,17 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Holder
 from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
+from oncekey.engine.answering import replayed
 from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Rollback, Sleep, Step
 from oncekey.engine.settle import settle
 
 if TYPE_CHECKING:
+    from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Settlement, Verdict
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
     from oncekey.engine.effects import Life
-    from oncekey.engine.run import Run
+    from oncekey.engine.run import Asker, Run, Site
     from oncekey.flow import Flow
     from oncekey.ports import Locks, Store
 
@@ -53,6 +55,8 @@ def admit(run: Run) -> Life[Verdict]:
     verdict = known or (yield from _guarded(run))
     if answers is not None and known is None and type(verdict) is Replay:
         answers.add(verdict, run.policy)
+    if type(verdict) is Replay:
+        run.site.hints.add(run.claim.id)  # whoever retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
         if not run.spent:
@@ -63,6 +67,29 @@ def admit(run: Run) -> Life[Verdict]:
     if not (run.borrowed and isinstance(verdict, Bypass)):
         yield from _give_back(run)
     return verdict
+
+
+def recall(site: Site, claim: Claim, policy: Policy, asker: Asker) -> Life[Answer | None]:
+    """The stored answer of a key that was answered here before: one look, and nothing else. None: ask in full.
+
+    It answers only what `admit` would answer in the same words, and never refuses. Where there is any doubt, an outage
+    included, the whole question is asked from the beginning, and says what that means.
+    """
+    answers = None if policy.replay_cache is None else site.answers
+    said = None if answers is None else answers.find(claim, policy)
+    if said is None:
+        if claim.id not in site.hints.known or not site.breaker.closed:
+            return None
+        try:
+            said = yield from local.after(site.store, claim, policy)
+        except StoreError:
+            return None
+        site.breaker.worked()
+        if answers is not None and type(said) is Replay:
+            answers.add(said, policy)
+    if type(said) is not Replay:
+        return None
+    return replayed(said, policy, echo=asker.echo, status_url=asker.status_url)
 
 
 def _guarded(run: Run) -> Life[Verdict]:
@@ -146,7 +173,8 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     """LOCAL in one commit: the business transaction comes first, and the lock is taken on that very one.
 
     A stored answer needs neither. So it is looked for first where it is likely (a hint), where the handlers hold all
-    connections (aside, one request after the other), and where no connection can be had at all.
+    connections (aside, one request after the other, unless a place comes free at once), and where no connection can be
+    had at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
     news = yield from _news(run, locks)
@@ -197,7 +225,8 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
         if locks.one_writer and (yield from locks.holder(run.lock)) is Holder.NOBODY:
             return None  # whoever queues up to write looks by itself if that takes long
         try:
-            found: Replay | Refuse | None = yield Aside(local.glance(store, locks, run.lock, claim, policy))
+            look = local.glance(store, locks, run.lock, claim, policy)
+            found: Replay | Refuse | None = yield Aside(look, blocking=run.enrolment.blocking)
         except StoreBusyError:
             return None  # where that is crowded, too, waiting for the place is all there is
         return found

@@ -150,12 +150,17 @@ class TakeBack:
 
 
 class Aside:
-    """Run a store's flow while no other request does so: it looks for an answer beside a crowd that waits."""
+    """Run a store's flow while no other request does so: it looks for an answer beside a crowd that waits.
 
-    __slots__ = ("flow",)
+    A runtime may wait a moment first. Result: what the flow returns, or None if the crowd has moved on meanwhile, so
+    that a place can be had. `blocking`: it is a crowd of `def` handlers.
+    """
 
-    def __init__(self, flow: Flow[Any]) -> None:
+    __slots__ = ("blocking", "flow")
+
+    def __init__(self, flow: Flow[Any], *, blocking: bool = False) -> None:
         self.flow = flow
+        self.blocking = blocking
 
 
 class Beat:

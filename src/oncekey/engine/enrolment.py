@@ -74,6 +74,8 @@ class Enrolment:
     locks: Locks = field(init=False, repr=False, compare=False)
     limited: bool = field(init=False, repr=False, compare=False)
     """Whether there can be too many requests, or too old ones."""
+    whole: bool = field(init=False, repr=False, compare=False)
+    """Whether the fingerprint is of the whole request: then one with the same fingerprint says the same."""
 
     def __post_init__(self) -> None:
         policy, effects = self.policy, self.effects
@@ -95,6 +97,7 @@ class Enrolment:
             ),
             "seeds": Seeds(policy.secret),
             "locks": Locks(SCHEMA, policy.secret),
+            "whole": self.extract is None and not policy.selection,
             "limited": (policy.max_request_age or policy.max_new_keys_per_second or policy.max_live_keys) is not None,
         }
         for name, value in derived.items():

@@ -275,8 +275,11 @@ def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
 def _noted(run: Run, written: Sealed | Settled) -> None:
     """The record says what the handler said."""
     if isinstance(written, Settled):
-        if written.snapshot.record is not None:
-            run.expires_at = written.snapshot.record.expires_at
+        record = written.snapshot.record
+        if record is not None:
+            run.expires_at = record.expires_at
+            if record.state is State.COMPLETED:
+                run.site.hints.add(run.claim.id)
         return
     run.expires_at = written.expires_at
     run.site.hints.add(run.claim.id)

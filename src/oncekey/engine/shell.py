@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import migrate, request
 from oncekey.flow import adrive, drive
-from oncekey.ports import AsyncFolds, AsyncReads, AsyncShares, Crowds, Shares
+from oncekey.ports import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares, Crowds, Shares
 
 if TYPE_CHECKING:
     from oncekey.core.model import (
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     )
     from oncekey.core.policy import Policy
     from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Driver, OpenTransaction, Store
+
+SOON = 0.2
+"""Seconds that a request waits for a place before it looks aside: a crowd of quick handlers has moved on by then."""
 
 UNSHARED = "effects={effects} needs a store that shares the application's transactions (SQLite or PostgreSQL)"
 
@@ -99,6 +102,7 @@ class AsyncEngine:
         # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
         self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
         self._reads = driver if isinstance(driver, AsyncReads) else None
+        self._rooms = driver if isinstance(driver, AsyncRoom) else None
         self.folds = driver if isinstance(driver, AsyncFolds) else None
         """The driver, if it can send a statement in the message of a BEGIN."""
         self.aside = asyncio.Lock()
@@ -108,6 +112,10 @@ class AsyncEngine:
     def crowded(self) -> bool:
         """Whether a business transaction would have to wait for another one's end."""
         return self._crowds is not None and self._crowds.crowded
+
+    async def room(self) -> bool:
+        """Wait a moment for the crowd to move on; whether it did. A driver that cannot tell never says so."""
+        return self._rooms is not None and await self._rooms.room(SOON)
 
     async def begin(self, claim: Claim, policy: Policy) -> Verdict:
         """Ask for the right to execute."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from starlette import routing
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
@@ -18,6 +21,7 @@ from oncekey.frameworks.asgi.documentation import documentation, is_served
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.routes import installations_of
 from oncekey.frameworks.status import status_of
+from oncekey.options import SINGLE_TENANT
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -52,6 +56,80 @@ def place(app: Starlette, installation: Installation) -> None:
     if is_served(installation.policy) and installation.policy.docs_url in taken:
         raise ConfigurationError(DOCS_TAKEN.format(path=installation.policy.docs_url))
     app.user_middleware.append(Middleware(OncekeyMiddleware, installation=installation))
+    installation.direct = Directness(app)
+
+
+class Directness:
+    """Whether nobody between the middleware and an endpoint may say no to a repeat of its request.
+
+    True only for what is known by its exact type. The route is the application's own and not a mounted one's; nothing
+    before it in the list chooses by more than method and path; its function is the one that `protect` made, without a
+    decorator above and without middleware of the route; and FastAPI resolves no dependency, header or cookie for it.
+    """
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+        self._known: dict[object, tuple[int, bool]] = {}
+
+    def __call__(self, scope: Scope, endpoint: object) -> bool:
+        """Judge an endpoint, once for as long as no route is added."""
+        # Whoever watches the routes that are taken has to see this one, too.
+        if scope.get("app") is not self._app or scope.get("fastapi.telemetry") is not None:
+            return False
+        routes = len(self._app.router.routes)
+        count, judged = self._known.get(endpoint, (-1, False))
+        if count != routes:
+            judged = self._judged(endpoint)
+            self._known[endpoint] = (routes, judged)
+        return judged
+
+    def _judged(self, endpoint: object) -> bool:
+        router, kinds = self._app.router, _Kinds.known()
+        places = [at for at, route in enumerate(router.routes) if getattr(route, "endpoint", None) is endpoint]
+        return (
+            bool(places)
+            and type(router) in kinds.routers
+            and router.middleware_stack == router.app
+            and getattr(endpoint, "__oncekey_wrapper__", None) is endpoint
+            and all(type(route) in kinds.routes for route in router.routes[: places[-1] + 1])
+            and all(kinds.is_bare(router.routes[at]) for at in places)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The classes whose behaviour is known, those of FastAPI if it is there."""
+
+    routers: tuple[type, ...]
+    routes: tuple[type, ...]
+    codes: tuple[object, ...]
+    """Of the functions that call an endpoint and do nothing else."""
+
+    @classmethod
+    def known(cls) -> _Kinds:
+        found = [routing]
+        if "fastapi.routing" in sys.modules:
+            found.append(sys.modules["fastapi.routing"])
+
+        def named(*names: str) -> tuple[type, ...]:
+            return tuple(vars(module)[name] for module in found for name in names if name in vars(module))
+
+        return cls(
+            named("Router", "APIRouter"),
+            named("Route", "WebSocketRoute", "Mount", "APIRoute", "APIWebSocketRoute"),
+            tuple(module.request_response(_nobody).__code__ for module in found),
+        )
+
+    def is_bare(self, route: Any) -> bool:  # noqa: ANN401  (of one framework or the other)
+        """Whether a route does nothing but to check path, query and body, and to call its endpoint."""
+        if getattr(route.app, "__code__", None) not in self.codes:
+            return False
+        asks = getattr(route, "dependant", None)
+        return asks is None or not (asks.dependencies or asks.header_params or asks.cookie_params)
+
+
+async def _nobody(_: Request) -> Response:
+    return Response()
 
 
 def add_status(app: Starlette, installation: Installation) -> None:
@@ -113,6 +191,8 @@ def raised(app: Starlette) -> Callable[[Exception], App]:
 
 def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)
     """What names the tenant or the principal of a scope: a function of the request, or a dependency of FastAPI."""
+    if given is SINGLE_TENANT:
+        return given  # no request has to be made for what does not look at it
     if callable(given):
         return by_request(given, what)
     if hasattr(app, "openapi") and hasattr(given, "dependency"):
@@ -125,14 +205,24 @@ def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (Fas
 def by_request(resolver: Tenant, what: str) -> Resolver:
     """A resolver that takes the framework's request; one that finds nothing is named in the error."""
 
-    async def resolve(scope: Scope) -> str:
+    def resolve(scope: Scope) -> str | Awaitable[str]:
         try:
             value = resolver(Request(scope))
+        except AttributeError as error:
+            raise _not_there(error, what) from error
+        return value if type(value) is str else later(value)
+
+    async def later(value: str | Awaitable[str]) -> str:
+        try:
             return await value if inspect.isawaitable(value) else value
         except AttributeError as error:
-            raise ConfigurationError(
-                f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
-                "before the handler is called, for example as a dependency of the route"
-            ) from error
+            raise _not_there(error, what) from error
 
     return resolve
+
+
+def _not_there(error: AttributeError, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
+        "before the handler is called, for example as a dependency of the route"
+    )

@@ -163,14 +163,21 @@ class AsyncRuntime:
             case Later():
                 return self.drain.errand(lambda: adrive(effect.flow(), self._transact), patience=effect.patience)
             case Aside():
-                async with self.engine.aside:
-                    return await adrive(effect.flow, self._transact)
+                return await self.aside(effect)
             case Transaction():
                 return await self._transact(effect)
             case Rest() | TakeBack():
                 return None
             case Invoke():
                 raise AssertionError("a flow that was interrupted does not rest")
+
+    async def aside(self, effect: Aside) -> Any:  # noqa: ANN401  (what the flow returns)
+        """Look beside a crowd. One of quick handlers moves on sooner than the store would answer."""
+        if not effect.blocking and await self.engine.room():
+            effect.flow.close()
+            return None
+        async with self.engine.aside:
+            return await adrive(effect.flow, self._transact)
 
     @staticmethod
     async def call(effect: Call) -> Any:  # noqa: ANN401  (what the application returns)
@@ -210,12 +217,13 @@ class AsyncRuntime:
 
 async def flush(tx: AsyncOpenTransaction) -> None:
     """Write what a session holds back while the application can still answer to an error."""
-    if _flushes(type(tx)):
+    if flushes(type(tx)):
         await cast("AsyncFlushes", tx).flush()
 
 
 @cache
-def _flushes(kind: type) -> bool:
+def flushes(kind: type) -> bool:
+    """Whether such transactions hold anything back."""
     # Asking an object whether it fits a protocol is dear, and the answer is its class's.
     return issubclass(kind, AsyncFlushes)
 

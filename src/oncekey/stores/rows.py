@@ -39,6 +39,10 @@ UNREADABLE = "the record of a key (digest {digest}) cannot be read: {why}"
 NOT_OURS = "its {column} is nothing that this version of oncekey writes"
 LATER = "its answer was stored by a later version of oncekey (response_schema {found}; this one reads {known})"
 
+LONGEST_KEPT: Final = 100
+"""Longer header lines are written and read every time."""
+_TYPE_FIRST: Final = '[["content-type", '
+
 COLUMNS: tuple[str, ...] = (
     "scope",
     "key",
@@ -195,7 +199,15 @@ def response_params(response: StoredResponse) -> dict[str, Value]:
 
 def headers_text(headers: Headers) -> str:
     """Header lines in order, repeated ones kept; Latin-1 is how HTTP maps bytes to text."""
+    if len(headers) == 1 and headers[0][0] == b"content-type" and len(headers[0][1]) <= LONGEST_KEPT:
+        return _type_alone(headers[0])
     return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers])
+
+
+@lru_cache(maxsize=64)
+def _type_alone(line: tuple[bytes, bytes]) -> str:
+    """The text of a content type and nothing else, which is what nearly every answer keeps."""
+    return json.dumps([[line[0].decode("latin-1"), line[1].decode("latin-1")]])
 
 
 def _response(row: Row) -> StoredResponse:
@@ -211,6 +223,14 @@ def _response(row: Row) -> StoredResponse:
 
 
 def _headers(text: str) -> Headers:
+    if text.startswith(_TYPE_FIRST) and len(text) <= LONGEST_KEPT and "], [" not in text:
+        return _known_headers(text)
+    return _known_headers.__wrapped__(text)
+
+
+@lru_cache(maxsize=64)
+def _known_headers(text: str) -> Headers:
+    """Header lines of a text; that of a content type alone comes again and again."""
     return tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text)])
 
 

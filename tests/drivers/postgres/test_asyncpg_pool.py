@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
@@ -16,6 +17,16 @@ from oncekey.drivers.asyncpg_pool import MAX_AGE, MAX_IDLE, AsyncpgPool
 @pytest.fixture
 def pool(dsn):
     return AsyncpgPool(dsn, 2, 5.0, 100)
+
+
+@asynccontextmanager
+async def lent(pool):
+    """A connection for a moment."""
+    connection = await pool.borrow()
+    try:
+        yield connection
+    finally:
+        await pool.give_back(connection)
 
 
 async def pid_of(connection) -> int:
@@ -32,26 +43,26 @@ async def gone(raw, pid: int) -> None:
 
 async def test_the_last_one_given_back_is_the_next_one_lent(pool):
     first = await pool.take()
-    async with pool.lent() as second:
+    async with lent(pool) as second:
         assert second is not first
     await pool.give(first)
-    async with pool.lent() as again:
+    async with lent(pool) as again:
         assert again is first
     await pool.close()
 
 
 async def test_one_that_nobody_used_for_long_is_replaced(pool, raw):
-    async with pool.lent() as connection:
+    async with lent(pool) as connection:
         pid = await pid_of(connection)
     connection.rested -= MAX_IDLE + 10
-    async with pool.lent() as other:
+    async with lent(pool) as other:
         assert await pid_of(other) != pid
     await gone(raw, pid)
     await pool.close()
 
 
 async def test_an_old_one_is_not_lent_again(pool, raw):
-    async with pool.lent() as connection:
+    async with lent(pool) as connection:
         pid = await pid_of(connection)
         connection.born -= MAX_AGE
     await gone(raw, pid)
@@ -60,13 +71,13 @@ async def test_an_old_one_is_not_lent_again(pool, raw):
 
 async def test_where_one_was_lost_the_others_are_not_trusted(pool, raw):
     idle = await pool.take()
-    async with pool.lent() as suspect:
+    async with lent(pool) as suspect:
         pids = await pid_of(suspect), await pid_of(idle)
         await pool.give(idle)
         suspect.suspect = True
     for pid in pids:
         await gone(raw, pid)
-    async with pool.lent() as fresh:
+    async with lent(pool) as fresh:
         assert await pid_of(fresh) not in pids
     await pool.close()
 
@@ -74,7 +85,7 @@ async def test_where_one_was_lost_the_others_are_not_trusted(pool, raw):
 async def test_one_that_was_lent_then_is_not_lent_again_either(pool, raw):
     business = await pool.take()
     pid = await pid_of(business)
-    async with pool.lent() as suspect:
+    async with lent(pool) as suspect:
         suspect.suspect = True
     await pool.give(business)
     await gone(raw, pid)
@@ -88,7 +99,7 @@ async def test_a_transaction_that_was_left_open_is_rolled_back(pool, raw):
         with pytest.raises(asyncpg.PostgresError) if "/" in begin else warnings.catch_warnings():
             await connection.execute(begin)
         await pool.give(connection)
-        async with pool.lent() as same:
+        async with lent(pool) as same:
             assert await pid_of(same) == pid
             assert not same.is_in_transaction()
     await pool.close()
@@ -101,7 +112,7 @@ async def test_what_a_handler_left_listening_is_not_told_of_the_next_one(pool):
     await connection.add_listener("news", lambda *said: heard.append(said))
     with pytest.warns(asyncpg.InterfaceWarning, match="active"):
         await pool.give(connection)
-    async with pool.lent() as same:
+    async with lent(pool) as same:
         assert same is connection
         await same.execute("DO $$ BEGIN RAISE WARNING 'private'; RAISE INFO 'x' USING ERRCODE = 'OK001'; END $$")
         assert (same.unsure, same.told) == (True, "x")  # we still listen ourselves
@@ -138,7 +149,7 @@ async def test_a_part_is_left_to_others(pool):
     with pytest.raises(StoreBusyError):
         await pool.take()
     pool._timeout = 5.0
-    async with pool.lent() as connection:
+    async with lent(pool) as connection:
         assert await pid_of(connection)
     await pool.give(business)
     assert not pool.business.full

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
+from oncekey.engine.admit import recall
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.deciding import Ended, decided
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.lending import Lending
     from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send
+    from oncekey.frameworks.asgi.ways import Way
     from oncekey.ports import AsyncOpenTransaction
     from oncekey.runtimes.aio import AsyncRuntime
 
@@ -114,7 +116,7 @@ class Exchange:
         if enrolment is None:
             return await self._intake.receive()
         try:
-            return await self._intake.receive(enrolment.policy.body_timeout.total_seconds())
+            return await self._intake.receive(enrolment.body_patience)
         except TooSlowError:
             if not self._begun:
                 self._answered(self._refusal(Refuse(Code.BODY_TOO_SLOW), enrolment.policy))
@@ -195,6 +197,7 @@ class Exchange:
             raise changed.cancelled from None
         if type(came_of_it) is Answer:
             self._answered(came_of_it)
+            self._remember_way(run)
         elif type(came_of_it) is Rests:
             installation.drain.began()
             self._counted = True
@@ -204,6 +207,34 @@ class Exchange:
             if run.course is not None:
                 self._task = asyncio.current_task()
                 installation.interruptible.add(self)
+
+    async def recall(self, way: Way) -> bool:
+        """Give a stored answer without entering the application. False: it has to be entered, as if nobody had asked.
+
+        Whatever goes wrong here goes wrong there once more, where the application's own error handlers see it.
+        """
+        scope, enrolment, answer = self.scope, way.enrolment, None
+        if self.outer is not None or RESUMPTION in scope or not way.leads(scope, self._root_path):
+            return False
+        if not self.installation.direct(scope, way.endpoint):
+            return False
+        way.enter(scope)
+        with suppress(Exception):
+            asked = await make_claim(
+                self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path
+            )
+            if type(asked) is Asked:
+                self._key = asked.key
+                runtime, site = self.installation.life()
+                answer = await runtime.drive(recall(site, asked.claim, enrolment.policy, self))
+        if answer is None:
+            way.leave(scope)
+            self._key = None
+            return False
+        self.passage.claimed = True
+        self._enrolment = enrolment
+        await self._deliver(answer)
+        return True
 
     def interrupt(self) -> None:
         """A stop does not wait any longer for a handler that somebody else can go on with; a call it lets be."""
@@ -260,6 +291,8 @@ class Exchange:
             raise cancelled
         await self._conclude(reply, error)
         self._leave()  # a background task may still run for long
+        if reply is None:
+            self._remember_way(run)
         if reply is not None and error is None and not isinstance(decision.settlement, Deferred):
             raise UnsettledError
         return reply is not None
@@ -280,6 +313,8 @@ class Exchange:
         finally:
             if self._counted or self._task is not None:
                 self._leave()
+            # The run knows us, too: a circle of everything that this request was would wait for the collector.
+            self.run = None
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
         """Send our own answer or the captured one; after an exception the application's error page follows."""
@@ -309,6 +344,15 @@ class Exchange:
 
     def _refusal(self, refused: Refuse, policy: Policy) -> Answer:
         return refusal(refused, policy, echo=self.echo, status_url=self.status_url)
+
+    def _remember_way(self, run: Run) -> None:
+        """A repeat of what is stored need not go through the application, where nobody there would look at it."""
+        installation, scope = self.installation, self.scope
+        enrolment, known = run.enrolment, run.claim.id in run.site.hints.known
+        if not known or self.echo is None or enrolment.limited or not enrolment.whole:
+            return
+        if installation.direct(scope, scope.get("endpoint")):
+            installation.ways.add(self.echo, scope, self._root_path, enrolment)
 
     def _leave(self) -> None:
         """From now on a stop need not wait for us."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from oncekey.frameworks.asgi.threads import opened_in_thread
+from oncekey.frameworks.asgi.ways import Ways
 from oncekey.frameworks.premises import Premises
 from oncekey.runtimes.aio import AsyncRuntime, Drain
 from oncekey.runtimes.threads import ThreadRuntime
@@ -63,11 +64,16 @@ class Installation(Premises):
         self.respond = respond
         self.raised = raised
         """Answers as the application does when one of its handlers raises; it raises what it has no answer to."""
+        self.direct: Callable[[Scope, object], bool] = _unknown
+        """Whether nobody between us and an endpoint may say no to a repeat of its request; see `ways`."""
+        self.ways = Ways()
         self.drain = Drain()
         self.ready: Callable[[], None] = _nobody
         """Raises, when the application says that it has started, if something that it needs has not."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
+        self._life: tuple[AsyncRuntime, Site] | None = None
+        """The one that was asked for last."""
         self._threads: ThreadRuntime | None = None
         self._tenant = tenant
         self._principal = principal
@@ -77,12 +83,15 @@ class Installation(Premises):
 
     def life(self) -> tuple[AsyncRuntime, Site]:
         """What performs the operations of the running event loop, and what they share."""
-        engine = self.engines.asynchronous()
+        engine, life = self.engines.asynchronous(), self._life
+        if life is not None and life[0].engine is engine:
+            return life
         life = self._lives.get(engine)
         if life is None:
             threads = self.engines.blocking
             site = self.site_of(engine.store, lambda blocking: (threads() if blocking else engine).crowded)
             life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), site)
+        self._life = life
         return life
 
     def threads(self) -> ThreadRuntime:
@@ -146,6 +155,10 @@ class Installation(Premises):
 
 def _nobody() -> None:
     """There is no check."""
+
+
+def _unknown(_: Scope, __: object) -> bool:
+    return False
 
 
 async def _resolved(value: str | Awaitable[str]) -> str:

@@ -40,6 +40,7 @@ class OncekeyMiddleware:
         self.app = app
         self.installation = installation
         self._patterns = installation.patterns
+        self._ways = installation.ways.known
         self._lifespan = lifespan
         """Run around the application's own, if it is given: what `once.asgi` wraps need not know of it."""
 
@@ -61,6 +62,9 @@ class OncekeyMiddleware:
         if not lines:
             await self._visit(scope, receive, send, enrolment)
             return
+        if scope.get("extensions"):
+            kept = {name: about for name, about in scope["extensions"].items() if name not in WITHHELD_EXTENSIONS}
+            scope["extensions"] = kept
         await self._exchange(Exchange(self.installation, scope, receive, send, lines), enrolment)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,21 +88,22 @@ class OncekeyMiddleware:
             await send_answer(send, refusal(Refuse(Code.BODY_TOO_SLOW), self.installation.policy))
         finally:
             current.reset(token)
-            await take_back(visit)
+            if visit.lent is not None:
+                await take_back(visit)
+                visit.lent = None  # it knows the visit, and such a circle would wait for the collector
 
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
-        scope = exchange.scope
-        if scope.get("extensions"):
-            kept = {name: about for name, about in scope["extensions"].items() if name not in WITHHELD_EXTENSIONS}
-            scope["extensions"] = kept
         token = current.set(exchange)
         try:
+            way = self._ways.get(exchange.echo) if enrolment is None else None
+            if way is not None and await exchange.recall(way):
+                return
             if enrolment is not None and not await self._enter(exchange, enrolment):
                 return
             if exchange.phase is Phase.ANSWERED:
                 await exchange.send({"type": "http.response.body"})
             else:
-                await self.app(scope, exchange.receive, exchange.send)
+                await self.app(exchange.scope, exchange.receive, exchange.send)
         except (UnsettledError, ClientLeftError):
             pass
         except BaseException as error:

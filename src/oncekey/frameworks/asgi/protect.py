@@ -27,7 +27,7 @@ from oncekey.frameworks.asgi.nesting import current, request_for
 from oncekey.frameworks.asgi.threads import in_thread
 from oncekey.frameworks.asgi.unkeyed import run_unkeyed
 from oncekey.frameworks.blocking import NoConnectionError, called
-from oncekey.runtimes.aio import flush
+from oncekey.runtimes.aio import flush, flushes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +86,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     wrapper.__signature__ = signature.replace(parameters=shown)
     wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
     wrapper.__oncekey__ = enrolment
+    wrapper.__oncekey_wrapper__ = wrapper  # a decorator above has a copy of both, and is another function
     return cast("F", wrapper)
 
 
@@ -139,7 +140,7 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
             result = await handler(*args, **kwargs)
         finally:
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
-        if run.tx is not None and not op.rolled_back:
+        if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
             await flush(run.tx)
         if stepping is not None and exchange.lent is not None:
             exchange.lent.check()

@@ -1,0 +1,100 @@
+"""Places in a pool, for tasks: in order, without overtaking, and none is lost to a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from oncekey.core.errors import StoreBusyError
+from oncekey.drivers.slots import AsyncSlots
+
+LATE = 60.0
+
+
+def soon() -> float:
+    return time.monotonic() + LATE
+
+
+async def queued(slots: AsyncSlots, names: list[str], name: str) -> asyncio.Task[None]:
+    async def wait() -> None:
+        await slots.acquire(soon())
+        names.append(name)
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_who_waits_longest_is_next_and_nobody_overtakes() -> None:
+    slots, names = AsyncSlots(1, LATE), list[str]()
+    assert slots.taken()
+    first, second = await queued(slots, names, "first"), await queued(slots, names, "second")
+    slots.release()
+    assert slots.full  # the place is handed over, also before its new owner goes on
+    assert not slots.taken()
+    await first
+    slots.release()
+    await second
+    assert names == ["first", "second"]
+    slots.release()
+    assert not slots.full
+    with pytest.raises(ValueError, match="twice"):
+        slots.release()
+
+
+async def test_a_place_is_not_waited_for_past_the_deadline() -> None:
+    # R110
+    slots = AsyncSlots(1, LATE)
+    await slots.acquire(soon())
+    with pytest.raises(StoreBusyError):
+        await slots.acquire(time.monotonic())
+    slots.release()
+    assert slots.taken()
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["waiting", "told"])
+async def test_a_cancelled_one_leaves_its_place_to_the_next(told: bool) -> None:
+    # R71
+    slots, names = AsyncSlots(1, LATE), list[str]()
+    await slots.acquire(soon())
+    first, second = await queued(slots, names, "first"), await queued(slots, names, "second")
+    if told:
+        slots.release()
+    first.cancel()
+    if not told:
+        slots.release()
+    await second
+    assert (names, first.cancelled(), slots.full) == (["second"], True, True)
+    slots.release()
+    assert not slots.full
+
+
+async def test_who_only_hopes_for_a_place_takes_none_and_comes_last() -> None:
+    slots, names = AsyncSlots(1, LATE), list[str]()
+    assert await slots.room(0)
+    await slots.acquire(soon())
+    assert not await slots.room(0)
+    hoping = asyncio.create_task(slots.room(LATE))
+    waiting = await queued(slots, names, "waiting")
+    slots.release()
+    await waiting
+    assert not hoping.done()
+    slots.release()
+    assert await hoping
+    assert not slots.full
+
+
+async def test_a_hope_may_be_cancelled_or_come_too_late() -> None:
+    # R71
+    slots = AsyncSlots(1, LATE)
+    await slots.acquire(soon())
+    given_up, late = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    slots.release()
+    assert slots.taken()  # before the one who hoped goes on
+    assert not await late
+    slots.release()
+    assert not slots.full
