@@ -85,7 +85,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
        AND parcel.due_at <= (SELECT clock.now FROM clock)
        AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
      ORDER BY parcel.due_at, parcel.place
-     LIMIT (SELECT 1000))
+     LIMIT 1000)
 ), wanted AS MATERIALIZED (
     SELECT taken.spot
     FROM (SELECT first.spot, first.due_at, first.place FROM first WHERE NOT first.careful
