@@ -143,11 +143,10 @@ def lines(document: Document) -> list[tuple[Line, str]]:
 
 def table(document: Document) -> str:
     """For the terminal."""
-    rows = [f"{'':<100} {'measured':>22}  goal"]
-    rows += [
+    rows = [
         f"{line.words.replace('`', ''):<100} {figure:>22}  {line.goal}".rstrip() for line, figure in lines(document)
     ]
-    return "\n".join(rows)
+    return "\n".join([f"{'':<100} {'measured':>22}  goal", *rows]) if rows else ""
 
 
 def noise(document: Document) -> str:

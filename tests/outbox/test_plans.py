@@ -53,7 +53,10 @@ def postgres(postgres_dsn):
         yield connection
 
 
-def test_postgresql(postgres):  # 2.4
+@pytest.mark.parametrize("analysed", [True, False])
+def test_postgresql(postgres, analysed):  # 2.4
+    if not analysed:
+        postgres.execute("DELETE FROM pg_statistic WHERE starelid = 'oncekey.outbox'::regclass")
     statement = said(PostgresStore(clock=lambda: 2 * ROWS), "due")
 
     (found,) = postgres.execute(

@@ -75,7 +75,7 @@ def dead_letter_of(row: Row) -> DeadLetter:
 def parcel_of(row: Row) -> Parcel:
     """Decode what was put in."""
     return Parcel(
-        id=_uuid(row["id"]),
+        id=_any_uuid(row["id"]),
         kind=_KINDS[row["kind"]],
         record_id=RecordId(row["scope"], row["key"]),
         incarnation=_uuid(row["incarnation"]),
@@ -89,11 +89,15 @@ def parcel_of(row: Row) -> Parcel:
 
 def ids_of(rows: Rows) -> frozenset[UUID]:
     """The parcels that a statement touched."""
-    return frozenset(_uuid(row["id"]) for row in rows)
+    return frozenset(_any_uuid(row["id"]) for row in rows)
+
+
+def _any_uuid(value: object) -> UUID:
+    """A UUID, perhaps of a driver's own class, which is equal to Python's: nobody outside sees a parcel's id."""
+    return value if isinstance(value, UUID) else UUID(str(value))
 
 
 def _uuid(value: object) -> UUID:
-    """A UUID as Python's own: a driver may hand back text, or a class of its own."""
-    if type(value) is UUID:
-        return value
-    return UUID(bytes=value.bytes) if isinstance(value, UUID) else UUID(str(value))
+    """A UUID as Python's own: topics' functions see it, and not everything that takes one takes a driver's class."""
+    given = _any_uuid(value)
+    return given if type(given) is UUID else UUID(bytes=given.bytes)

@@ -25,6 +25,8 @@ RETURNING id;
 -- rest looked at, one step per line: a long line must neither hide what stands behind it, nor be searched to its end.
 -- Of parcels that are to be handled with care (a request's own call, and what somebody has tried before) at most `careful`
 -- are taken. What was found is locked where it was found (`spot`), and skipped if it has moved since.
+-- A planner that sees the limit, and has no statistics yet, takes it for more than there is: it would read and sort all that
+-- is due for every claim. So it must not see it; then it goes by the index, and stops.
 WITH RECURSIVE clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), known AS MATERIALIZED (
@@ -36,7 +38,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
     WHERE parcel.due_at <= (SELECT clock.now FROM clock)
       AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
     ORDER BY parcel.due_at, parcel.place
-    LIMIT GREATEST(1000, :limit::bigint)
+    LIMIT (SELECT GREATEST(1000, :limit::bigint))
 ), near AS MATERIALIZED (
     SELECT front.spot, front.due_at, front.place, front.careful
     FROM front

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from oncekey.engine.effects import Life
     from oncekey.engine.run import Run
     from oncekey.flow import Flow
+    from oncekey.workers.relay import InHand
 
 BOTH: Final = (Kind.SQLITE, Kind.POSTGRES)
 POSTGRES: Final = (Kind.POSTGRES,)
@@ -127,7 +128,11 @@ def _runs_pending(snapshot: Snapshot, claim: Claim, policy: Policy) -> rulings.N
     return rulings.rule(snapshot, claim, policy)
 
 
-async def _acknowledges_first(self: Relay, held: HeldParcel) -> Ended:
+def _never_at_once(_self: Relay, _parcel: InHand) -> bool:
+    return False
+
+
+async def _acknowledges_first(self: Relay, held: HeldParcel, _error: Exception | None) -> Ended:
     await self._drive(self._outbox.sent(held))
     await self._call(held, limit=1_000_000, send_by=None)
     return Ended.DELIVERED
@@ -269,7 +274,7 @@ _ALL: Final = (
         Rule.OUTBOX,
         _LOCAL,
         Fault(Point.parse("before:receive"), Manner.DIE),
-        _code((Relay, "_message", _acknowledges_first)),
+        _code((Relay, "_delivered_at_once", _never_at_once), (Relay, "_message", _acknowledges_first)),
     ),
 )
 
