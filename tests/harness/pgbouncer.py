@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Self
+from urllib.parse import unquote, urlsplit
 
 import psycopg
 
@@ -80,14 +81,16 @@ class PgBouncer:
 
     def dsn(self, dsn: str) -> str:
         """The same database through the pooler, and the address says so."""
-        return f"{through(dsn, self.port)}?pgbouncer=1"
+        return f"{through(dsn, self.port)}{'&' if '?' in dsn else '?'}pgbouncer=1"
 
     def _settings(self) -> str:
         host, port = address(self._dsn)
+        parts = urlsplit(self._dsn)
+        password = f" password='{unquote(parts.password)}'" if parts.password else ""
         return "\n".join(
             [
                 "[databases]",
-                f"* = host={host} port={port} user=postgres",
+                f"* = host={host} port={port} user={unquote(parts.username or 'postgres')}{password}",
                 "[pgbouncer]",
                 "listen_addr = 127.0.0.1",
                 f"listen_port = {self.port}",

@@ -41,7 +41,7 @@ STRIDES = 2
 MESSAGES = 3
 PACKAGES = ("asyncpg", "psycopg")
 ENTER, SEAL = b"oncekey.enter", b"oncekey.seal"
-SHORTEST = {(ENTER, Side.CLIENT): 200, (ENTER, Side.SERVER): 100, (SEAL, Side.CLIENT): 500, (SEAL, Side.SERVER): 100}
+SHORTEST = {(ENTER, Side.CLIENT): 250, (ENTER, Side.SERVER): 250, (SEAL, Side.CLIENT): 900, (SEAL, Side.SERVER): 500}
 """So many bytes, and more, a message or an answer has: less would mean that something else was cut."""
 
 FOUND = """
