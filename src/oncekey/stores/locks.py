@@ -169,14 +169,14 @@ def _numbers(lock: Lock) -> dict[str, Value]:
     return {"lock": lock.number, "family": lock.family, "mark": lock.mark}
 
 
-def row_text(*values: Value) -> str:
+def row_text(*values: str | bytes | int) -> str:
     """A row as PostgreSQL reads one that is written as text: what a text has of its own marks is doubled."""
     pieces = []
     for value in values:
-        if type(value) is str:
+        if isinstance(value, str):
             pieces.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
-        elif type(value) is bytes:
+        elif isinstance(value, bytes):
             pieces.append('"\\\\x' + value.hex() + '"')
-        else:  # a number, or a boolean, which PostgreSQL reads by its first letter, too
-            pieces.append(str(value))
+        else:  # or a boolean, whose name in Python PostgreSQL reads, too
+            pieces.append(f"{value:d}" if type(value) is int else str(bool(value)))
     return "(" + ",".join(pieces) + ")"

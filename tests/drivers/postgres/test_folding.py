@@ -36,7 +36,7 @@ from oncekey.drivers import asyncpg_saying, psycopg_saying
 from oncekey.drivers.postgres_folding import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
-from oncekey.stores.locks import LONGEST_FOLDED
+from oncekey.stores.locks import LONGEST_FOLDED, row_text
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.clock import START, ManualClock
@@ -217,6 +217,24 @@ class TestRecords:
         record = columns(raw, claim)
         assert (record["scope"], record["path"], record["operation"]) == (hostile, hostile, hostile)
         assert record["response_body"] == body
+
+    def test_a_row_is_read_as_what_it_was_made_of(self, raw):  # R96
+        raw.execute("CREATE TYPE given_row AS (one text, two text, bytes bytea, yes boolean, number bigint)")
+        texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+
+        class Text(str):
+            """A framework may have texts of its own kind."""
+
+            __slots__ = ()
+
+        number = st.integers(-(2**63), 2**63 - 1)
+
+        @given(st.tuples(texts, texts | st.text("\\\"(),' "), st.binary(), st.booleans(), number))
+        def reads(values):
+            row = row_text(Text(values[0]), *values[1:])
+            assert raw.execute("SELECT (convert_from(%s, 'UTF8')::given_row).*", [row.encode()]).fetchone() == values
+
+        reads()
 
     def test_what_is_not_folded(self):
         locks, claim = PostgresStore().locks, a_claim()
