@@ -44,6 +44,7 @@ def spoil(database: Any, change: str) -> None:
             "INSERT INTO oncekey.work (incarnation, scope, key, memo_version, memo) "
             "SELECT incarnation, scope, key, version, 'x' FROM oncekey.record"
         )
+        database.execute("UPDATE oncekey.record SET memo_version = version")
         return
     named = "SELECT conname FROM pg_constraint WHERE conrelid = 'oncekey.record'::regclass AND contype = 'c'"
     for (name,) in database.execute(named):
