@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, assert_never
+from urllib.parse import unquote
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.frames import frame, raw
@@ -68,6 +69,17 @@ def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, toke
             return scope_of(*parts, bind_to, sha256(raw(_given(token, bind_to))).hexdigest())
         case _:
             assert_never(bind_to)
+
+
+def tenant_of(scope: str) -> str:
+    """The tenant of a caller's scope, as it was named; of a scope that is a digest, the digest."""
+    parts: list[str] = []
+    rest = scope
+    while (head := rest.partition(":"))[1] and head[0].isdecimal():
+        length = int(head[0])
+        parts.append(head[2][:length])
+        rest = head[2][length:]
+    return unquote(parts[1]) if len(parts) > 1 else scope
 
 
 def _require(part: object, number: int) -> str:

@@ -88,6 +88,8 @@ def _guarded(run: Run) -> Life[Verdict]:
         return _outage(run.policy)
     except StoreError as error:
         breaker.failed()
+        if run.teller is not None:
+            run.teller.failed("claim", error)
         if isinstance(error, CommitAmbiguousError):
             yield _undo(run)
         log.error("oncekey: the store could not be asked: %s", type(error).__name__)

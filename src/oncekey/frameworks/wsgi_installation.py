@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import Engine
+    from oncekey.observe.events import Tell
 
 DRAIN_SECONDS: Final = 10.0
 NO_RATE: Final = (
@@ -71,6 +72,8 @@ class WsgiInstallation:
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
+        self.tell: Tell | None = None
+        """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
         self.runtime: ThreadRuntime
         self.site: Site
@@ -109,6 +112,7 @@ class WsgiInstallation:
                 wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
                 inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
                 hints=SharedHints(),
+                tell=self.tell,
             )
             if self._pid is None:
                 atexit.register(self.stop)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from oncekey.core.census import Census, Group, Letters, Queue, Waiting
+from oncekey.core.census import Census, Group, Letters, Queue, Standing, Waiting
 from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.core.memo import is_rejection, was_not_sent
 from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
@@ -53,6 +53,7 @@ STATEMENTS: tuple[str, ...] = (
     "bring_back",
     "drop_dead_letter",
     "census",
+    "standing",
     "unresolved",
     "outbox_census",
     "letter_census",
@@ -61,6 +62,10 @@ STATEMENTS: tuple[str, ...] = (
 Deciding: TypeAlias = Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden]
 """Says what is to be done about a record as it is now."""
 
+UNFINISHED: Final = tuple(
+    state.value for state in (State.PENDING, State.IN_PROGRESS, State.FAILED_RETRYABLE, State.UNKNOWN)
+)
+FINISHED: Final = "finished"
 _LAST: Final = 2**63 - 1
 _LOOKED_AT: Final = 1000
 _FEW: Final = 20
@@ -171,10 +176,22 @@ class OperateStore:
                 groups=tuple(_group(row) for row in groups if _is_known(row)),
                 queues=tuple(_queue(row) for row in queues),
                 letters=tuple(_letters(row) for row in letters),
-                waiting=tuple(Waiting(row["what"], int(row["records"]), row["oldest"]) for row in waiting),
+                waiting=_waiting(waiting),
             )
 
         return (yield from said(Transaction("census", Mode.READ, body)))
+
+    def standing(self) -> Flow[Standing]:
+        """How many unfinished records there are, and what waits for somebody, by indexes alone."""
+
+        def body() -> Steps[Standing]:
+            states = yield self._statements.say("standing", {})
+            waiting = yield self._statements.say("unresolved", {})
+            records = dict.fromkeys((*UNFINISHED, FINISHED), 0)
+            records |= {row["state"]: int(row["records"]) for row in states}
+            return Standing(int(waiting[0]["now"]), records, _waiting(waiting))
+
+        return (yield from said(Transaction("standing", Mode.READ, body)))
 
     def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
         """What the database says about its own health; what it does not tell this user is left out."""
@@ -282,6 +299,10 @@ def _whereabouts(row: Row) -> Whereabouts:
 def _is_known(row: Row) -> bool:
     """Whether a group can be named; `oncekey doctor` tells of rows that no version wrote."""
     return row["state"] in set(State) and row["effects"] in set(Effects)
+
+
+def _waiting(rows: Rows) -> tuple[Waiting, ...]:
+    return tuple(Waiting(row["what"], int(row["records"]), row["oldest"]) for row in rows)
 
 
 def _group(row: Row) -> Group:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.boottime import boottime
 from oncekey.core.errors import StoreError
+from oncekey.observe.events import StoreFailed
 
 if TYPE_CHECKING:
+    from oncekey.observe.events import Tell
     from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey.worker")
@@ -92,6 +94,7 @@ class Service:
         grace: float = GRACE,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
+        tell: Tell | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
         # Who works until it is stopped is seen by others; who only works off what is due is not there long enough.
@@ -99,6 +102,7 @@ class Service:
         self._grace = grace
         self._sleep = sleep
         self._chance = chance
+        self._tell = tell
         self._stopping = asyncio.Event()
         self._wakes: dict[Task, asyncio.Event] = {}
         self.looks: dict[str, Look] = {task.name: Look() for task in self._looking}
@@ -167,6 +171,8 @@ class Service:
         except StoreError as error:
             look.wrong = type(error).__name__
             log.warning("%s: the store did not answer (%s)", task.name, type(error).__name__)
+            if self._tell is not None:
+                self._tell(StoreFailed(task.name, type(error).__name__))
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
             look.wrong = type(error).__name__
             # The class alone: an error's text may quote what a client sent.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.flow import Steps
     from oncekey.frameworks.asgi.types import App, Resolver, Scope
+    from oncekey.observe.events import Tell
     from oncekey.ports import AsyncOpenTransaction
 
 HANDLER_THREADS = 40
@@ -93,6 +94,8 @@ class Installation:
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
+        self.tell: Tell | None = None
+        """Tells those who observe."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._threads: ThreadRuntime | None = None
@@ -136,6 +139,7 @@ class Installation:
             wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             hints=self._hints,
+            tell=self.tell,
             answers=self._answers,
         )
 

@@ -279,6 +279,20 @@ FROM clock, oncekey.record AS record
 GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
+-- name: standing
+-- The unfinished ones by record_key. The finished ones are as many as the server's statistics have of rows, without
+-- the unfinished ones: counting them would read them all.
+WITH unfinished AS MATERIALIZED (
+    SELECT state, count(*) AS records FROM oncekey.record
+    WHERE state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+    GROUP BY state
+)
+SELECT state::text AS state, records FROM unfinished
+UNION ALL
+SELECT 'finished', greatest(0, greatest(pg_stat_get_live_tuples('oncekey.record'::regclass),
+                                        (SELECT reltuples FROM pg_class WHERE oid = 'oncekey.record'::regclass)::bigint)
+                               - (SELECT COALESCE(sum(records), 0) FROM unfinished));
+
 -- name: unresolved
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now

@@ -212,6 +212,17 @@ FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock, oncekey_re
 GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
+-- name: standing
+-- All of them are read, and a file that SQLite is right for has not too many.
+WITH unfinished AS (
+    SELECT state, count(*) AS records FROM oncekey_record
+    WHERE state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+    GROUP BY state
+)
+SELECT state, records FROM unfinished
+UNION ALL
+SELECT 'finished', (SELECT count(*) FROM oncekey_record) - (SELECT COALESCE(sum(records), 0) FROM unfinished);
+
 -- name: unresolved
 WITH clock AS (SELECT COALESCE(:now, now) AS now FROM oncekey_clock)
 SELECT clock.now, 'unknown' AS what, count(record.scope) AS records, min(record.created_at) AS oldest

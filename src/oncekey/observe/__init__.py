@@ -1,0 +1,1 @@
+"""What happened, told as events, and what makes logs, metrics and traces of them."""
