@@ -93,7 +93,8 @@ class Once:
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self.topics = Topics()
         self.resolvers = Resolvers()
-        self.tell = telling(observers)
+        self.observers = tuple(observers)
+        self.tell = telling(self.observers)
         """Tells all observers; None: there are none."""
         self._webhooks = 0
         self._migrate = migrate

@@ -94,6 +94,8 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
         run.site.wake()
     if told is None and run.go is None:
         yield from _remember(run, settlement)
+    if run.teller is not None:
+        run.teller.over()
     return told
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import TYPE_CHECKING, assert_never
 
 from oncekey.core.model import (
@@ -32,6 +33,7 @@ from oncekey.observe.events import (
     Stepped,
     StoreFailed,
     Swept,
+    Unsettled,
 )
 
 if TYPE_CHECKING:
@@ -90,10 +92,13 @@ def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[Event]:
 class Teller:
     """Tells what becomes of one operation, and how long its parts took."""
 
-    __slots__ = ("_about", "_began", "_clock", "_ended", "_entered", "_resumed", "_tell")
+    __slots__ = ("_about", "_began", "_clock", "_context", "_ended", "_entered", "_observed", "_resumed", "_written")
 
     def __init__(self, tell: Tell, claim: Claim, clock: Callable[[], float], *, resumed: bool) -> None:
-        self._tell = tell
+        self._observed = tell
+        # A handler ends in another task or thread, perhaps; what is told of it belongs to its request.
+        self._context = copy_context()
+        self._written = False
         self._about = About.of(claim)
         self._clock = clock
         self._resumed = resumed
@@ -128,6 +133,7 @@ class Teller:
 
     def settled(self, settlement: Settlement) -> None:
         """The settlement is committed."""
+        self._written = True
         now = self._clock()
         outcome = settlement.outcome if isinstance(settlement, Completed) else None
         to = state_after(settlement)
@@ -135,6 +141,12 @@ class Teller:
         self._tell(Settled(self._about, to, outcome, ran, now - max(self._ended, self._entered)))
         if isinstance(settlement, Doubtful):
             self._tell(Doubted(self._about, settlement.last_error, Actor.OWNER))
+
+    def over(self) -> None:
+        """It is answered. Without a settlement of ours the answer is what the record says, or that nobody knows."""
+        if not self._written:
+            ran = max(0.0, self._ended - self._entered)
+            self._tell(Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
 
     def stepped(self, name: str, kind: EntryKind, since: float, *, recalled: bool, error: str | None) -> None:
         """A step was taken, or did not go well."""
@@ -147,3 +159,6 @@ class Teller:
     def failed(self, where: str, error: Exception) -> None:
         """The store did not do what was needed."""
         self._tell(StoreFailed(where, type(error).__name__))
+
+    def _tell(self, event: Event) -> None:
+        self._context.run(self._observed, event)

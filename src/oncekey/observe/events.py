@@ -139,6 +139,18 @@ class Settled:
     """How long the settlement took, with the commit of the handler's rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """An operation has ended, and its settlement was not heard to be committed.
+
+    The record has another owner, or could not be reached; or it was committed all the same, and its reply was lost.
+    """
+
+    about: About
+    handler: float
+    settling: float
+
+
 # What became of what was left behind
 
 
@@ -264,6 +276,7 @@ Event: TypeAlias = (
     | Bypassed
     | Stepped
     | Settled
+    | Unsettled
     | Swept
     | Doubted
     | Resolved
@@ -333,6 +346,13 @@ REFUSALS: Final[Mapping[Code, Count]] = MappingProxyType(
 """Refusals that have a counter of their own; all of them are counted by their code besides."""
 PURGED: Final = "purged"
 
+TENANTS: Final = 50
+"""How many tenants have lines of their own, if nobody says otherwise."""
+QUICK: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+SLOW: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600)
+"""Buckets in seconds: of the store, of operations, and of what waits for somebody."""
+
 
 def counted(event: Event) -> tuple[Count, int] | None:
     """Which of the twelve counters an event moves, and by how much."""
@@ -356,7 +376,17 @@ def counted(event: Event) -> tuple[Count, int] | None:
             return (Count.TTL_PRUNED, event.records) if event.what == PURGED else None
         case StoreFailed():
             return Count.STORE_ERROR, 1
-        case Bypassed() | Stepped() | Settled() | Contradicted() | Delivered() | Operated() | ShortLease() | Asked():
+        case (
+            Bypassed()
+            | Stepped()
+            | Settled()
+            | Unsettled()
+            | Contradicted()
+            | Delivered()
+            | Operated()
+            | ShortLease()
+            | Asked()
+        ):
             return None
         case _:
             assert_never(event)

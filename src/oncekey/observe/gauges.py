@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from oncekey.core.model import SECOND
 from oncekey.flow import adrive, drive
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from oncekey.core.census import Standing
     from oncekey.flow import Flow
     from oncekey.ports import AsyncDriver, Driver, Store
+
+
+TASKS: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
+"""What workers do: a task that nobody does is shown, too."""
 
 
 class Engine(Protocol):
@@ -38,6 +42,18 @@ class Engines(Protocol):
 
     def blocking(self) -> Engine:
         """The engine for threads."""
+
+
+@runtime_checkable
+class Page(Protocol):
+    """An observer that has a page to show to whoever collects metrics."""
+
+    @property
+    def content_type(self) -> str:
+        """The media type of the page."""
+
+    async def page(self, once: Engines) -> bytes:
+        """The page as it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +86,6 @@ def gauges_of(store: Store) -> Flow[Gauges | None]:
         },
         workers={task: sum(task in one.tasks for one in living) for task in TASKS},
     )
-
-
-TASKS = ("relay", "completer", "sweeper", "reconciler", "reaper")
 
 
 async def look(engines: Engines) -> Gauges | None:

@@ -34,6 +34,7 @@ from oncekey.observe.events import (
     Stepped,
     StoreFailed,
     Swept,
+    Unsettled,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def level_of(event: Event) -> int:
     match event:
         case Doubted() | GivenUp() | Contradicted() | Buried() | StoreFailed() | Bypassed():
             return logging.ERROR
-        case Swept() | ShortLease():
+        case Swept() | Unsettled() | ShortLease():
             return logging.WARNING
         case Refused():
             return logging.WARNING if event.code is Code.KEY_REUSED else logging.DEBUG

@@ -1,4 +1,4 @@
-"""Events as Prometheus metrics: `Once(..., observers=[Prometheus()])`, and `metrics.asgi(once)` serves them.
+"""Events as Prometheus metrics: `Once(..., observers=[metrics := Prometheus()])`, and `await metrics.page(once)`.
 
 The twelve counters have no labels, so all of them are there from the start, at 0. What has labels is beside them: by
 operation, by the transaction's name, and by tenant for as many tenants as have a line of their own. Gauges are asked of
@@ -7,17 +7,20 @@ the store when the page is.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, assert_never
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily
 
 from oncekey.core.errors import StoreError
-from oncekey.core.model import SECOND, Code
+from oncekey.core.model import SECOND
 from oncekey.observe.events import (
+    LONG,
     MEANING,
+    QUICK,
+    SLOW,
+    TENANTS,
     Asked,
     Bypassed,
     Count,
@@ -30,19 +33,14 @@ from oncekey.observe.events import (
     counted,
 )
 from oncekey.observe.gauges import look, look_blocking
-from oncekey.observe.tenants import Tenants
+from oncekey.observe.tenants import PerTenant
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
-
     from oncekey.observe.events import Event
     from oncekey.observe.gauges import Engines, Gauges
+    from oncekey.observe.tenants import Tenants
 
-TENANTS: Final = 50
-QUICK: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-SLOW: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600)
-"""Buckets in seconds: of the store, of operations, and of what waits for somebody."""
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Prometheus:
@@ -50,6 +48,9 @@ class Prometheus:
 
     `tenants` is how many tenants have lines of their own; 0 names none.
     """
+
+    content_type: Final = CONTENT_TYPE
+    """The media type of the page."""
 
     def __init__(self, registry: CollectorRegistry | None = None, *, tenants: int = TENANTS) -> None:
         self.registry = own = CollectorRegistry() if registry is None else registry
@@ -61,8 +62,8 @@ class Prometheus:
         self._claim = _histogram(own, "claim", "The claim of a request", QUICK, "operation")
         self._store = _histogram(own, "store", "Transactions of the store", QUICK, "transaction")
         self._recovery = _histogram(own, "recovery", "From the run that failed to its recovery", SLOW, "by")
-        self._misuse, self._duplicates = Tenants(tenants), Tenants(tenants)
-        own.register(_PerTenant({"tenant_key_misuse": self._misuse, "tenant_duplicates": self._duplicates}))
+        self._tenants = each = PerTenant(tenants)
+        own.register(_Tenants({"tenant_key_misuse": each.misuse, "tenant_duplicates": each.duplicates}))
         self._records = _gauge(own, "records", "Records by state; of finished ones an estimate", "state")
         self._waiting = _gauge(own, "waiting", "What waits for somebody", "what")
         self._oldest = _gauge(own, "waiting_oldest_seconds", "How long the oldest of it waits", "what")
@@ -94,6 +95,7 @@ class Prometheus:
 
     def _request(self, event: Reserved | Replayed | Refused | Bypassed) -> None:
         about = event.about
+        self._tenants(event)
         match event:
             case Reserved():
                 self._requests.labels(about.operation, event.how.value).inc()
@@ -102,13 +104,8 @@ class Prometheus:
                     self._recovery.labels("completer" if event.resumed else "requester").observe(event.after / SECOND)
             case Replayed():
                 self._requests.labels(about.operation, "replayed").inc()
-                self._duplicates.add(about.tenant)
-            case Refused(code=code):
-                self._requests.labels(about.operation, code.value).inc()
-                if code is Code.KEY_REUSED:
-                    self._misuse.add(about.tenant)
-                elif code is Code.IN_PROGRESS:
-                    self._duplicates.add(about.tenant)
+            case Refused():
+                self._requests.labels(about.operation, event.code.value).inc()
             case Bypassed():
                 self._requests.labels(about.operation, "bypassed").inc()
             case _:
@@ -132,27 +129,6 @@ class Prometheus:
             self._show(None, up=False)
         return generate_latest(self.registry)
 
-    def asgi(self, once: Engines) -> Callable[..., Awaitable[None]]:
-        """The page as an ASGI application: `app.mount("/metrics", metrics.asgi(once))`."""
-
-        async def serve(_scope: Any, _receive: Any, send: Any) -> None:  # noqa: ANN401  (ASGI's own)
-            body = await self.page(once)
-            headers = [(b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode()), (b"content-length", b"%d" % len(body))]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-
-        return serve
-
-    def wsgi(self, once: Engines) -> Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]:
-        """The page as a WSGI application."""
-
-        def serve(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-            body = self.page_blocking(once)
-            start_response("200 OK", [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4), ("Content-Length", str(len(body)))])
-            return [body]
-
-        return serve
-
     def _show(self, gauges: Gauges | None, *, up: bool) -> None:
         self._up.set(up)
         if gauges is None:
@@ -165,7 +141,7 @@ class Prometheus:
         self._lag.set(gauges.oldest["parcels_due"])
 
 
-class _PerTenant:
+class _Tenants:
     """The counts by tenant, as they are when the page is asked for."""
 
     def __init__(self, counts: Mapping[str, Tenants]) -> None:

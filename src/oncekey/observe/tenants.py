@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.model import Code
+from oncekey.observe.events import Refused, Replayed
+
+if TYPE_CHECKING:
+    from oncekey.observe.events import Event
 
 OTHERS: Final = "other"
 """The line of all who have none; a tenant that is really called so is counted there, too."""
@@ -51,3 +57,17 @@ class Tenants:
         """Events by tenant, and those of all others."""
         with self._lock:
             return {**self._named, OTHERS: self._others} if self._others else dict(self._named)
+
+
+class PerTenant:
+    """What is counted for each tenant: keys that came with another payload, and requests that came again."""
+
+    def __init__(self, most: int) -> None:
+        self.misuse, self.duplicates = Tenants(most), Tenants(most)
+
+    def __call__(self, event: Event) -> None:
+        """Count an event, if it is one of those."""
+        if isinstance(event, Replayed) or (isinstance(event, Refused) and event.code is Code.IN_PROGRESS):
+            self.duplicates.add(event.about.tenant)
+        elif isinstance(event, Refused) and event.code is Code.KEY_REUSED:
+            self.misuse.add(event.about.tenant)
