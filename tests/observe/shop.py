@@ -43,12 +43,12 @@ class ProviderError(Exception):
 class Shop:
     """What handlers do, and who observes them."""
 
-    def __init__(self, url: str, *observers: Any, policy: Policy = POLICY) -> None:
+    def __init__(self, url: str, *observers: Any, policy: Policy = POLICY, sampler: Any = None) -> None:
         self.url = url
         self.events: list[Event] = []
         self.metrics = Prometheus(tenants=2)
         self.reader, self.exporter = InMemoryMetricReader(), InMemorySpanExporter()
-        self.traces = TracerProvider()
+        self.traces = TracerProvider(sampler)
         self.traces.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.telemetry = OpenTelemetry(
             meter_provider=MeterProvider([self.reader]), tracer_provider=self.traces, tenants=2
@@ -60,10 +60,12 @@ class Shop:
         self.go_on = threading.Event()
         self.resolution: Any = Undecided()
         self.stumbles = 1
+        self.traceparents: list[str] = []
         self.once.topic("parcel")(self._deliver)
         self.once.topic("transfer")(self._deliver)
 
     def _deliver(self, message: Message) -> dict[str, str]:
+        self.traceparents.append(message.traceparent)
         if message.payload["item"] == "unloved":
             raise ProviderError
         return {"delivered": message.payload["item"]}
@@ -87,6 +89,9 @@ class Shop:
             case "nothing" if self.stumbles:
                 self.stumbles -= 1
                 raise NotExecuted
+            case "nothing and doubt":
+                self.stumbles -= 1
+                raise NotExecuted if self.stumbles == 0 else ProviderError
             case _:
                 pass
 
@@ -141,6 +146,11 @@ class Shop:
     def all_is_long_ago(self) -> None:
         """Everything has expired."""
         self.execute(f"UPDATE {self.records} SET expires_at = created_at - 8640000000000")
+
+    def asked_about_now(self) -> None:
+        """What is unknown is due to be asked about."""
+        table = self.records.replace("oncekey.record", "oncekey.work")
+        self.execute(f"UPDATE {table} SET reconcile_after = 1 WHERE reconcile_after IS NOT NULL")
 
     # Workers
 

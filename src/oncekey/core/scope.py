@@ -12,13 +12,14 @@ from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, assert_never
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.frames import frame, raw
 
 MAX_SCOPE_LENGTH: Final = 200
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
+_LENGTH: Final = re.compile(r"([0-9]+):")
 
 
 class BindTo(StrEnum):
@@ -71,15 +72,24 @@ def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, toke
             assert_never(bind_to)
 
 
-def tenant_of(scope: str) -> str:
-    """The tenant of a caller's scope, as it was named; of a scope that is a digest, the digest."""
+def parts_of(scope: str) -> list[str]:
+    """What a scope was made of, if it can be read; nothing of a digest."""
     parts: list[str] = []
     rest = scope
-    while (head := rest.partition(":"))[1] and head[0].isdecimal():
-        length = int(head[0])
-        parts.append(head[2][:length])
-        rest = head[2][length:]
-    return unquote(parts[1]) if len(parts) > 1 else scope
+    while found := _LENGTH.match(rest):
+        end = found.end() + int(found[1])
+        try:
+            parts.append(unquote_to_bytes(rest[found.end() : end]).decode())
+        except UnicodeDecodeError:
+            return []
+        rest = rest[end:]
+    return [] if rest else parts
+
+
+def tenant_of(scope: str) -> str:
+    """The tenant in a caller's scope; the scope itself where it cannot be read."""
+    parts = parts_of(scope)
+    return parts[1] if len(parts) > 1 else scope
 
 
 def _require(part: object, number: int) -> str:

@@ -163,7 +163,7 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
         return Became.KEPT
     yield from reconcile_of(store).judge(evidence, verdict)
     if tell is not None and verdict is Verdict.CONTRADICTS:
-        tell(Contradicted(About(target.phase, None, target.id), evidence.heard.source))
+        tell(Contradicted(About(target.phase, None, target.id, target.incarnation), evidence.heard.source))
     return _became(verdict)
 
 

@@ -110,13 +110,14 @@ class Teller:
         seconds = self._entered - self._began
         match verdict:
             case Proceed(record=record, now=now, met=met):
+                self._about = About.of(record)  # it may be older than this request
                 how = how_of(met, record)
                 after = None if met is None or how is How.NEW else max(0, now - met.last_run_at)
                 self._tell(Reserved(self._about, how, seconds, self._resumed, after))
             case _ if self._resumed:
                 return
-            case Replay():
-                self._tell(Replayed(self._about, seconds))
+            case Replay(record=record):
+                self._tell(Replayed(About.of(record), seconds))
             case Refuse(code=code, record=record, met=met):
                 if met is not None and record is not None:
                     for event in of_sweep(met, record.state, Actor.REQUESTER, None, record.last_error or ""):

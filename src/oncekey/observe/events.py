@@ -21,6 +21,8 @@ from oncekey.core.model import Code, Duration, State
 from oncekey.core.scope import tenant_of
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from oncekey.core.model import Claim, Effects, EntryKind, Outcome, Parcel, ParcelKind, Record, RecordId
     from oncekey.core.transitions import Actor, Trigger
 
@@ -36,16 +38,18 @@ class About:
     effects: Effects | None
     """None where only the parcel is known."""
     id: RecordId = field(repr=False)
+    incarnation: UUID
+    """Which life of the key: the same for all attempts, parcels and repairs of one request."""
 
     @classmethod
     def of(cls, what: Claim | Record) -> About:
         """What a claim or a record is about."""
-        return cls(what.operation, what.effects, what.id)
+        return cls(what.operation, what.effects, what.id, what.incarnation)
 
     @classmethod
     def of_parcel(cls, parcel: Parcel) -> About:
         """What a parcel is about."""
-        return cls(parcel.topic, None, parcel.record_id)
+        return cls(parcel.topic, None, parcel.record_id, parcel.incarnation)
 
     @property
     def tenant(self) -> str:

@@ -82,6 +82,7 @@ def fields_of(event: Event) -> dict[str, Any]:
         value = getattr(event, one.name)
         if isinstance(value, About):
             known |= {"operation": value.operation, "tenant": value.tenant, "key_digest": value.key_digest}
+            known["incarnation"] = str(value.incarnation)
             if value.effects is not None:
                 known["effects"] = value.effects.value
         elif value is not None:

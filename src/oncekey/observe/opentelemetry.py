@@ -3,6 +3,11 @@
 Metrics have the names of `Count`, with their dots. Each event is told when what it tells is over, so spans are made
 with the times that the event knows; only the handler's is open while its steps are told, because it is their parent.
 Spans belong to the span that is current where the request came in. Keys are digests, here too.
+
+What one request becomes may span hours and processes: a retry, a resume, a reconciliation. All of it hangs on one
+incarnation, and that has as many bits as a trace's id. So each incarnation has a trace of its own, its story: whoever
+knows the record knows its trace, and nothing is stored for it. In the story are the attempts, each with a link to the
+trace of its own request, and whatever workers and operators did; and each claim links to its story.
 """
 
 from __future__ import annotations
@@ -10,15 +15,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from oncekey.core.errors import StoreError
-from oncekey.core.model import SECOND, EntryKind, State
+from oncekey.core.model import SECOND, Effects, EntryKind, State
 from oncekey.observe.events import (
     LONG,
     MEANING,
@@ -34,6 +39,7 @@ from oncekey.observe.events import (
     Delivered,
     Doubted,
     GivenUp,
+    How,
     Operated,
     Reaped,
     Refused,
@@ -62,7 +68,7 @@ if TYPE_CHECKING:
 
 SCOPE: Final = "oncekey"
 PREFIX: Final = "api.idempotency."
-LONGEST_STORY: Final = 10_000
+UNDER_WAY: Final = 10_000
 """Of how many operations under way the span is remembered; what is forgotten is never exported."""
 FRESH: Final = 1.0
 """Seconds for which the gauges of one question to the store are good: several instruments ask at once."""
@@ -202,19 +208,24 @@ class Spans:
         now = self._clock()
         match event:
             case Reserved(about=about):
-                self._span("oncekey claim", event, now - _nanos(event.seconds), now)
-                self._handlers[id(about)] = self._start(f"oncekey handler {about.operation}", _known(about), now)
-                if len(self._handlers) > LONGEST_STORY:
+                self._span("oncekey claim", event, now - _nanos(event.seconds), now, links=[Link(story_of(about))])
+                handler = self._start(f"oncekey handler {about.operation}", _known(about), now)
+                self._handlers[id(about)] = handler
+                if len(self._handlers) > UNDER_WAY:
                     self._handlers.popitem(last=False)
-            case Replayed() | Refused():
+                self._attempt(event, handler.get_span_context(), now)
+            case Replayed():
+                self._span(
+                    "oncekey claim", event, now - _nanos(event.seconds), now, links=[Link(story_of(event.about))]
+                )
+            case Refused():
                 self._span("oncekey claim", event, now - _nanos(event.seconds), now)
             case Stepped():
                 self._step(event, now)
             case Settled(about=about) | Unsettled(about=about):
-                handler = self._handlers.pop(id(about), None)
-                ended = now - _nanos(event.settling)
-                if handler is not None:
-                    handler.end(ended)
+                ended, running = now - _nanos(event.settling), self._handlers.pop(id(about), None)
+                if running is not None:
+                    running.end(ended)
                 self._span("oncekey settle", event, ended, now, failed=isinstance(event, Unsettled))
             case Delivered() | Buried():
                 told = {
@@ -223,12 +234,25 @@ class Spans:
                     "messaging.operation.type": "process",
                 }
                 name, bad = f"process {event.about.operation}", isinstance(event, Buried)
-                self._span(name, event, now, now, kind=SpanKind.CONSUMER, more=told, failed=bad)
-            case Swept() | Doubted() | Resolved() | GivenUp() | Contradicted() | Operated() | Bypassed():
+                links = [Link(story_of(event.about))]
+                self._span(name, event, now, now, kind=SpanKind.CONSUMER, more=told, links=links, failed=bad)
+            case Swept() | Doubted() | Resolved() | GivenUp() | Contradicted() | Operated():
                 bad = not isinstance(event, Resolved | Operated)
-                self._span(f"oncekey {fields_of(event)['event']}", event, now, now, failed=bad)
+                name, here = f"oncekey {fields_of(event)['event']}", trace.get_current_span().get_span_context()
+                links = [Link(here)] if here.is_valid else []
+                story = NonRecordingSpan(story_of(event.about))
+                self._span(name, event, now, now, parent=story, links=links, failed=bad)
+            case Bypassed():
+                self._span("oncekey bypassed", event, now, now, failed=True)
             case Reaped() | ShortLease() | Asked() | StoreFailed():
                 pass  # metrics tell that, and it is about no request
+
+    def _attempt(self, event: Reserved, here: SpanContext, now: int) -> None:
+        """In the story, one more attempt; a first one that is over with its commit has no story yet."""
+        if event.how is How.NEW and event.about.effects is Effects.LOCAL:
+            return
+        story = NonRecordingSpan(story_of(event.about, here.trace_flags))
+        self._span(f"oncekey attempt {event.about.operation}", event, now, now, parent=story, links=[Link(here)])
 
     def _step(self, event: Stepped, now: int) -> None:
         handler = self._handlers.get(id(event.about))
@@ -247,10 +271,11 @@ class Spans:
         kind: SpanKind = SpanKind.INTERNAL,
         more: Mapping[str, AttributeValue] | None = None,
         parent: Span | None = None,
+        links: Sequence[Link] = (),
         failed: bool = False,
     ) -> None:
         said = {f"oncekey.{field}": value for field, value in fields_of(event).items() if field != "seconds"}
-        span = self._start(name, {**said, **(more or {})}, began, kind=kind, parent=parent)
+        span = self._start(name, {**said, **(more or {})}, began, kind=kind, parent=parent, links=links)
         if failed:
             span.set_status(StatusCode.ERROR)
         span.end(ended)
@@ -263,9 +288,19 @@ class Spans:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
         parent: Span | None = None,
+        links: Sequence[Link] = (),
     ) -> Span:
         context = None if parent is None else trace.set_span_in_context(parent)
-        return self._tracer.start_span(name, context, kind, attributes, start_time=began)
+        return self._tracer.start_span(name, context, kind, attributes, links, began)
+
+
+SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+
+
+def story_of(about: About, flags: TraceFlags = SAMPLED) -> SpanContext:
+    """The trace of one life of a key, and the span that all others in it hang on, which nobody ever exports."""
+    number = about.incarnation.int
+    return SpanContext(number, number & 0xFFFF_FFFF_FFFF_FFFF, is_remote=True, trace_flags=flags)
 
 
 def _known(about: About) -> dict[str, AttributeValue]:
