@@ -61,6 +61,10 @@ class Shop:
         self.resolution: Any = Undecided()
         self.stumbles = 1
         self.traceparents: list[str] = []
+        self.charged: list[str] = []
+        """Downstream keys of INLINE calls."""
+        self.breaks = False
+        """Whether the tables are gone when a phased handler has drawn its value."""
         self.once.topic("parcel")(self._deliver)
         self.once.topic("transfer")(self._deliver)
 
@@ -76,6 +80,11 @@ class Shop:
     def _sell(self, order: dict[str, Any]) -> dict[str, str]:
         self._does(order)
         return {"sold": order["item"]}
+
+    def _draw(self, order: dict[str, Any]) -> str:
+        if self.breaks:
+            self.execute(f"ALTER TABLE {self.records} RENAME TO gone")
+        return str(order["item"])
 
     def _does(self, order: dict[str, Any]) -> None:
         match order.get("does"):
@@ -211,13 +220,14 @@ class AsgiShop(Shop):
 
         @self.app.post("/inline", status_code=201)
         @once.protect(effects=INLINE, operation="inline")
-        async def inline(order: dict[str, Any]) -> dict[str, str]:
+        async def inline(op: Operation[Any], order: dict[str, Any]) -> dict[str, str]:
+            self.charged.append(op.downstream_key("charge"))
             return await asyncio.to_thread(self._sell, order)
 
         @self.app.post("/phased", status_code=201)
         @once.protect(effects=PHASED, operation="phased", complete=False)
         async def phased(op: Operation[Any], order: dict[str, Any]) -> dict[str, str]:
-            drawn = await op.value("drawn", lambda: order["item"])
+            drawn = await op.value("drawn", lambda: self._draw(order))
             await op.phase("noted", lambda _: None)
             await asyncio.to_thread(self._does, order)
             return {"drawn": drawn}
@@ -266,7 +276,7 @@ class WsgiShop(Shop):
         @once.protect(effects=PHASED, operation="phased", complete=False)
         def phased(environ: Any, start_response: Any, op: SyncOperation[Any]) -> Iterable[bytes]:
             order = _order(environ)
-            drawn = op.value("drawn", lambda: order["item"])
+            drawn = op.value("drawn", lambda: self._draw(order))
             op.phase("noted", lambda _: None)
             self._does(order)
             return _answer(start_response, {"drawn": drawn})

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from harness.asgi import Caller
 from observe.shop import EXECUTED, AsgiShop, Shop
+from oncekey import Sighting
+from oncekey.core import signatures
 from oncekey.core.audit import Mover
 from oncekey.core.keys import key_digest
 from oncekey.core.model import RecordId, State
@@ -37,6 +42,7 @@ from oncekey.observe.events import (
 )
 
 KEY = "a-key-that-nobody-may-see-01"
+SECRET = b"a secret of sixteen bytes and more"
 
 
 @asynccontextmanager
@@ -262,6 +268,34 @@ async def test_an_operator_decides(shop: Any) -> None:
     assert shop.moved(before) == {"api.idempotency.reconcile.resolved.count": 1}
     (operated,) = shop.told(Operated)
     assert (operated.trigger, operated.who) == (Trigger.NOT_EXECUTED, "ann")
+
+
+async def test_a_webhook_knows(asgi_shop: AsgiShop) -> None:
+    # R209
+    shop = asgi_shop
+    shop.once.webhook(shop.app, "/hooks", secret=SECRET, parse=lambda event: Sighting(EXECUTED, event["key"]))
+    await unknown(shop)
+    body = json.dumps({"key": shop.charged[0]}).encode()
+    signed = signatures.sign(body, SECRET, int(time.time()))
+    before = shop.counts()
+    async with shop.serving():
+        lines = [(signatures.HEADER.decode(), signed)]
+        assert (await Caller(shop.app, "POST", "/hooks", headers=lines, body=body).run()).status == 200
+    assert shop.moved(before) == {"api.idempotency.reconcile.resolved.count": 1}
+    assert shop.told(Resolved)[0].by is Actor.WEBHOOK
+
+
+async def test_a_step_that_the_store_fails(asgi_shop: AsgiShop) -> None:
+    # R205
+    shop = asgi_shop
+    async with shop.serving():
+        shop.breaks = True
+        before = shop.counts()
+        assert await shop.send("/phased", KEY) == 503
+    moved = shop.moved(before)
+    assert moved.pop("api.idempotency.reserve.created.count") == 1
+    assert moved.keys() == {"api.idempotency.store.error.count"}
+    assert shop.told(StoreFailed)[0].where == "phase"
 
 
 async def test_a_message_that_nobody_takes(asgi_shop: AsgiShop) -> None:

@@ -140,7 +140,7 @@ class Course:
         except (Exception, Interrupted) as error:  # a flow that is dropped says nothing of its step: its process dies
             self._failed(name, kind)
             if teller is not None:
-                teller.stepped(name, kind, since, recalled=False, error=type(error).__name__)
+                teller.stepped(name, kind, since, recalled=False, error=error)
             raise
         else:
             if teller is not None:

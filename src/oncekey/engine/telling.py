@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, assert_never
 
+from oncekey.core.errors import StoreError
 from oncekey.core.model import (
     Bypass,
     Completed,
@@ -149,9 +150,12 @@ class Teller:
             ran = max(0.0, self._ended - self._entered)
             self._tell(Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
 
-    def stepped(self, name: str, kind: EntryKind, since: float, *, recalled: bool, error: str | None) -> None:
+    def stepped(self, name: str, kind: EntryKind, since: float, *, recalled: bool, error: BaseException | None) -> None:
         """A step was taken, or did not go well."""
-        self._tell(Stepped(self._about, name, kind, self._clock() - since, recalled, error))
+        if isinstance(error, StoreError):
+            self.failed(kind.value, error)
+        what = None if error is None else type(error).__name__
+        self._tell(Stepped(self._about, name, kind, self._clock() - since, recalled, what))
 
     def now(self) -> float:
         """The clock that steps are measured by."""

@@ -12,6 +12,7 @@ trace of its own request, and whatever workers and operators did; and each claim
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from oncekey.observe.events import Event
     from oncekey.observe.gauges import Engines, Gauges
     from oncekey.observe.tenants import Tenants
+
+log = logging.getLogger("oncekey")
 
 SCOPE: Final = "oncekey"
 PREFIX: Final = "api.idempotency."
@@ -186,7 +189,8 @@ class _Standing:
             if time.monotonic() - self._asked >= FRESH:
                 try:
                     self._gauges = look_blocking(self._once)
-                except StoreError:
+                except StoreError as error:
+                    log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
                     self._gauges = None  # no line is better than one that is not true
                 self._asked = time.monotonic()
             return self._gauges

@@ -7,6 +7,7 @@ the store when the page is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from oncekey.observe.gauges import Engines, Gauges
     from oncekey.observe.tenants import Tenants
 
+log = logging.getLogger("oncekey")
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -61,6 +64,9 @@ class Prometheus:
         self._operation = _histogram(own, "operation", "From the claim to the settlement", LONG, "operation")
         self._claim = _histogram(own, "claim", "The claim of a request", QUICK, "operation")
         self._store = _histogram(own, "store", "Transactions of the store", QUICK, "transaction")
+        self._failures = _counter(
+            own, "store_failures", "Transactions of the store that failed", "transaction", "error"
+        )
         self._recovery = _histogram(own, "recovery", "From the run that failed to its recovery", SLOW, "by")
         self._tenants = each = PerTenant(tenants)
         own.register(_Tenants({"tenant_key_misuse": each.misuse, "tenant_duplicates": each.duplicates}))
@@ -90,6 +96,8 @@ class Prometheus:
                 self._short.labels(event.operation).inc()
             case Asked():
                 self._store.labels(event.name).observe(event.seconds)
+                if event.failed is not None:
+                    self._failures.labels(event.name, event.failed).inc()
             case _:
                 pass  # counted above, if it is
 
@@ -117,7 +125,8 @@ class Prometheus:
         """The metrics as text, with gauges of this moment."""
         try:
             self._show(await look(once), up=True)
-        except StoreError:
+        except StoreError as error:
+            log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
             self._show(None, up=False)
         return generate_latest(self.registry)
 
@@ -125,7 +134,8 @@ class Prometheus:
         """`page` for threads."""
         try:
             self._show(look_blocking(once), up=True)
-        except StoreError:
+        except StoreError as error:
+            log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
             self._show(None, up=False)
         return generate_latest(self.registry)
 

@@ -62,10 +62,8 @@ STATEMENTS: tuple[str, ...] = (
 Deciding: TypeAlias = Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden]
 """Says what is to be done about a record as it is now."""
 
-UNFINISHED: Final = tuple(
-    state.value for state in (State.PENDING, State.IN_PROGRESS, State.FAILED_RETRYABLE, State.UNKNOWN)
-)
-FINISHED: Final = "finished"
+STANDING: Final = ("pending", "in_progress", "failed_retryable", "unknown", "finished")
+WAITING: Final = ("unknown", "stale", "resumable", "expired", "parcels_due", "dead_letters")
 _LAST: Final = 2**63 - 1
 _LOOKED_AT: Final = 1000
 _FEW: Final = 20
@@ -176,7 +174,7 @@ class OperateStore:
                 groups=tuple(_group(row) for row in groups if _is_known(row)),
                 queues=tuple(_queue(row) for row in queues),
                 letters=tuple(_letters(row) for row in letters),
-                waiting=_waiting(waiting),
+                waiting=tuple(Waiting(row["what"], int(row["records"]), row["oldest"]) for row in waiting),
             )
 
         return (yield from said(Transaction("census", Mode.READ, body)))
@@ -185,11 +183,9 @@ class OperateStore:
         """How many unfinished records there are, and what waits for somebody, by indexes alone."""
 
         def body() -> Steps[Standing]:
-            states = yield self._statements.say("standing", {})
-            waiting = yield self._statements.say("unresolved", {})
-            records = dict.fromkeys((*UNFINISHED, FINISHED), 0)
-            records |= {row["state"]: int(row["records"]) for row in states}
-            return Standing(int(waiting[0]["now"]), records, _waiting(waiting))
+            (row,) = yield self._statements.say("standing", {})
+            waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)
+            return Standing(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
 
         return (yield from said(Transaction("standing", Mode.READ, body)))
 
@@ -299,10 +295,6 @@ def _whereabouts(row: Row) -> Whereabouts:
 def _is_known(row: Row) -> bool:
     """Whether a group can be named; `oncekey doctor` tells of rows that no version wrote."""
     return row["state"] in set(State) and row["effects"] in set(Effects)
-
-
-def _waiting(rows: Rows) -> tuple[Waiting, ...]:
-    return tuple(Waiting(row["what"], int(row["records"]), row["oldest"]) for row in rows)
 
 
 def _group(row: Row) -> Group:
