@@ -206,7 +206,7 @@ def read(text: str) -> dict[str, float]:
 class AsgiShop(Shop):
     """FastAPI. Its requests are made in the test's event loop."""
 
-    def __init__(self, url: str, *observers: Any, **options: Any) -> None:
+    def __init__(self, url: str, *observers: Any, complete: bool = False, **options: Any) -> None:
         super().__init__(url, *observers, **options)
         self.app = FastAPI(lifespan=self.once.lifespan)
         once = self.once
@@ -225,7 +225,7 @@ class AsgiShop(Shop):
             return await asyncio.to_thread(self._sell, order)
 
         @self.app.post("/phased", status_code=201)
-        @once.protect(effects=PHASED, operation="phased", complete=False)
+        @once.protect(effects=PHASED, operation="phased", complete=complete)
         async def phased(op: Operation[Any], order: dict[str, Any]) -> dict[str, str]:
             drawn = await op.value("drawn", lambda: self._draw(order))
             await op.phase("noted", lambda _: None)

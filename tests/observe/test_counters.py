@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.asgi import Caller
-from observe.shop import EXECUTED, AsgiShop, Shop
+from observe.shop import EXECUTED, AsgiShop, Shop, Stranger
 from oncekey import Sighting
 from oncekey.core import signatures
 from oncekey.core.audit import Mover
@@ -36,6 +36,7 @@ from oncekey.observe.events import (
     Reserved,
     Resolved,
     Settled,
+    ShortLease,
     Stepped,
     StoreFailed,
     Swept,
@@ -347,3 +348,34 @@ async def test_no_event_shows_a_key(shop: Any) -> None:
         await shop.send("/phased", f"{KEY}-2")
     assert [type(one) for one in shop.events if isinstance(one, Replayed | Refused)] == [Replayed, Refused]
     assert KEY not in repr(shop.events)
+
+
+async def test_a_lease_that_is_short_for_its_operation(asgi_shop: AsgiShop) -> None:
+    # R149
+    shop = asgi_shop
+    async with shop.serving():
+        for number in range(20):
+            await shop.send("/local", f"{KEY}-{number}")
+        await shop.work("sweeper")
+        assert shop.told(ShortLease) == []
+        shop.execute(f"UPDATE {shop.records} SET last_run_at = finished_at - 3600000000")
+        await shop.work("sweeper")
+    (short,) = shop.told(ShortLease)
+    assert (short.operation, short.p99 >= 3600_000_000) == ("local", True)
+    assert "api_idempotency_short_lease_total" in shop.metrics.page_blocking(Stranger()).decode()
+
+
+async def test_a_completer_goes_on(store: Any) -> None:
+    # R206
+    shop = AsgiShop(store("asyncpg"), complete=True)
+    async with shop.serving(), under_way(shop, "/phased"):
+        shop.owner_is_long_gone()
+        before = shop.counts()
+        completing = asyncio.create_task(shop.work("completer"))
+        await asyncio.to_thread(shop.entered.acquire, timeout=30)
+        assert shop.moved(before) == {"api.idempotency.zombie_key.count": 1}
+        shop.go_on.set()
+        await completing
+    first, second = shop.told(Reserved)
+    assert [(one.how, one.resumed) for one in (first, second)] == [(How.NEW, False), (How.TAKEN_OVER, True)]
+    assert first.about.incarnation == second.about.incarnation

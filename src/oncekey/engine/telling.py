@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, assert_never
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import StoreBusyError, StoreError
 from oncekey.core.model import (
     Bypass,
     Completed,
@@ -90,6 +90,12 @@ def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[Event]:
         yield Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
 
 
+def tell_failure(tell: Tell | None, where: str, error: Exception) -> None:
+    """Tell that the store failed. One that is there and has its hands full did not, and no breaker counts that."""
+    if tell is not None and not isinstance(error, StoreBusyError):
+        tell(StoreFailed(where, type(error).__name__))
+
+
 class Teller:
     """Tells what becomes of one operation, and how long its parts took."""
 
@@ -134,7 +140,9 @@ class Teller:
         self._ended = self._clock()
 
     def settled(self, settlement: Settlement) -> None:
-        """The settlement is committed."""
+        """The settlement is committed; interrupted, it may have been written twice."""
+        if self._written:
+            return
         self._written = True
         now = self._clock()
         outcome = settlement.outcome if isinstance(settlement, Completed) else None
@@ -163,7 +171,10 @@ class Teller:
 
     def failed(self, where: str, error: Exception) -> None:
         """The store did not do what was needed."""
-        self._tell(StoreFailed(where, type(error).__name__))
+        tell_failure(self._tell, where, error)
 
     def _tell(self, event: Event) -> None:
-        self._context.run(self._observed, event)
+        try:
+            self._context.run(self._observed, event)
+        except RuntimeError:  # a handler's thread that was left behind tells at this very moment
+            self._observed(event)

@@ -21,7 +21,7 @@ from oncekey.core.resolution import Declined, Executed, Heard
 from oncekey.core.transitions import Actor
 from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became
-from oncekey.observe.events import StoreFailed
+from oncekey.engine.telling import tell_failure
 from oncekey.resolvers import Sighting, to_text
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ class Hearing:
             log.error("oncekey: %s brought what cannot be stored: %s", self._mover.who, error)
             return Told(422, "The message cannot be applied.")
         except StoreError as error:
-            if self._rules.tell is not None:
-                self._rules.tell(StoreFailed("webhook", type(error).__name__))
+            tell_failure(self._rules.tell, "webhook", error)
             log.warning("oncekey: %s: the store did not answer (%s)", self._mover.who, type(error).__name__)
             return Told(503, "Send it again later.")
 

@@ -34,7 +34,7 @@ class About:
     """Which operation of whose key an event is about."""
 
     operation: str
-    """The operation; of a parcel, its topic."""
+    """The operation; of a parcel its topic, and of a contradiction the call."""
     effects: Effects | None
     """None where only the parcel is known."""
     id: RecordId = field(repr=False)

@@ -15,9 +15,9 @@ from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 from oncekey.engine.kept_request import UnreadableError
+from oncekey.engine.telling import tell_failure
 from oncekey.flow import adrive
 from oncekey.frameworks.asgi.resuming import resume
-from oncekey.observe.events import StoreFailed
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
@@ -163,8 +163,7 @@ class Completer:
         except StoreError as error:
             self.failed += 1
             log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
-            if self._tell is not None:
-                self._tell(StoreFailed(self.name, type(error).__name__))
+            tell_failure(self._tell, self.name, error)
             return False
         except Exception as error:  # noqa: BLE001  (the handler's own: its record says what it means)
             self.failed += 1

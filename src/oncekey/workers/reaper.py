@@ -27,8 +27,9 @@ from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Retention
 from oncekey.engine import upkeep
+from oncekey.engine.telling import tell_failure
 from oncekey.flow import adrive
-from oncekey.observe.events import PURGED, About, Doubted, Reaped, StoreFailed
+from oncekey.observe.events import PURGED, About, Doubted, Reaped
 from oncekey.workers.clocks import Watch, boot, this_process
 from oncekey.workers.presence import FORGOTTEN
 from oncekey.workers.service import Pace
@@ -177,7 +178,7 @@ class Reaper:
             except StoreError as error:
                 if size <= SMALLEST:
                     raise
-                self._failed(error)
+                tell_failure(self._observed, self.name, error)
                 self._batch = max(SMALLEST, size // 2)
                 await self._sleep((self._clock() - began) / SECOND)
                 continue
@@ -208,7 +209,7 @@ class Reaper:
             except StoreError as error:
                 if size <= SMALLEST:
                     raise
-                self._failed(error)
+                tell_failure(self._observed, self.name, error)
                 size = max(SMALLEST, size // 2)
             else:
                 if len(page.records) < size:
@@ -242,10 +243,6 @@ class Reaper:
             if gone < self._policy.reap_batch:
                 return
             await self._sleep((self._clock() - began) / SECOND)
-
-    def _failed(self, error: StoreError) -> None:
-        if self._observed is not None:
-            self._observed(StoreFailed(self.name, type(error).__name__))
 
     def _tell(self, cared: Cared) -> None:
         self.counts.update(parked=len(cared.parked), abandoned=len(cared.abandoned))

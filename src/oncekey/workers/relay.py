@@ -34,8 +34,9 @@ from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
 from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, Unstorable, lease_of
+from oncekey.engine.telling import tell_failure
 from oncekey.flow import adrive
-from oncekey.observe.events import About, Buried, Delivered, Doubted, StoreFailed
+from oncekey.observe.events import About, Buried, Delivered, Doubted
 from oncekey.topics import Message, Reply, reply_of
 from oncekey.workers.acks import MOST, Acks
 from oncekey.workers.calling import awaits_nothing, call, call_at_once
@@ -340,7 +341,7 @@ class Relay:
         # The class alone: an error's text may quote what a client sent.
         name = type(error).__name__
         if isinstance(error, StoreError):
-            self._failed(error)
+            tell_failure(self._tell, self.name, error)
         if len(parcels) == 1:
             log.error("relay: a parcel is left to its lease, because of a %s", name)
         else:
@@ -432,7 +433,7 @@ class Relay:
                 return await self._drive(relay.end_call(self._outbox, taken, ending, self._policy))
             except StoreError as error:
                 log.warning("relay: the store did not answer (%s); trying again", type(error).__name__)
-                self._failed(error)
+                tell_failure(self._tell, self.name, error)
             await self._sleep(OUTAGE.wait(failures, self._chance()))
             failures += 1
 
@@ -477,10 +478,6 @@ class Relay:
             return isinstance(error, NotExecuted) or self._policy.is_definitely_not_executed(error)
         except Exception:  # noqa: BLE001  (a hook that fails proves nothing)
             return False
-
-    def _failed(self, error: StoreError) -> None:
-        if self._tell is not None:
-            self._tell(StoreFailed(self.name, type(error).__name__))
 
     async def _drive(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._run)

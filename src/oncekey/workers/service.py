@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.boottime import boottime
 from oncekey.core.errors import StoreError
-from oncekey.observe.events import StoreFailed
+from oncekey.engine.telling import tell_failure
 
 if TYPE_CHECKING:
     from oncekey.observe.events import Tell
@@ -171,8 +171,7 @@ class Service:
         except StoreError as error:
             look.wrong = type(error).__name__
             log.warning("%s: the store did not answer (%s)", task.name, type(error).__name__)
-            if self._tell is not None:
-                self._tell(StoreFailed(task.name, type(error).__name__))
+            tell_failure(self._tell, task.name, error)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
             look.wrong = type(error).__name__
             # The class alone: an error's text may quote what a client sent.
