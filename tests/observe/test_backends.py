@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import fields
 from itertools import product
@@ -204,6 +206,12 @@ def test_a_line_that_is_not_wanted_is_not_made(caplog: pytest.LogCaptureFixture)
 
 def test_where_nobody_observes_nobody_is_told() -> None:
     assert telling([]) is None
+
+
+def test_who_observes_nothing_needs_no_package() -> None:
+    code = "import sys, oncekey.engine.serve, oncekey.workers.tasks; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 # Histograms

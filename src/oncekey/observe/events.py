@@ -37,7 +37,7 @@ class About:
     """The operation; of a parcel its topic, and of a contradiction the call."""
     effects: Effects | None
     """None where only the parcel is known."""
-    id: RecordId = field(repr=False)
+    _id: RecordId = field(repr=False)
     incarnation: UUID
     """Which life of the key: the same for all attempts, parcels and repairs of one request."""
 
@@ -54,12 +54,12 @@ class About:
     @property
     def tenant(self) -> str:
         """Whose key it is."""
-        return tenant_of(self.id.scope)
+        return tenant_of(self._id.scope)
 
     @property
     def key_digest(self) -> str:
         """What stands for the key."""
-        return key_digest(self.id.key)
+        return key_digest(self._id.key)
 
 
 class How(StrEnum):
