@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -44,8 +45,13 @@ def test_the_demo_shows_its_metrics(tmp_path: Path) -> None:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         moved = {name: value for name, value in read(answer.text).items() if value}
         assert moved == {"api.idempotency.reserve.created.count": 1, "api.idempotency.reserve.replay.count": 1}
-        assert 'api_idempotency_workers{task="relay"} 1.0' in answer.text
         assert key not in answer.text
+        for _ in range(600):  # its workers have only just begun
+            if 'api_idempotency_workers{task="relay"} 1.0' in httpx.get(f"{demo.url}/metrics").text:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("no worker was seen")
 
 
 def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
@@ -101,5 +107,5 @@ def test_gauges_read_what_is_unfinished_and_nothing_else(full: str) -> None:
         200,
         1000,
     )
-    assert found.records["finished"] == 100_000 - 1400
+    assert found.records["finished"] == pytest.approx(100_000 - 1400, rel=0.05)  # by the server's statistics
     assert found.oldest["unknown"] > 0
