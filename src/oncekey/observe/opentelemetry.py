@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -120,7 +120,9 @@ class OpenTelemetry:
             case Reserved():
                 self._request(event.about, event.how.value)
                 if event.after is not None:
-                    self._recovery.record(event.after / SECOND, {"oncekey.by": "request"})
+                    self._recovery.record(
+                        event.after / SECOND, {"oncekey.by": "completer" if event.resumed else "requester"}
+                    )
             case Replayed():
                 self._request(event.about, "replayed")
             case Refused():
@@ -250,6 +252,8 @@ class Spans:
                 self._span("oncekey bypassed", event, now, now, failed=True)
             case Reaped() | ShortLease() | Asked() | StoreFailed():
                 pass  # metrics tell that, and it is about no request
+            case _:
+                assert_never(event)
 
     def _attempt(self, event: Reserved, here: SpanContext, now: int) -> None:
         """In the story, one more attempt; a first one that is over with its commit has no story yet."""
