@@ -7,7 +7,7 @@ import atexit
 import inspect
 import multiprocessing
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast, overload
@@ -28,6 +28,8 @@ from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.resuming import wsgi_door
 from oncekey.frameworks.wsgi import installed
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
+from oncekey.observe.asking import watch, watch_blocking
+from oncekey.observe.events import telling
 from oncekey.options import (
     NO_LIFESPAN,
     NO_THREADS,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.types import App, Resolver
     from oncekey.frameworks.premises import Premises
+    from oncekey.observe.events import Observer
     from oncekey.resolvers import Question, Sighting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,6 +79,7 @@ class Once:
     `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in the working folder.
     `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
     `oncekey migrate up` does, which alone runs `post` ones.
+    `observers` are told what happens, event by event (`oncekey.observe`): metrics, traces, logs, or any function.
     `workers=True` runs what `oncekey worker` would run inside of `lifespan`: one process is then enough.
     """
 
@@ -86,6 +90,7 @@ class Once:
         policy: Policy | None = None,
         migrate: bool = False,
         workers: bool = False,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.store = DEFAULT_STORE if store is None else store
         check_store(self.store)
@@ -93,6 +98,9 @@ class Once:
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self.topics = Topics()
         self.resolvers = Resolvers()
+        self.observers = tuple(observers)
+        self.tell = telling(self.observers)
+        """Tells all observers; None: there are none."""
         self._webhooks = 0
         self._migrate = migrate
         self._workers = workers
@@ -387,7 +395,7 @@ class Once:
 
     def _work(self) -> asyncio.Task[None]:
         tasks = tasks_for(self)
-        self._service = Service(tasks, presence=presence_of(self, tasks), grace=DRAIN_SECONDS)
+        self._service = Service(tasks, presence=presence_of(self, tasks), grace=DRAIN_SECONDS, tell=self.tell)
         for installation in self._installations:
             installation.wake = self.wake
         return asyncio.create_task(self._service.run(), name="oncekey-workers")
@@ -421,6 +429,8 @@ class Once:
             if not self.running:
                 raise ConfigurationError(NO_LIFESPAN)
             connected = aconnect(self.store) if isinstance(self.store, str) else aconnect_sqlalchemy(self.store)
+            if self.tell is not None:
+                watch(connected.driver, self.tell)
             engine = self._engines[loop] = connected
         return engine
 
@@ -455,6 +465,8 @@ class Once:
         with self._connecting:  # the threads of a server may all be the first
             if self._blocking is None:
                 self._blocking = connect(self.store)
+                if self.tell is not None:
+                    watch_blocking(self._blocking.driver, self.tell)
             return self._blocking
 
     def start_blocking(self) -> None:
@@ -483,6 +495,7 @@ class Once:
 
     def _admit_all(self, installation: Premises) -> None:
         installation.inline_calls = lambda: self.resolvers.inline_calls
+        installation.tell = self.tell
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:

@@ -41,6 +41,11 @@ class Message:
     scope: str = field(repr=False)
     order_by: str | None = None
 
+    @property
+    def traceparent(self) -> str:
+        """The W3C `traceparent` of the request's story, to send along: its trace is the record's incarnation."""
+        return f"00-{self.incarnation.hex}-{self.incarnation.hex[16:]}-01"
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import AuditEntry, Mover, Note
-    from oncekey.core.census import Census, Roll
+    from oncekey.core.census import Census, Roll, Standing
     from oncekey.core.model import (
         Completed,
         DeadLetter,
@@ -131,6 +131,9 @@ class Operate(Protocol):
 
     def census(self) -> Flow[Census]:
         """How many of everything there are, and what waits for somebody."""
+
+    def standing(self) -> Flow[Standing]:
+        """How many unfinished records there are, and what waits for somebody, by indexes alone."""
 
     def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
         """What the database says about its own health, by name; every store has its own names."""

@@ -15,6 +15,7 @@ import typer
 
 from oncekey.cli.demo import shown
 from oncekey.core.errors import ConfigurationError
+from oncekey.observe.gauges import Page
 from oncekey.workers.health import health as serve_health
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import GRACE, Service
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.once import Once
+    from oncekey.workers.health import Metrics
     from oncekey.workers.service import Task
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -46,7 +48,7 @@ def worker(
     only: Annotated[str | None, typer.Option("--only", metavar="A,B", help="Run these tasks only.")] = None,
     without: Annotated[str | None, typer.Option("--without", metavar="A,B", help="Leave these tasks out.")] = None,
     health: Annotated[
-        str | None, typer.Option("--health", metavar="HOST:PORT", help="Serve /healthz and /readyz there.")
+        str | None, typer.Option("--health", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Work until nothing is due, and exit.")] = False,
 ) -> None:
@@ -116,7 +118,7 @@ async def _serve(
         if not tasks:
             raise ConfigurationError(NOTHING_TO_DO)
         presence = None if only_once else presence_of(once, tasks)
-        service = Service(tasks, presence=presence, grace=grace)
+        service = Service(tasks, presence=presence, grace=grace, tell=once.tell)
         typer.echo(f"oncekey worker{'' if presence is None else f' {presence.who}'}: {app} on {_place(once)}")
         for task in tasks:
             typer.echo(f"  {task.name:10}  {_schedule(task, once, only_once=only_once)}".rstrip())
@@ -128,13 +130,26 @@ async def _serve(
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, service.stop)
-        async with serve_health(service, address) as port:
+        async with serve_health(service, address, _metrics(once)) as port:
             if port is not None:
                 typer.echo(f"health on port {port}")
             await service.run()
         return True
     finally:
         await once.stop()
+
+
+def _metrics(once: Once) -> Metrics | None:
+    """The page of the first observer that has one."""
+    observers: tuple[object, ...] = once.observers
+    shown = next((one for one in observers if isinstance(one, Page)), None)
+    if shown is None:
+        return None
+
+    async def page() -> tuple[str, bytes]:
+        return shown.content_type, await shown.page(once)
+
+    return page
 
 
 def _place(once: Once) -> str:

@@ -62,6 +62,16 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What a gauge shows: what is read is served by indexes, however many records have been finished."""
+
+    now: Instant
+    records: Mapping[str, int]
+    """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
+    waiting: tuple[Waiting, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Census:
     """All of it, at one look."""
 

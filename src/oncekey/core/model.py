@@ -378,6 +378,8 @@ class Proceed:
     lease: Lease
     record: Record
     now: Instant = 0
+    met: Record | None = None
+    """The record that was there before, if there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +398,8 @@ class Refuse:
     detail: str = ""
     retry_after: int | None = None
     record: Record | None = None
+    met: Record | None = None
+    """What this very request made unknown, as it was before."""
 
 
 UNAVAILABLE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)

@@ -12,12 +12,14 @@ from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, assert_never
+from urllib.parse import unquote_to_bytes
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.frames import frame, raw
 
 MAX_SCOPE_LENGTH: Final = 200
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
+_LENGTH: Final = re.compile(r"([0-9]+):")
 
 
 class BindTo(StrEnum):
@@ -68,6 +70,26 @@ def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, toke
             return scope_of(*parts, bind_to, sha256(raw(_given(token, bind_to))).hexdigest())
         case _:
             assert_never(bind_to)
+
+
+def parts_of(scope: str) -> list[str]:
+    """What a scope was made of, if it can be read; nothing of a digest."""
+    parts: list[str] = []
+    rest = scope
+    while found := _LENGTH.match(rest):
+        end = found.end() + int(found[1])
+        try:
+            parts.append(unquote_to_bytes(rest[found.end() : end]).decode())
+        except UnicodeDecodeError:
+            return []
+        rest = rest[end:]
+    return [] if rest else parts
+
+
+def tenant_of(scope: str) -> str:
+    """The tenant in a caller's scope; the scope itself where it cannot be read."""
+    parts = parts_of(scope)
+    return parts[1] if len(parts) > 1 else scope
 
 
 def _require(part: object, number: int) -> str:

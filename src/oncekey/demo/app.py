@@ -23,6 +23,7 @@ from oncekey.demo.reconciling import resolvers, webhooks
 from oncekey.demo.tables import Tables
 from oncekey.demo.tenants import authenticate, tenant_of
 from oncekey.demo.transfer_routes import transfer_routes, transfer_topics
+from oncekey.observe.prometheus import Prometheus
 from oncekey.once import Once
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def create_app(
     store_url: str, policy: Policy, provider_url: str = DEFAULT_PROVIDER, *, workers: bool = True
 ) -> FastAPI:
     """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up."""
-    once = Once(store_url, policy=policy, migrate=True, workers=workers)
+    metrics = Prometheus()
+    once = Once(store_url, policy=policy, migrate=True, workers=workers, observers=[metrics])
     tables = Tables(once.asynchronous)
     movements = Movements(tables)
     charging = Charging(provider_url, policy.call_timeout.total_seconds())
@@ -63,7 +65,7 @@ def create_app(
     app.include_router(transfer_routes(once, movements))
     app.include_router(notification_routes(once, charging))
     app.include_router(ledger_routes(once, charging))
-    app.include_router(health_routes(tables))
+    app.include_router(health_routes(tables, once, metrics))
     app.include_router(page_routes())
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)

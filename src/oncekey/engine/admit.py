@@ -29,6 +29,7 @@ from oncekey.engine import local, request
 from oncekey.engine.answering import replayed
 from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Rollback, Sleep, Step
 from oncekey.engine.settle import settle
+from oncekey.engine.telling import Teller
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
@@ -76,6 +77,7 @@ def recall(site: Site, claim: Claim, policy: Policy, asker: Asker) -> Life[Answe
     included, the whole question is asked from the beginning, and says what that means.
     """
     answers = None if policy.replay_cache is None else site.answers
+    teller = None if site.tell is None else Teller(site.tell, claim, site.clock, resumed=False)
     said = None if answers is None else answers.find(claim, policy)
     if said is None:
         if claim.id not in site.hints.known or not site.breaker.closed:
@@ -89,6 +91,8 @@ def recall(site: Site, claim: Claim, policy: Policy, asker: Asker) -> Life[Answe
             answers.add(said, policy)
     if type(said) is not Replay:
         return None
+    if teller is not None:
+        teller.admitted(said)
     return replayed(said, policy, echo=asker.echo, status_url=asker.status_url)
 
 
@@ -116,6 +120,8 @@ def _guarded(run: Run) -> Life[Verdict]:
         return _outage(run.policy)
     except StoreError as error:
         breaker.failed()
+        if run.teller is not None:
+            run.teller.failed("claim", error)
         if isinstance(error, CommitAmbiguousError):
             yield _undo(run)
         log.error("oncekey: the store could not be asked: %s", type(error).__name__)

@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from oncekey.core.model import Headers
 
 KEPT_HEADERS: Final = frozenset(
-    {b"accept", b"accept-language", b"content-encoding", b"content-language", b"content-type", b"host"}
+    {
+        b"accept",
+        b"accept-language",
+        b"content-encoding",
+        b"content-language",
+        b"content-type",
+        b"host",
+        b"traceparent",
+        b"tracestate",
+    }
 )
-"""What says how to read the body and how to answer. Whatever may authenticate stays out."""
+"""What says how to read the body, how to answer and which trace it belongs to. Whatever may authenticate stays out."""
 
 NEEDS_CRYPTOGRAPHY: Final = (
     "a secret is set, so the requests that are kept for completing have to be encrypted: "

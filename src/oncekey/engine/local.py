@@ -67,7 +67,7 @@ def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
             return ClaimFirst()
         ground = found
     record = _as_claimed(claim, ground, now)
-    return Go(Proceed(Lease.of(record), record, now), ground, look.begun)
+    return Go(Proceed(Lease.of(record), record, now, ground.seen), ground, look.begun)
 
 
 def sealing(

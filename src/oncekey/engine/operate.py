@@ -10,18 +10,21 @@ from oncekey.core.audit import Note
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import ParcelKind, State
-from oncekey.core.operate import Forbidden, Move, Order, decide, trigger_of
+from oncekey.core.operate import Forbidden, Move, Moved, Order, decide, trigger_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Trigger
+from oncekey.engine.telling import of_move
+from oncekey.observe.events import About, Operated
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import Mover
     from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
-    from oncekey.core.operate import Moved, Whereabouts, Wish
+    from oncekey.core.operate import Whereabouts, Wish
     from oncekey.core.resolution import Evidence
     from oncekey.flow import Flow
+    from oncekey.observe.events import Tell
     from oncekey.ports import Operate, Outbox, Store
 
 NOT_HERE = "this store lives and dies with its process: operators work on SQLite or PostgreSQL"
@@ -76,13 +79,21 @@ def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
     return Sight(sight.snapshot, sight.busy, parcels, evidence)
 
 
-def act(store: Store, record_id: RecordId, wish: Wish, mover: Mover) -> Flow[Moved | Forbidden]:
+def act(
+    store: Store, record_id: RecordId, wish: Wish, mover: Mover, *, tell: Tell | None = None
+) -> Flow[Moved | Forbidden]:
     """Do what the operator wishes, if the table allows it."""
     noting = partial(_note, wish, mover)
-    return (yield from desk_of(store).move(record_id, partial(decide, wish), noting))
+    done = yield from desk_of(store).move(record_id, partial(decide, wish), noting)
+    if tell is not None and isinstance(done, Moved):
+        for event in of_move(done, trigger_of(wish.order, done.move.seen), mover):
+            tell(event)
+    return done
 
 
-def retry(store: Store, letter_id: UUID, wish: Wish, mover: Mover) -> Flow[Moved | LetterMoved | Forbidden]:
+def retry(
+    store: Store, letter_id: UUID, wish: Wish, mover: Mover, *, tell: Tell | None = None
+) -> Flow[Moved | LetterMoved | Forbidden]:
     """Let a dead letter be tried again: a message by itself, a request's own call with its record (row 22, O3)."""
     letter = yield from box_of(store).find_dead_letter(letter_id)
     if letter is None:
@@ -90,22 +101,30 @@ def retry(store: Store, letter_id: UUID, wish: Wish, mover: Mover) -> Flow[Moved
     if letter.parcel.kind is ParcelKind.EMIT:
         note = _letter_note(letter, Trigger.DLQ_RETRY, wish, mover)
         done = yield from desk_of(store).revive(letter, note)
-        return LetterMoved(letter, Trigger.DLQ_RETRY) if done else Forbidden(NO_LETTER)
+        return _letter_moved(letter, Trigger.DLQ_RETRY, mover, tell) if done else Forbidden(NO_LETTER)
     if (yield from _moves_nothing(store, letter)):
         return Forbidden(ORPHAN)
-    return (yield from act(store, letter.parcel.record_id, wish, mover))
+    return (yield from act(store, letter.parcel.record_id, wish, mover, tell=tell))
 
 
-def discard(store: Store, letter_id: UUID, wish: Wish, mover: Mover) -> Flow[Moved | LetterMoved | Forbidden]:
+def discard(
+    store: Store, letter_id: UUID, wish: Wish, mover: Mover, *, tell: Tell | None = None
+) -> Flow[Moved | LetterMoved | Forbidden]:
     """Give a dead letter up. A request's own call is given up with an answer for its client (row 19, O3)."""
     letter = yield from box_of(store).find_dead_letter(letter_id)
     if letter is None:
         return Forbidden(NO_LETTER)
     if letter.parcel.kind is ParcelKind.DEFER and not (yield from _moves_nothing(store, letter)):
-        return (yield from act(store, letter.parcel.record_id, wish, mover))
+        return (yield from act(store, letter.parcel.record_id, wish, mover, tell=tell))
     note = _letter_note(letter, Trigger.DISCARD, wish, mover)
     done = yield from desk_of(store).discard(letter, note)
-    return LetterMoved(letter, Trigger.DISCARD) if done else Forbidden(NO_LETTER)
+    return _letter_moved(letter, Trigger.DISCARD, mover, tell) if done else Forbidden(NO_LETTER)
+
+
+def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, tell: Tell | None) -> LetterMoved:
+    if tell is not None:
+        tell(Operated(About.of_parcel(letter.parcel), trigger, None, mover.who))
+    return LetterMoved(letter, trigger)
 
 
 def desk_of(store: Store) -> Operate:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Instant, Intent, Lease, Record, Snapshot
     from oncekey.core.policy import Policy
+    from oncekey.engine.telling import Teller
 
 log = logging.getLogger("oncekey")
 
@@ -85,6 +86,8 @@ class Course:
     parked: str | None = None
     lost: bool = False
     halted: bool = False
+    teller: Teller | None = None
+    """Tells of each step, where somebody observes."""
     _read_at: float = 0.0
 
     @classmethod
@@ -129,11 +132,18 @@ class Course:
         self._may_go_on(name)
         stored = self._asked(name, kind)
         self.step, self.in_phase = name, stored is None and kind is EntryKind.PHASE
+        teller = self.teller
+        since = 0.0 if teller is None else teller.now()
         try:
             yield stored
-        except (Exception, Interrupted):  # a flow that is dropped, because its process dies, says nothing of its step
+        except (Exception, Interrupted) as error:  # a flow that is dropped says nothing of its step: its process dies
             self._failed(name, kind)
+            if teller is not None:
+                teller.stepped(name, kind, since, recalled=False, error=error)
             raise
+        else:
+            if teller is not None:
+                teller.stepped(name, kind, since, recalled=stored is not None, error=None)
         finally:
             self.step, self.in_phase = None, False
 

@@ -15,6 +15,8 @@ from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
 from oncekey.core.resolution import Declined, Executed, Undecided, Unexecuted, Verdict, is_about, standing
 from oncekey.core.seed import downstream_key
 from oncekey.engine.operate import NOT_HERE, desk_of
+from oncekey.engine.telling import of_move
+from oncekey.observe.events import About, Contradicted
 from oncekey.resolvers import answered, from_text, question_of, wish_of
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence, Heard, Resolution
     from oncekey.flow import Flow
+    from oncekey.observe.events import Tell
     from oncekey.ports import Reconcile, Store
     from oncekey.resolvers import Resolvers
 
@@ -88,6 +91,7 @@ def settle(
     *,
     why: str,
     waited: bool = False,
+    tell: Tell | None = None,
 ) -> Flow[Moved | Forbidden]:
     """The one move (rows 19 to 22): decided on the locked record, proven by its version, audited in the same commit."""
     wishes: list[Wish] = []
@@ -105,7 +109,11 @@ def settle(
     def noting(move: Move) -> Note:
         return Note.of(move.seen, move.row.to, trigger_of(wishes[-1].order, move.seen), mover, why)
 
-    return (yield from desk_of(store).move(target.id, deciding, noting))
+    done = yield from desk_of(store).move(target.id, deciding, noting)
+    if tell is not None and isinstance(done, Moved):
+        for event in of_move(done, trigger_of(wishes[-1].order, done.move.seen), mover):
+            tell(event)
+    return done
 
 
 def receive(
@@ -114,6 +122,8 @@ def receive(
     mover: Mover,
     policy_of: PolicyOf,
     resolvers: Resolvers,
+    *,
+    tell: Tell | None = None,
 ) -> Flow[Received]:
     """Keep what was heard, then apply it if its record is unknown; on a live record it waits as evidence (U3)."""
     evidence, new = yield from reconcile_of(store).add(heard)
@@ -123,12 +133,19 @@ def receive(
         return Received(became, repeated=not new)
     if evidence.verdict is not None:
         return Received(_became(evidence.verdict), target, repeated=not new)
-    became = yield from apply(store, evidence, target, mover, policy_of, resolvers)
+    became = yield from apply(store, evidence, target, mover, policy_of, resolvers, tell=tell)
     return Received(became, target, repeated=not new)
 
 
 def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
-    store: Store, evidence: Evidence, target: Target, mover: Mover, policy_of: PolicyOf, resolvers: Resolvers
+    store: Store,
+    evidence: Evidence,
+    target: Target,
+    mover: Mover,
+    policy_of: PolicyOf,
+    resolvers: Resolvers,
+    *,
+    tell: Tell | None = None,
 ) -> Flow[Became]:
     """Settle a record by evidence, or compare them; a record that has an answer never gets another one."""
     resolution = from_text(evidence.heard.said)
@@ -137,7 +154,7 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
     shaped = yield from _shaped(store, resolution, target, resolvers)
     if shaped is not None:
         why = f"{evidence.heard.source} {evidence.heard.event_id}"
-        done = yield from settle(store, target, shaped, mover, policy_of, why=why)
+        done = yield from settle(store, target, shaped, mover, policy_of, why=why, tell=tell)
         if isinstance(done, Moved):
             yield from reconcile_of(store).judge(evidence, Verdict.SETTLED)
             return Became.SETTLED
@@ -145,6 +162,8 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
     if verdict is None:
         return Became.KEPT
     yield from reconcile_of(store).judge(evidence, verdict)
+    if tell is not None and verdict is Verdict.CONTRADICTS:
+        tell(Contradicted(About(target.phase, None, target.id, target.incarnation), evidence.heard.source))
     return _became(verdict)
 
 

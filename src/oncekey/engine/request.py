@@ -39,6 +39,7 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
     our owner is ours (P7). And it speaks under another incarnation, because two lives never share one (F1).
     """
     snapshot: Snapshot | None = None
+    met: Record | None = None
     lost: CommitAmbiguousError | None = None
     rounds = losses = 0
     while rounds < ROUNDS and losses < LOSSES:
@@ -49,19 +50,23 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
             ruled = rule(snapshot, claim, policy)
             match ruled:
                 case Proceed() | Replay() | Refuse():
-                    return ruled
+                    return ruled if met is None else _having_met(ruled, met)
                 case TakeOver(seen):
+                    met = seen
                     snapshot = yield from records.take_over(claim, seen, _taken(seen, claim, policy))
                 case Supersede(seen):
+                    met = seen
                     note = _note(seen, State.IN_PROGRESS, Trigger.SUPERSEDE, claim, policy, str(claim.incarnation))
                     snapshot = yield from records.supersede(claim, seen, note)
                 case Doubt(seen, last_error):
+                    met = seen
                     note = _note(seen, State.UNKNOWN, Trigger.SWEEP, claim, policy, last_error)
                     snapshot = yield from records.doubt(seen, last_error, note)
                 case ClaimAgain():
                     snapshot = None
                 case _:
                     assert_never(ruled)
+            met = None if snapshot is None else met  # somebody else was first
         except CommitAmbiguousError as error:
             lost, snapshot, losses = error, None, losses + 1
             claim = replace(claim, incarnation=uuid5(claim.incarnation, str(losses)))
@@ -74,18 +79,27 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
     return Refuse(Code.IN_PROGRESS, retry_after=1)
 
 
+def _having_met(ruled: Proceed | Replay | Refuse, met: Record) -> Verdict:
+    """The verdict with what was moved for it; after a lost reply it may have been somebody else who moved it."""
+    if isinstance(ruled, Proceed) or (isinstance(ruled, Refuse) and ruled.code is Code.OUTCOME_UNKNOWN):
+        return replace(ruled, met=met)
+    return ruled
+
+
 def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
     """Ask to go on with a record in its client's stead (rows 13, 16): a completer never claims, supersedes or waits."""
+    met: Record | None = None
     snapshot = yield from store.find(claim.id)
     for _ in range(LOSSES):
         record = snapshot.record
         if record is None or record.incarnation != claim.incarnation:
             return Refuse(Code.KEY_NOT_FOUND)
         if record.state is State.IN_PROGRESS and record.owner == claim.owner:
-            return Proceed(Lease.of(record), record, snapshot.now)
+            return Proceed(Lease.of(record), record, snapshot.now, met)
         facts = Facts(record, snapshot.now, max_attempts=policy.max_attempts)
         if not isinstance(judge(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
             return answer_from(snapshot, Lease.of(record))
+        met = record
         try:
             taken = yield from store.take_over(claim, record, _taken(record, claim, policy, Actor.COMPLETER))
         except CommitAmbiguousError:

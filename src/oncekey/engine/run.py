@@ -9,6 +9,7 @@ from oncekey.core.model import Effects
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
 from oncekey.engine.recent import Answers, Hints
+from oncekey.engine.telling import Teller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from oncekey.engine.effects import Life, Pulse, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.local import Go
+    from oncekey.observe.events import Tell
     from oncekey.ports import Store
 
 
@@ -42,6 +44,8 @@ class Site:
     inline_calls: Callable[[], Mapping[str, str]] = dict
     """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
     hints: Hints = field(default_factory=Hints)
+    tell: Tell | None = None
+    """Tells those who observe; None: nobody does."""
     answers: Answers | None = None
     """Finished answers in memory; routes ask for them by `Policy.replay_cache`."""
 
@@ -84,6 +88,7 @@ class Run:
         "site",
         "spent",
         "store",
+        "teller",
         "tx",
     )
 
@@ -133,6 +138,10 @@ class Run:
         self.course: Course | None = None
         """The steps of the handler, if it has such."""
         self._lock: Lock | None = None
+        self.teller: Teller | None = None
+        """Tells what becomes of it, where somebody observes."""
+        if site.tell is not None:
+            self.teller = Teller(site.tell, claim, site.clock, resumed=resumed)
 
     @property
     def lock(self) -> Lock:
@@ -152,6 +161,7 @@ class Run:
         if self.enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
             site = self.site
             self.course = Course.of(record, lease, self.policy, verdict.now, site.boot, stopping=site.stopping)
+            self.course.teller = self.teller
 
     def lost(self) -> bool:
         """Whether somebody else owns the key by now."""

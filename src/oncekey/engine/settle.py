@@ -100,6 +100,8 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
         run.site.wake()
     if told is None and run.go is None:
         yield from _remember(run, settlement)
+    if run.teller is not None:
+        run.teller.over()
     return told
 
 
@@ -113,17 +115,19 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
     except (TransactionControlError, RolledBackError) as error:
         yield Rollback(tx)
         return (yield from _without_rows(run, settlement, error))
-    except CommitAmbiguousError:
+    except CommitAmbiguousError as error:
+        _failed(run, error)
         yield Rollback(tx)
         return (yield from _lost_commit(run))
     except StoreError as error:
         # The server's own no, also to a COMMIT, is a roll-back.
+        _failed(run, error)
         yield Rollback(tx)
         log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
         told = yield from (_alone(run, Retryable(COMMIT_FAILED)) if go is None else _after(run))
         return told or refused(run, UNAVAILABLE)
     if type(ended) is Keep:
-        _noted(run, ended.value)
+        _noted(run, ended.value, settlement)
         return None
     if go is None:
         return _record_says(run, ended.value)
@@ -168,6 +172,8 @@ def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
         return (yield from _alone(run, settlement))
     if isinstance(settlement, Completed):
         return (yield from _sealed_alone(run, settlement))
+    if run.teller is not None:
+        run.teller.settled(Discarded())
     return None if isinstance(settlement, Discarded) else (yield from _after(run))
 
 
@@ -179,12 +185,13 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
         settled = yield from request.settle(run.store, lease, settlement)
     except RecordUnreadableError as error:
         return _unread(run, error)
-    except StoreError:
+    except StoreError as error:
+        _failed(run, error)
         # Past the lease, too: until somebody else owns the record, its owner's word is the best there is.
         yield Later(lambda: _settle_or_testify(run, lease, settlement), run.policy.deadline.total_seconds())
         return refused(run, UNAVAILABLE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
-        _noted(run, settled)
+        _noted(run, settled, settlement)
         return None
     if _is_untouched(settled, lease):
         match settlement:
@@ -213,6 +220,8 @@ def _settle_or_testify(run: Run, lease: Lease, settlement: Settlement) -> Flow[N
     """What was executed and is refused is kept as evidence, and somebody hears of it."""
     if not (yield from request.settle(run.store, lease, settlement)).ours:
         yield from testimony.of_answer(run.store, lease, settlement, run.policy)
+    elif run.teller is not None:
+        run.teller.settled(settlement)
 
 
 def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
@@ -223,11 +232,12 @@ def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
         told = yield from _unless_busy(lambda: local.alone(locks, run.lock, run.claim, run.policy, settlement))
     except RecordUnreadableError as error:
         return _unread(run, error)
-    except StoreError:
+    except StoreError as error:
+        _failed(run, error)
         return refused(run, UNAVAILABLE)
     if not isinstance(told, Sealed):
         return answer_to(run, told)
-    _noted(run, told)
+    _noted(run, told, settlement)
     return None
 
 
@@ -243,7 +253,8 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
         settled = yield from request.settle_lost_commit(run.store, lease)
     except RecordUnreadableError as error:
         return _unread(run, error)
-    except StoreError:
+    except StoreError as error:
+        _failed(run, error)
         if run.go is None:
             store, patience = run.store, run.policy.deadline.total_seconds()
             yield Later(lambda: request.settle_lost_commit(store, lease), patience)
@@ -257,7 +268,8 @@ def _after(run: Run) -> Life[Answer | None]:
         told = yield from local.after(run.store, run.claim, run.policy)
     except RecordUnreadableError as error:
         return _unread(run, error)
-    except StoreError:
+    except StoreError as error:
+        _failed(run, error)
         return refused(run, UNAVAILABLE)
     return None if told is None else answer_to(run, told)
 
@@ -272,8 +284,10 @@ def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
     return (yield from flow())
 
 
-def _noted(run: Run, written: Sealed | Settled) -> None:
+def _noted(run: Run, written: Sealed | Settled, settlement: Settlement) -> None:
     """The record says what the handler said."""
+    if run.teller is not None:
+        run.teller.settled(settlement)
     if isinstance(written, Settled):
         record = written.snapshot.record
         if record is not None:
@@ -288,6 +302,11 @@ def _noted(run: Run, written: Sealed | Settled) -> None:
             "oncekey: %s ended its own transaction: had it failed then, its rows would be there without the key",
             run.claim.operation,
         )
+
+
+def _failed(run: Run, error: StoreError) -> None:
+    if run.teller is not None:
+        run.teller.failed("settle", error)
 
 
 def _is_untouched(settled: Settled, lease: Lease) -> bool:

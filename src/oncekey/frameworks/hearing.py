@@ -21,12 +21,14 @@ from oncekey.core.resolution import Declined, Executed, Heard
 from oncekey.core.transitions import Actor
 from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became
+from oncekey.engine.telling import tell_failure
 from oncekey.resolvers import Sighting, to_text
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.reconcile import Received
     from oncekey.flow import Flow
+    from oncekey.observe.events import Tell
     from oncekey.ports import Store
     from oncekey.resolvers import Resolvers
 
@@ -43,6 +45,8 @@ class Rules(Protocol):
 
     policy: Policy
     resolvers: Resolvers
+
+    tell: Tell | None
 
     def policy_of(self, operation: str) -> Policy:
         """The policy of an operation."""
@@ -125,12 +129,13 @@ class Hearing:
         try:
             heard = self._heard(believed.sighting, believed.body)
             rules = self._rules
-            receiving = reconcile.receive(store, heard, self._mover, rules.policy_of, rules.resolvers)
+            receiving = reconcile.receive(store, heard, self._mover, rules.policy_of, rules.resolvers, tell=rules.tell)
             return self._told((yield from receiving))
         except ResultNotStorableError as error:
             log.error("oncekey: %s brought what cannot be stored: %s", self._mover.who, error)
             return Told(422, "The message cannot be applied.")
         except StoreError as error:
+            tell_failure(self._rules.tell, "webhook", error)
             log.warning("oncekey: %s: the store did not answer (%s)", self._mover.who, type(error).__name__)
             return Told(503, "Send it again later.")
 

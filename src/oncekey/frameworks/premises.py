@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.observe.events import Tell
     from oncekey.ports import Store
 
 
@@ -61,6 +62,8 @@ class Premises:
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
+        self.tell: Tell | None = None
+        """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
         self._hints = Hints()
         self._answers = Answers(boottime)
@@ -87,6 +90,7 @@ class Premises:
             wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             hints=self._hints,
+            tell=self.tell,
             answers=self._answers,
         )
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from oncekey.core.census import Census, Group, Letters, Queue, Waiting
+from oncekey.core.census import Census, Group, Letters, Queue, Standing, Waiting
 from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.core.memo import is_rejection, was_not_sent
 from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
@@ -53,6 +53,7 @@ STATEMENTS: tuple[str, ...] = (
     "bring_back",
     "drop_dead_letter",
     "census",
+    "standing",
     "unresolved",
     "outbox_census",
     "letter_census",
@@ -61,6 +62,8 @@ STATEMENTS: tuple[str, ...] = (
 Deciding: TypeAlias = Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden]
 """Says what is to be done about a record as it is now."""
 
+STANDING: Final = ("pending", "in_progress", "failed_retryable", "unknown", "finished")
+WAITING: Final = ("unknown", "stale", "resumable", "expired", "parcels_due", "dead_letters")
 _LAST: Final = 2**63 - 1
 _LOOKED_AT: Final = 1000
 _FEW: Final = 20
@@ -175,6 +178,16 @@ class OperateStore:
             )
 
         return (yield from said(Transaction("census", Mode.READ, body)))
+
+    def standing(self) -> Flow[Standing]:
+        """How many unfinished records there are, and what waits for somebody, by indexes alone."""
+
+        def body() -> Steps[Standing]:
+            (row,) = yield self._statements.say("standing", {})
+            waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)
+            return Standing(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
+
+        return (yield from said(Transaction("standing", Mode.READ, body)))
 
     def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
         """What the database says about its own health; what it does not tell this user is left out."""

@@ -15,6 +15,7 @@ from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 from oncekey.engine.kept_request import UnreadableError
+from oncekey.engine.telling import tell_failure
 from oncekey.flow import adrive
 from oncekey.frameworks.resuming import resume
 from oncekey.workers.service import Pace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.types import App
+    from oncekey.observe.events import Tell
     from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey")
@@ -72,6 +74,7 @@ class Completer:
         stopping: Callable[[], bool] = bool,
         pace: Pace | None = None,
         sleep: Sleep = asyncio.sleep,
+        tell: Tell | None = None,
     ) -> None:
         self.pace = pace or Pace()
         self._stopped = False
@@ -80,6 +83,7 @@ class Completer:
         self._slots = asyncio.Semaphore(concurrency)
         self._told = stopping
         self._sleep = sleep
+        self._tell = tell
         self._going: set[asyncio.Task[bool]] = set()
         self._resting: dict[UUID, _Rest] = {}
         self.failed = 0
@@ -159,6 +163,7 @@ class Completer:
         except StoreError as error:
             self.failed += 1
             log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
+            tell_failure(self._tell, self.name, error)
             return False
         except Exception as error:  # noqa: BLE001  (the handler's own: its record says what it means)
             self.failed += 1

@@ -1,13 +1,13 @@
-"""`/healthz` and `/readyz` of a worker: a few lines of HTTP, because a worker serves nothing else."""
+"""`/healthz`, `/readyz` and `/metrics` of a worker: a few lines of HTTP, because a worker serves nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.boottime import boottime
 from oncekey.core.errors import ConfigurationError
@@ -15,19 +15,23 @@ from oncekey.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from oncekey.workers.service import Service
 
+Metrics: TypeAlias = Callable[[], Awaitable[tuple[str, bytes]]]
 PATIENCE: Final = 5.0
 """Seconds that a caller has to say what it wants."""
 
 
 @asynccontextmanager
-async def health(service: Service, address: str | None) -> AsyncIterator[int | None]:
-    """Serve while the service runs; gives the port. Without an address nothing is served."""
+async def health(service: Service, address: str | None, metrics: Metrics | None = None) -> AsyncIterator[int | None]:
+    """Serve while the service runs; gives the port. Without an address nothing is served.
+
+    `metrics` gives the media type and the page of who observes the application, if somebody does.
+    """
     if address is None:
         yield None
         return
     host, port = _place(address)
     try:
-        server = await asyncio.start_server(lambda *streams: _answer(service, *streams), host, port)
+        server = await asyncio.start_server(lambda *streams: _answer(service, metrics, *streams), host, port)
     except OSError as error:
         raise ConfigurationError(f"--health {address}: cannot listen there ({error.strerror})") from error
     async with server:
@@ -49,14 +53,20 @@ def report(service: Service) -> dict[str, Any]:
     }
 
 
-async def _answer(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer(
+    service: Service, metrics: Metrics | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     try:
         async with asyncio.timeout(PATIENCE):
             head = await reader.readuntil(b"\r\n\r\n")
-        status, body = _response(service, head.split(b" ", 2)[:2])
-        text = json.dumps(body).encode()
+        line = head.split(b" ", 2)[:2]
+        if metrics is not None and line[1:] == [b"/metrics"]:
+            status, (kind, text) = HTTPStatus.OK, await metrics()
+        else:
+            status, body = _response(service, line)
+            kind, text = "application/json", json.dumps(body).encode()
         writer.write(
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(text)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n".encode()
             + text
         )

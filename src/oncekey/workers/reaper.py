@@ -25,9 +25,11 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND
 from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
-from oncekey.core.upkeep import START, Expired, Retention
+from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Retention
 from oncekey.engine import upkeep
+from oncekey.engine.telling import tell_failure
 from oncekey.flow import adrive
+from oncekey.observe.events import PURGED, About, Doubted, Reaped
 from oncekey.workers.clocks import Watch, boot, this_process
 from oncekey.workers.presence import FORGOTTEN
 from oncekey.workers.service import Pace
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from oncekey.core.upkeep import Gone, Page, Place
     from oncekey.engine.upkeep import Cared
     from oncekey.flow import Flow, Transaction
+    from oncekey.observe.events import Tell
     from oncekey.ports import Audit, Upkeep
     from oncekey.workers.calling import Sleep
 
@@ -92,6 +95,7 @@ class Reaper:
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], Instant] = boot,
         who: str | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self._store = store
         self._audit = audit
@@ -104,6 +108,7 @@ class Reaper:
         self._mover = Mover(Actor.REAPER, who or this_process())
         self._bounds = Bounds(min(LEAST, policy.reap_batch), policy.reap_batch, MOMENT)
         self._batch = min(FIRST, policy.reap_batch)
+        self._observed = tell
         self._stopped = False
         self.failed = 0
         """Looks that were broken off, because a clock is wrong."""
@@ -147,7 +152,7 @@ class Reaper:
             return first is not None
         if soft and not await self._end_finished(self._store.mark, "marked", first.now, age):
             return False
-        if not await self._end_finished(self._store.purge, "purged", first.now, age):
+        if not await self._end_finished(self._store.purge, PURGED, first.now, age):
             return False
         return await self._end_unfinished(age)
 
@@ -157,7 +162,7 @@ class Reaper:
         first = await self._looked(self._store.kept_expired(1, age))
         if first is None or not first.records:
             return first is not None
-        return await self._end_finished(self._store.purge_kept, "purged", first.now, age)
+        return await self._end_finished(self._store.purge_kept, PURGED, first.now, age)
 
     async def _end_finished(
         self, move: Callable[[Expired, int, Place, Mover | None], Flow[Gone]], what: str, now: Instant, age: Duration
@@ -170,14 +175,17 @@ class Reaper:
             began, size = self._clock(), self._batch
             try:
                 gone = await adrive(move(due, size, after, mover), self._run)
-            except StoreError:
+            except StoreError as error:
                 if size <= SMALLEST:
                     raise
+                tell_failure(self._observed, self.name, error)
                 self._batch = max(SMALLEST, size // 2)
                 await self._sleep((self._clock() - began) / SECOND)
                 continue
             took = self._clock() - began
             self.counts[what] += gone.moved
+            if self._observed is not None and gone.moved:
+                self._observed(Reaped(what, gone.moved))
             self._batch = self._bounds.after(size, Worked(size, size if gone.full else gone.moved, took))
             if not gone.full or gone.last is None or gone.now is None:
                 return True
@@ -198,9 +206,10 @@ class Reaper:
                 if page is None:
                     return False
                 self._tell(await adrive(self._cared(page), self._run))
-            except StoreError:
+            except StoreError as error:
                 if size <= SMALLEST:
                     raise
+                tell_failure(self._observed, self.name, error)
                 size = max(SMALLEST, size // 2)
             else:
                 if len(page.records) < size:
@@ -237,6 +246,11 @@ class Reaper:
 
     def _tell(self, cared: Cared) -> None:
         self.counts.update(parked=len(cared.parked), abandoned=len(cared.abandoned))
+        if self._observed is not None:
+            for record in cared.parked:
+                self._observed(Doubted(About.of(record), RESUMABLE_EXPIRED, Actor.REAPER))
+            if cared.abandoned:
+                self._observed(Reaped("abandoned", len(cared.abandoned)))
         for record in cared.parked:
             log.error("reaper: begun and never ended, so it is unknown now: %s (%s)", *_named(record))
         for record in cared.abandoned:

@@ -34,6 +34,7 @@ from oncekey.core.transitions import Actor, Trigger
 from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became, Target
 from oncekey.flow import adrive
+from oncekey.observe.events import About, GivenUp
 from oncekey.resolvers import called_by, question_of
 from oncekey.topics import Topic
 from oncekey.workers.calling import call
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence, Resolution
     from oncekey.flow import Flow, Transaction
+    from oncekey.observe.events import Tell
     from oncekey.ports import Store
     from oncekey.resolvers import Resolver, Resolvers
     from oncekey.topics import Message
@@ -117,6 +119,7 @@ class Reconciler:
         chance: Callable[[], float] = random.random,
         page: int = PAGE,
         who: str | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self._store = store
         self._desk = reconcile.reconcile_of(store)
@@ -129,6 +132,7 @@ class Reconciler:
         self._chance = chance
         self._page = page
         self._mover = Mover(Actor.RESOLVER, who or this_process())
+        self._tell = tell
         self._first: OrderedDict[Doubt, Sight] = OrderedDict()
         self._rounds = 0
         self._stopped = False
@@ -195,7 +199,14 @@ class Reconciler:
         phase = record.intent.phase if record.intent is not None else ""
         target = Target(record.id, record.incarnation, phase, name or "")
         settling = reconcile.settle(
-            self._store, target, said, self._mover, self._policy_of, why="the resolver's answer", waited=True
+            self._store,
+            target,
+            said,
+            self._mover,
+            self._policy_of,
+            why="the resolver's answer",
+            waited=True,
+            tell=self._tell,
         )
         try:
             done = await self._go(settling)
@@ -247,7 +258,9 @@ class Reconciler:
 
     async def _applied(self, evidence: Evidence, target: Target, mover: Mover) -> Became:
         try:
-            applying = reconcile.apply(self._store, evidence, target, mover, self._policy_of, self._resolvers)
+            applying = reconcile.apply(
+                self._store, evidence, target, mover, self._policy_of, self._resolvers, tell=self._tell
+            )
             became = await self._go(applying)
         except ResultNotStorableError as error:
             self.failed += 1
@@ -298,6 +311,8 @@ class Reconciler:
             if last:
                 told = (record.operation, key_digest(record.id.key), record.reconcile_tries + 1, why)
                 log.error("reconciler: %s (digest %s) is an operator's now, after %d looks: %s", *told)
+                if self._tell is not None:
+                    self._tell(GivenUp(About.of(record), record.reconcile_tries + 1, why))
                 self._forget(record)
 
     def _patience(self, record: Record) -> Patience:

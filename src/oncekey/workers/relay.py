@@ -22,18 +22,21 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from oncekey.boottime import boottime
 from oncekey.core.backoff import Backoff
 from oncekey.core.batching import Bounds, Worked
-from oncekey.core.deferred import TakenUp
+from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.errors import NotExecuted, Rejected, ResultNotStorableError, StoreError
 from oncekey.core.model import ParcelKind
 from oncekey.core.policy import micros
+from oncekey.core.transitions import Actor
 from oncekey.engine import relay
 from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, Unstorable, lease_of
+from oncekey.engine.telling import tell_failure
 from oncekey.flow import adrive
+from oncekey.observe.events import About, Buried, Delivered, Doubted
 from oncekey.topics import Message, Reply, reply_of
 from oncekey.workers.acks import MOST, Acks
 from oncekey.workers.calling import awaits_nothing, call, call_at_once
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.relay import Ending
     from oncekey.flow import Flow, Transaction
+    from oncekey.observe.events import Event, Tell
     from oncekey.ports import Outbox
     from oncekey.topics import Topics
     from oncekey.workers.calling import Clock, Sleep
@@ -127,6 +131,7 @@ class Relay:
         clock: Clock = boottime,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
+        tell: Tell | None = None,
     ) -> None:
         self.pace = pace or Pace()
         self.ended: Counter[Ended] = Counter()
@@ -141,6 +146,7 @@ class Relay:
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
+        self._tell = tell
         self._me = uuid.uuid4().hex
         self._claims = 0
         self._lease = lease_of(policy)
@@ -332,6 +338,10 @@ class Relay:
         if ended is None:
             return
         self.ended[ended] += 1
+        if self._tell is not None:
+            event = event_of(parcel.held, ended)
+            if event is not None:
+                self._tell(event)
         if ended in BURIALS:
             log.error(
                 "dead letter: parcel %s of topic %s is %s after %d attempts",
@@ -345,6 +355,8 @@ class Relay:
         self._broken += len(parcels)
         # The class alone: an error's text may quote what a client sent.
         name = type(error).__name__
+        if isinstance(error, StoreError):
+            tell_failure(self._tell, self.name, error)
         if len(parcels) == 1:
             log.error("relay: a parcel is left to its lease, because of a %s", name)
         else:
@@ -439,6 +451,7 @@ class Relay:
                 return await self._drive(relay.end_call(self._outbox, taken, ending, self._policy))
             except StoreError as error:
                 log.warning("relay: the store did not answer (%s); trying again", type(error).__name__)
+                tell_failure(self._tell, self.name, error)
             await self._sleep(OUTAGE.wait(failures, self._chance()))
             failures += 1
 
@@ -494,6 +507,22 @@ def message_of(held: HeldParcel) -> Message:
         scope=parcel.record_id.scope,
         order_by=parcel.order_by,
     )
+
+
+def event_of(held: HeldParcel, ended: Ended) -> Event | None:
+    """What is told of a parcel that has left a worker's hands; None: it will be tried again, or is another's."""
+    parcel, about = held.parcel, About.of_parcel(held.parcel)
+    match ended:
+        case Ended.DELIVERED:
+            return Delivered(about, parcel.kind, held.attempts)
+        case Ended.PARKED:
+            return Doubted(about, held.last_error or DEAD_LETTER, Actor.WORKER)
+        case Ended.BURIED | Ended.ORPHANED:
+            return Buried(about, parcel.kind, held.attempts, ended.value)
+        case Ended.POSTPONED | Ended.LOST:
+            return None
+        case _:
+            assert_never(ended)
 
 
 def _asked(error: Exception) -> float | None:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.boottime import boottime
 from oncekey.core.errors import StoreError
+from oncekey.engine.telling import tell_failure
 
 if TYPE_CHECKING:
+    from oncekey.observe.events import Tell
     from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey.worker")
@@ -95,6 +97,7 @@ class Service:
         grace: float = GRACE,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
+        tell: Tell | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
         # Who works until it is stopped is seen by others; who only works off what is due is not there long enough.
@@ -102,6 +105,7 @@ class Service:
         self._grace = grace
         self._sleep = sleep
         self._chance = chance
+        self._tell = tell
         self._stopping = asyncio.Event()
         self._wakes: dict[Task, asyncio.Event] = {}
         self.looks: dict[str, Look] = {task.name: Look() for task in self._looking}
@@ -170,6 +174,7 @@ class Service:
         except StoreError as error:
             look.wrong = type(error).__name__
             log.warning("%s: the store did not answer (%s)", task.name, type(error).__name__)
+            tell_failure(self._tell, task.name, error)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
             look.wrong = type(error).__name__
             # The class alone: an error's text may quote what a client sent.

@@ -15,18 +15,23 @@ from oncekey.core.errors import StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND, State
 from oncekey.core.policy import micros
+from oncekey.core.rulings import LOCK_EXPIRED
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import short_leases
 from oncekey.engine import upkeep
+from oncekey.engine.telling import of_sweep
 from oncekey.flow import adrive
+from oncekey.observe.events import ShortLease
 from oncekey.workers.clocks import Watch, this_process
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from oncekey.core.model import Instant
     from oncekey.core.policy import Policy
     from oncekey.flow import Transaction
+    from oncekey.observe.events import Tell
     from oncekey.ports import Upkeep
 
 log = logging.getLogger("oncekey.worker")
@@ -53,6 +58,7 @@ class Sweeper:
         healthy: Callable[[], bool] = lambda: True,
         page: int = PAGE,
         who: str | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self._store = store
         self._run = run
@@ -61,6 +67,7 @@ class Sweeper:
         self._healthy = healthy
         self._page = page
         self._mover = Mover(Actor.SWEEPER, who or this_process())
+        self._observed = tell
         self._rounds = 0
         self._stopped = False
         self.failed = 0
@@ -110,15 +117,18 @@ class Sweeper:
                 return moved  # whoever is alive has not had the time to say so
             swept = await adrive(upkeep.sweep(self._store, page, self._policy, self._mover), self._run)
             for one in swept:
-                self._tell(one)
+                self._tell(one, page.now)
             moved += len(swept)
             if len(page.records) < self._page:
                 return moved
             after = page.records[-1]
         return moved
 
-    def _tell(self, swept: upkeep.Swept) -> None:
+    def _tell(self, swept: upkeep.Swept, now: Instant) -> None:
         record = swept.record
+        if self._observed is not None:
+            for event in of_sweep(record, swept.to, Actor.SWEEPER, now, LOCK_EXPIRED):
+                self._observed(event)
         self.counts[record.operation, swept.to] += 1
         log.warning(
             "sweeper: the owner of a key did not come back: %s is %s now (digest %s, attempt %d)",
@@ -132,6 +142,8 @@ class Sweeper:
         lease = micros(self._policy.lease)
         runs = await adrive(self._store.runs(RUNS), self._run)
         for operation, p99 in short_leases(runs, lease).items():
+            if self._observed is not None:
+                self._observed(ShortLease(operation, lease, p99))
             log.warning(
                 "sweeper: a lease of %g s is short for %s, of which 1 in 100 takes %g s or more: make it at least "
                 "twice as long, or live ones look dead when they miss a heartbeat",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oncekey.core.policy import Policy
+    from oncekey.observe.events import Tell
     from oncekey.resolvers import Resolvers
     from oncekey.topics import Topics
     from oncekey.workers.service import Task
@@ -32,6 +33,7 @@ class Application(Served, Protocol):
     resolvers: Resolvers
     policy: Policy
     enrolled: dict[str, Callable[..., Any]]
+    tell: Tell | None
 
     @property
     def reconciles(self) -> bool:
@@ -60,10 +62,11 @@ def tasks_for(
     if once.topics.names:
         tasks.append(_relay(once, topics, concurrency))
     if _phased(once):
-        tasks.append(Completer(once, pace=Pace(longest=once.policy.complete_interval.total_seconds())))
+        pace = Pace(longest=once.policy.complete_interval.total_seconds())
+        tasks.append(Completer(once, pace=pace, tell=once.tell))
     if once.reconciles:
         tasks.append(reconciler_of(once))
-    tasks += upkeep_tasks(once.asynchronous(), once.policy, healthy=once.healthy)
+    tasks += upkeep_tasks(once.asynchronous(), once.policy, healthy=once.healthy, tell=once.tell)
     return [task for task in tasks if task.name in wanted]
 
 
@@ -91,7 +94,9 @@ def _words(text: str | None) -> tuple[str, ...]:
 def reconciler_of(once: Application) -> Reconciler:
     """The task that settles what nobody knows."""
     engine = once.asynchronous()
-    return Reconciler(engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of)
+    return Reconciler(
+        engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of, tell=once.tell
+    )
 
 
 def _phased(once: Application) -> bool:
@@ -108,4 +113,12 @@ def _relay(once: Application, only: tuple[str, ...] | None, concurrency: int) ->
     engine = once.asynchronous()
     if engine.store.outbox is None:
         raise ConfigurationError(NO_OUTBOX)
-    return Relay(engine.store.outbox, engine.driver.run, once.topics, once.policy, only=only, concurrency=concurrency)
+    return Relay(
+        engine.store.outbox,
+        engine.driver.run,
+        once.topics,
+        once.policy,
+        only=only,
+        concurrency=concurrency,
+        tell=once.tell,
+    )

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.observe.events import Tell
     from oncekey.workers.service import Task
 
 
-def upkeep_tasks(engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True) -> list[Task]:
+def upkeep_tasks(
+    engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, tell: Tell | None = None
+) -> list[Task]:
     """Both, each with a watch of its own; none for a store that has no upkeep.
 
     `healthy` says whether this process can renew its own leases: where it serves requests, its breaker knows.
@@ -24,6 +27,6 @@ def upkeep_tasks(engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], b
     if store.upkeep is None:
         return []
     return [
-        Sweeper(store.upkeep, run, policy, healthy=healthy),
-        Reaper(store.upkeep, store.audit, run, policy),
+        Sweeper(store.upkeep, run, policy, healthy=healthy, tell=tell),
+        Reaper(store.upkeep, store.audit, run, policy, tell=tell),
     ]

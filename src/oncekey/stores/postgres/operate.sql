@@ -279,6 +279,47 @@ FROM clock, oncekey.record AS record
 GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
+-- name: standing
+-- One row. What is unfinished is read once, by record_key. What else may be many is counted along its index, up to a bound:
+-- record_expiring, outbox_due, dead_letter_died. The finished ones are as many as the server's statistics have of rows,
+-- without the unfinished ones, because counting them would read them all.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+), unfinished AS MATERIALIZED (
+    SELECT count(*) AS records,
+           count(*) FILTER (WHERE record.state = 'pending') AS pending,
+           count(*) FILTER (WHERE record.state = 'in_progress') AS in_progress,
+           count(*) FILTER (WHERE record.state = 'failed_retryable') AS failed_retryable,
+           count(*) FILTER (WHERE record.state = 'unknown') AS unknown,
+           min(record.created_at) FILTER (WHERE record.state = 'unknown') AS unknown_oldest,
+           count(*) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now) AS stale,
+           min(record.lease_until) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now)
+               AS stale_oldest,
+           count(*) FILTER (WHERE record.state = 'failed_retryable' AND record.effects = 'phased'
+                              AND record.memo_version > 0) AS resumable,
+           min(record.last_run_at) FILTER (WHERE record.state = 'failed_retryable' AND record.effects = 'phased'
+                                             AND record.memo_version > 0) AS resumable_oldest
+    FROM oncekey.record AS record, clock
+    WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+)
+SELECT clock.now, unfinished.*,
+       greatest(0, greatest(pg_stat_get_live_tuples('oncekey.record'::regclass),
+                            (SELECT reltuples FROM pg_class WHERE oid = 'oncekey.record'::regclass)::bigint)
+                   - unfinished.records) AS finished,
+       expired.records AS expired, expired.oldest AS expired_oldest,
+       due.records AS parcels_due, due.oldest AS parcels_due_oldest,
+       dead.records AS dead_letters, dead.oldest AS dead_letters_oldest
+FROM clock, unfinished,
+    (SELECT count(*) AS records, min(few.expires_at) AS oldest FROM (
+        SELECT record.expires_at FROM oncekey.record AS record
+        WHERE record.state IN ('completed', 'failed_retryable') AND record.expires_at <= (SELECT clock.now FROM clock)
+        ORDER BY record.expires_at LIMIT 10000) AS few) AS expired,
+    (SELECT count(*) AS records, min(few.due_at) AS oldest FROM (
+        SELECT parcel.due_at FROM oncekey.outbox AS parcel WHERE parcel.due_at <= (SELECT clock.now FROM clock)
+        ORDER BY parcel.due_at LIMIT 10000) AS few) AS due,
+    (SELECT count(*) AS records, min(few.died_at) AS oldest FROM (
+        SELECT letter.died_at FROM oncekey.dead_letter AS letter ORDER BY letter.died_at LIMIT 10000) AS few) AS dead;
+
 -- name: unresolved
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now

@@ -212,6 +212,44 @@ FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock, oncekey_re
 GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
+-- name: standing
+-- One row. All records are read once, and a file that SQLite is right for has not too many. What else may be many is
+-- counted along its index, up to a bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died.
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now, now) AS now FROM oncekey_clock
+), unfinished AS MATERIALIZED (
+    SELECT count(*) AS records,
+           count(*) FILTER (WHERE record.state = 'pending') AS pending,
+           count(*) FILTER (WHERE record.state = 'in_progress') AS in_progress,
+           count(*) FILTER (WHERE record.state = 'failed_retryable') AS failed_retryable,
+           count(*) FILTER (WHERE record.state = 'unknown') AS unknown,
+           min(record.created_at) FILTER (WHERE record.state = 'unknown') AS unknown_oldest,
+           count(*) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now) AS stale,
+           min(record.lease_until) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now)
+               AS stale_oldest,
+           count(*) FILTER (WHERE record.state = 'failed_retryable' AND record.effects = 'phased'
+                              AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)) AS resumable,
+           min(record.last_run_at) FILTER (WHERE record.state = 'failed_retryable' AND record.effects = 'phased'
+                                             AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)) AS resumable_oldest
+    FROM oncekey_record AS record, clock
+    WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+)
+SELECT clock.now, unfinished.*,
+       (SELECT count(*) FROM oncekey_record) - unfinished.records AS finished,
+       expired.records AS expired, expired.oldest AS expired_oldest,
+       due.records AS parcels_due, due.oldest AS parcels_due_oldest,
+       dead.records AS dead_letters, dead.oldest AS dead_letters_oldest
+FROM clock, unfinished,
+    (SELECT count(*) AS records, min(few.expires_at) AS oldest FROM (
+        SELECT record.expires_at FROM oncekey_record AS record
+        WHERE record.state IN ('completed', 'failed_retryable') AND record.expires_at <= (SELECT clock.now FROM clock)
+        ORDER BY record.expires_at LIMIT 10000) AS few) AS expired,
+    (SELECT count(*) AS records, min(few.due_at) AS oldest FROM (
+        SELECT parcel.due_at FROM oncekey_outbox AS parcel WHERE parcel.due_at <= (SELECT clock.now FROM clock)
+        ORDER BY parcel.due_at LIMIT 10000) AS few) AS due,
+    (SELECT count(*) AS records, min(few.died_at) AS oldest FROM (
+        SELECT letter.died_at FROM oncekey_dead_letter AS letter ORDER BY letter.died_at LIMIT 10000) AS few) AS dead;
+
 -- name: unresolved
 WITH clock AS (SELECT COALESCE(:now, now) AS now FROM oncekey_clock)
 SELECT clock.now, 'unknown' AS what, count(record.scope) AS records, min(record.created_at) AS oldest

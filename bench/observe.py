@@ -1,0 +1,143 @@
+"""`python -m bench.observe`: what observers cost a request, and that nobody pays who has none.
+
+One process serves an application on a store in memory, and calls it without a socket: new keys, and replays. So there
+is no disk and no network in it, and what is left is the time of processors, which hardly changes when others are busy.
+The same is done with no observer, one that does nothing, and each of those that ship, in turn, round after round. That
+nobody's own figure has no event in it is not a matter of time: `tests/frameworks/test_budget.py` counts the calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from bench.places import ROOT
+
+WAYS = ("nobody", "does nothing", "logs", "prometheus", "opentelemetry")
+
+
+def observers(way: str) -> list[Callable[[Any], None]]:
+    """Who observes."""
+    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+
+    from oncekey.observe.logs import Logs  # noqa: PLC0415
+    from oncekey.observe.opentelemetry import OpenTelemetry  # noqa: PLC0415
+    from oncekey.observe.prometheus import Prometheus  # noqa: PLC0415
+
+    match way:
+        case "nobody":
+            return []
+        case "does nothing":
+            return [lambda _: None]
+        case "logs":
+            return [Logs(logging.getLogger("bench.observe"))]
+        case "prometheus":
+            return [Prometheus()]
+        case _:
+            return [OpenTelemetry(meter_provider=MeterProvider(), tracer_provider=TracerProvider())]
+
+
+class Shop:
+    """One protected route, and how it is called."""
+
+    def __init__(self, way: str) -> None:
+        from fastapi import FastAPI  # noqa: PLC0415
+
+        from oncekey import INLINE, SINGLE_TENANT, Once  # noqa: PLC0415
+
+        self.once = Once("memory:", observers=observers(way))
+        self.app = FastAPI()
+        self.once.install(self.app, tenant=SINGLE_TENANT)
+
+        @self.app.post("/orders", status_code=201)
+        @self.once.protect(effects=INLINE, operation="order")
+        async def order() -> dict[str, str]:
+            return {"status": "created"}
+
+    async def send(self, key: str) -> None:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/orders",
+            "raw_path": b"/orders",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"bench"), (b"idempotency-key", f'"{key}"'.encode())],
+            "state": {},
+        }
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        await self.app(scope, receive, send)
+        assert statuses == [201]
+
+    async def measure(self, requests: int) -> tuple[float, float]:
+        """Microseconds of processors' time for a new key and for a replay."""
+        keys = [uuid.uuid4().hex for _ in range(requests)]
+        took = []
+        for _ in range(2):
+            began = time.process_time()
+            for key in keys:
+                await self.send(key)
+            took.append((time.process_time() - began) / requests * 1_000_000)
+        return took[0], took[1]
+
+
+async def run(rounds: int, requests: int) -> dict[str, list[tuple[float, float]]]:
+    shops = {way: Shop(way) for way in WAYS}
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    async with AsyncExitStack() as open_ones:
+        for shop in shops.values():
+            await open_ones.enter_async_context(shop.once.lifespan(shop.app))
+            await shop.measure(max(2, requests // 4))  # caches are filled
+        for _ in range(rounds):
+            for way, shop in shops.items():
+                found[way].append(await shop.measure(requests))
+    return found
+
+
+def table(found: dict[str, list[tuple[float, float]]]) -> str:
+    """One line for each way, with what it costs more than nobody does in the same round."""
+    lines = [f"{'observed by':15}{'new key':>12}{'more':>9}{'replay':>12}{'more':>9}"]
+    for way, figures in found.items():
+        cells = ""
+        for place in range(2):
+            own = statistics.median(one[place] for one in figures)
+            more = statistics.median(
+                one[place] - base[place] for one, base in zip(figures, found["nobody"], strict=True)
+            )
+            cells += f"{own:9.0f} us{more:+6.0f} us"
+        lines.append(f"{way:15}{cells}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(prog="bench.observe", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=200, help="of each kind, in each round")
+    given = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "src"))
+    print(table(asyncio.run(run(given.rounds, given.requests))))
+
+
+if __name__ == "__main__":
+    main()

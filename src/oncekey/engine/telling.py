@@ -1,0 +1,180 @@
+"""Who tells the observers what becomes of one operation. Where nobody observes, no operation has one."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from typing import TYPE_CHECKING, assert_never
+
+from oncekey.core.errors import StoreBusyError, StoreError
+from oncekey.core.model import (
+    Bypass,
+    Completed,
+    Deferred,
+    Discarded,
+    Doubtful,
+    HandedBack,
+    Proceed,
+    Refuse,
+    Replay,
+    Retryable,
+    State,
+)
+from oncekey.core.transitions import Actor
+from oncekey.observe.events import (
+    About,
+    Bypassed,
+    Doubted,
+    How,
+    Operated,
+    Refused,
+    Replayed,
+    Reserved,
+    Resolved,
+    Settled,
+    Stepped,
+    StoreFailed,
+    Swept,
+    Unsettled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from oncekey.core.audit import Mover
+    from oncekey.core.model import Claim, EntryKind, Instant, Record, Settlement, Verdict
+    from oncekey.core.operate import Moved
+    from oncekey.core.transitions import Trigger
+    from oncekey.observe.events import Event, Tell
+
+
+def how_of(met: Record | None, record: Record) -> How:
+    """How a request came to own `record`, by what it met under its key."""
+    if met is None or met.incarnation != record.incarnation:
+        return How.NEW  # what has expired begins another life
+    return How.TAKEN_OVER if met.state is State.IN_PROGRESS else How.RETRIED
+
+
+def state_after(settlement: Settlement) -> State | None:
+    """Where a settlement that was written leaves its record."""
+    match settlement:
+        case Completed():
+            return State.COMPLETED
+        case Retryable() | HandedBack():
+            return State.FAILED_RETRYABLE
+        case Doubtful():
+            return State.UNKNOWN
+        case Deferred():
+            return State.PENDING
+        case Discarded():
+            return None
+        case _:
+            assert_never(settlement)
+
+
+def of_sweep(seen: Record, to: State, by: Actor, now: Instant | None, why: str) -> Iterator[Event]:
+    """The events of a stale record that was moved."""
+    about = About.of(seen)
+    late = None if now is None or seen.lease_until is None else max(0, now - seen.lease_until)
+    yield Swept(about, to, by, late)
+    if to is State.UNKNOWN:
+        yield Doubted(about, why, by)
+
+
+def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[Event]:
+    """The events of a move that an operator, a resolver or a webhook made."""
+    seen, to = moved.move.seen, moved.move.row.to
+    about = About.of(seen)
+    if mover.actor is Actor.OPERATOR:
+        yield Operated(about, trigger, to, mover.who)
+    if seen.state is State.UNKNOWN and to is not State.UNKNOWN:
+        yield Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
+
+
+def tell_failure(tell: Tell | None, where: str, error: Exception) -> None:
+    """Tell that the store failed. One that is there and has its hands full did not, and no breaker counts that."""
+    if tell is not None and not isinstance(error, StoreBusyError):
+        tell(StoreFailed(where, type(error).__name__))
+
+
+class Teller:
+    """Tells what becomes of one operation, and how long its parts took."""
+
+    __slots__ = ("_about", "_began", "_clock", "_context", "_ended", "_entered", "_observed", "_resumed", "_written")
+
+    def __init__(self, tell: Tell, claim: Claim, clock: Callable[[], float], *, resumed: bool) -> None:
+        self._observed = tell
+        # A handler ends in another task or thread, perhaps; what is told of it belongs to its request.
+        self._context = copy_context()
+        self._written = False
+        self._about = About.of(claim)
+        self._clock = clock
+        self._resumed = resumed
+        self._began = self._entered = self._ended = clock()
+
+    def admitted(self, verdict: Verdict) -> None:
+        """There is a verdict. A completer that is refused was too late, which concerns nobody."""
+        self._entered = self._clock()
+        seconds = self._entered - self._began
+        match verdict:
+            case Proceed(record=record, now=now, met=met):
+                self._about = About.of(record)  # it may be older than this request
+                how = how_of(met, record)
+                after = None if met is None or how is How.NEW else max(0, now - met.last_run_at)
+                self._tell(Reserved(self._about, how, seconds, self._resumed, after))
+            case _ if self._resumed:
+                return
+            case Replay(record=record):
+                self._tell(Replayed(About.of(record), seconds))
+            case Refuse(code=code, record=record, met=met):
+                if met is not None and record is not None:
+                    for event in of_sweep(met, record.state, Actor.REQUESTER, None, record.last_error or ""):
+                        self._tell(event)
+                self._tell(Refused(self._about, code, seconds))
+            case Bypass():
+                self._tell(Bypassed(self._about))
+            case _:
+                assert_never(verdict)
+
+    def ended(self) -> None:
+        """The handler has ended: from now on it is settled."""
+        self._ended = self._clock()
+
+    def settled(self, settlement: Settlement) -> None:
+        """The settlement is committed; interrupted, it may have been written twice."""
+        if self._written:
+            return
+        self._written = True
+        now = self._clock()
+        outcome = settlement.outcome if isinstance(settlement, Completed) else None
+        to = state_after(settlement)
+        ran = max(0.0, self._ended - self._entered)
+        self._tell(Settled(self._about, to, outcome, ran, now - max(self._ended, self._entered)))
+        if isinstance(settlement, Doubtful):
+            self._tell(Doubted(self._about, settlement.last_error, Actor.OWNER))
+
+    def over(self) -> None:
+        """It is answered. Without a settlement of ours the answer is what the record says, or that nobody knows."""
+        if not self._written:
+            ran = max(0.0, self._ended - self._entered)
+            self._tell(Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
+
+    def stepped(self, name: str, kind: EntryKind, since: float, *, recalled: bool, error: BaseException | None) -> None:
+        """A step was taken, or did not go well."""
+        if isinstance(error, StoreError):
+            self.failed(kind.value, error)
+        what = None if error is None else type(error).__name__
+        self._tell(Stepped(self._about, name, kind, self._clock() - since, recalled, what))
+
+    def now(self) -> float:
+        """The clock that steps are measured by."""
+        return self._clock()
+
+    def failed(self, where: str, error: Exception) -> None:
+        """The store did not do what was needed."""
+        tell_failure(self._tell, where, error)
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._context.run(self._observed, event)
+        except RuntimeError:  # a handler's thread that was left behind tells at this very moment
+            self._observed(event)

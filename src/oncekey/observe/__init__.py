@@ -1,0 +1,85 @@
+"""What happened, told as events, and what makes logs, metrics and traces of them.
+
+`Prometheus` and `OpenTelemetry` need packages of their own (`oncekey[prometheus]`, `oncekey[opentelemetry]`), so they
+are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from oncekey.observe.events import (
+    About,
+    Asked,
+    Buried,
+    Bypassed,
+    Contradicted,
+    Count,
+    Delivered,
+    Doubted,
+    Event,
+    GivenUp,
+    How,
+    Observer,
+    Operated,
+    Reaped,
+    Refused,
+    Replayed,
+    Reserved,
+    Resolved,
+    Settled,
+    ShortLease,
+    Stepped,
+    StoreFailed,
+    Swept,
+    Unsettled,
+    counted,
+)
+from oncekey.observe.logs import JsonLines, Logs
+
+if TYPE_CHECKING:
+    from oncekey.observe.opentelemetry import OpenTelemetry
+    from oncekey.observe.prometheus import Prometheus
+
+__all__ = [
+    "About",
+    "Asked",
+    "Buried",
+    "Bypassed",
+    "Contradicted",
+    "Count",
+    "Delivered",
+    "Doubted",
+    "Event",
+    "GivenUp",
+    "How",
+    "JsonLines",
+    "Logs",
+    "Observer",
+    "OpenTelemetry",
+    "Operated",
+    "Prometheus",
+    "Reaped",
+    "Refused",
+    "Replayed",
+    "Reserved",
+    "Resolved",
+    "Settled",
+    "ShortLease",
+    "Stepped",
+    "StoreFailed",
+    "Swept",
+    "Unsettled",
+    "counted",
+]
+
+_LATER = {"OpenTelemetry": "oncekey.observe.opentelemetry", "Prometheus": "oncekey.observe.prometheus"}
+
+
+def __getattr__(name: str) -> object:
+    place = _LATER.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  (an optional package)
+
+    found: object = getattr(import_module(place), name)
+    globals()[name] = found
+    return found

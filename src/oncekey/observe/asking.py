@@ -1,0 +1,54 @@
+"""How long the store takes: each transaction of a driver is told with its name and its seconds.
+
+Only a driver that is observed is changed, and only in `run`: whatever else it can do, its engine still sees. What a
+LOCAL handler begins and commits does not pass there; `Reserved.seconds` and `Settled.settling` tell of that.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from oncekey.core.errors import StoreError
+from oncekey.observe.events import Asked
+
+if TYPE_CHECKING:
+    from oncekey.flow import Transaction
+    from oncekey.observe.events import Tell
+    from oncekey.ports import AsyncDriver, Driver
+
+
+def watch(driver: AsyncDriver, tell: Tell) -> None:
+    """Tell of each transaction from now on."""
+    run = driver.run
+
+    async def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
+        began = time.perf_counter()
+        failed = None
+        try:
+            return await run(transaction)
+        except StoreError as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            tell(Asked(transaction.name, time.perf_counter() - began, failed))
+
+    setattr(driver, "run", timed)  # noqa: B010  (a method of one object)
+
+
+def watch_blocking(driver: Driver, tell: Tell) -> None:
+    """The same for threads."""
+    run = driver.run
+
+    def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
+        began = time.perf_counter()
+        failed = None
+        try:
+            return run(transaction)
+        except StoreError as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            tell(Asked(transaction.name, time.perf_counter() - began, failed))
+
+    setattr(driver, "run", timed)  # noqa: B010

@@ -1,0 +1,423 @@
+"""What happened: one frozen event for each thing that requests, workers, operators and stores did.
+
+An observer is any callable that takes an event: `Once(..., observers=[Prometheus(), print])`. Who tells, tells after
+the store has answered, so what an event says is committed; the two exceptions say so. Who observes gets no key: an
+event knows whose key it is about, and shows its digest to who asks for it. And where nobody observes, no event is made.
+
+`counted` is the table from events to the twelve counters, once for every backend.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+
+from oncekey.core.keys import key_digest
+from oncekey.core.model import Code, Duration, State
+from oncekey.core.scope import tenant_of
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from oncekey.core.model import Claim, Effects, EntryKind, Outcome, Parcel, ParcelKind, Record, RecordId
+    from oncekey.core.transitions import Actor, Trigger
+
+log = logging.getLogger("oncekey")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which operation of whose key an event is about."""
+
+    operation: str
+    """The operation; of a parcel its topic, and of a contradiction the call."""
+    effects: Effects | None
+    """None where only the parcel is known."""
+    _id: RecordId = field(repr=False)
+    incarnation: UUID
+    """Which life of the key: the same for all attempts, parcels and repairs of one request."""
+
+    @classmethod
+    def of(cls, what: Claim | Record) -> About:
+        """What a claim or a record is about."""
+        return cls(what.operation, what.effects, what.id, what.incarnation)
+
+    @classmethod
+    def of_parcel(cls, parcel: Parcel) -> About:
+        """What a parcel is about."""
+        return cls(parcel.topic, None, parcel.record_id, parcel.incarnation)
+
+    @property
+    def tenant(self) -> str:
+        """Whose key it is."""
+        return tenant_of(self._id.scope)
+
+    @property
+    def key_digest(self) -> str:
+        """What stands for the key."""
+        return key_digest(self._id.key)
+
+
+class How(StrEnum):
+    """How a request came to the right to execute."""
+
+    NEW = "new"
+    """The key was not used before, or what it was used for has expired."""
+    RETRIED = "retried"
+    """It had failed, provably without effect or with work that can be gone on with."""
+    TAKEN_OVER = "taken_over"
+    """Its owner did not come back."""
+
+
+# What became of a request
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A request, or a completer in its stead, got the right to execute.
+
+    LOCAL in one commit has locked the key then, and nothing is committed before the answer is.
+    """
+
+    about: About
+    how: How
+    seconds: float
+    """How long the claim took."""
+    resumed: bool = False
+    """A completer asked, in the client's stead."""
+    after: Duration | None = None
+    """The time since the run before this one began, where there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A request was answered with the stored answer."""
+
+    about: About
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was not executed. Nothing is written about that."""
+
+    about: About
+    code: Code
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bypassed:
+    """The store was not there, and the route fails open: its handler runs without protection."""
+
+    about: About
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A handler with phases took a step, or was handed the result that is stored."""
+
+    about: About
+    name: str
+    kind: EntryKind
+    seconds: float
+    recalled: bool = False
+    error: str | None = None
+    """The class of what it raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An operation has ended, and its record says so. `to` is None where the claim was taken back."""
+
+    about: About
+    to: State | None
+    outcome: Outcome | None
+    handler: float
+    """How long the handler ran, in seconds."""
+    settling: float
+    """How long the settlement took, with the commit of the handler's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """An operation has ended, and its settlement was not heard to be committed.
+
+    The record has another owner, or could not be reached; or it was committed all the same, and its reply was lost.
+    """
+
+    about: About
+    handler: float
+    settling: float
+
+
+# What became of what was left behind
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A key whose owner did not come back was found, and moved."""
+
+    about: About
+    to: State
+    by: Actor
+    late: Duration | None
+    """How long its lease had been over; None where a request found it, which did not ask what time it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """An outcome became unknown: from now on it is asked about."""
+
+    about: About
+    why: str
+    by: Actor
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """An outcome that nobody knew is known."""
+
+    about: About
+    to: State | None
+    by: Actor
+    after: Duration
+    """The time since its last run began."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Nobody asks about an unknown outcome any more: it is an operator's now."""
+
+    about: About
+    tries: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contradicted:
+    """A provider says otherwise than the record, which stays as it is: somebody has to look."""
+
+    about: About
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A batch of records ended: purged, marked, or abandoned."""
+
+    what: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A parcel was delivered."""
+
+    about: About
+    kind: ParcelKind
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """A parcel that nobody tries any more, and whose record, if it has one, does not wait for it."""
+
+    about: About
+    kind: ParcelKind
+    attempts: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operated:
+    """An operator moved a record, or a dead letter."""
+
+    about: About
+    trigger: Trigger
+    to: State | None
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShortLease:
+    """One in a hundred runs of an operation takes more than half of its lease."""
+
+    operation: str
+    lease: Duration
+    p99: Duration
+
+
+# What became of a question to the store
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The store was asked for one transaction; `failed` is the class of the error, if there was one."""
+
+    name: str
+    seconds: float
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The store did not do what a request or a worker needed. `where` is what that was doing."""
+
+    where: str
+    error: str
+    """The class alone: an error's text may quote what a client sent."""
+
+
+Event: TypeAlias = (
+    Reserved
+    | Replayed
+    | Refused
+    | Bypassed
+    | Stepped
+    | Settled
+    | Unsettled
+    | Swept
+    | Doubted
+    | Resolved
+    | GivenUp
+    | Contradicted
+    | Reaped
+    | Delivered
+    | Buried
+    | Operated
+    | ShortLease
+    | Asked
+    | StoreFailed
+)
+
+Observer: TypeAlias = Callable[[Event], None]
+Tell: TypeAlias = Callable[[Event], None]
+"""Tells everybody who observes, and never raises."""
+
+
+# Counting
+
+
+class Count(StrEnum):
+    """The twelve counters, by their names."""
+
+    CREATED = "api.idempotency.reserve.created.count"
+    REPLAY = "api.idempotency.reserve.replay.count"
+    IN_PROGRESS = "api.idempotency.reserve.in_progress.count"
+    KEY_MISUSE = "api.idempotency.reserve.key_misuse.count"
+    FAILED_RETRY = "api.idempotency.reserve.failed_retry.count"
+    UNKNOWN = "api.idempotency.reserve.unknown.count"
+    STORE_ERROR = "api.idempotency.store.error.count"
+    ZOMBIE_KEY = "api.idempotency.zombie_key.count"
+    TTL_PRUNED = "api.idempotency.ttl_pruned.count"
+    SCHEDULED = "api.idempotency.reconcile.scheduled.count"
+    RESOLVED = "api.idempotency.reconcile.resolved.count"
+    FAILED = "api.idempotency.reconcile.failed.count"
+
+
+MEANING: Final[Mapping[Count, str]] = MappingProxyType(
+    {
+        Count.CREATED: "Keys that were reserved for the first time",
+        Count.REPLAY: "Requests that were answered with the stored answer",
+        Count.IN_PROGRESS: "Requests that met the same request under way",
+        Count.KEY_MISUSE: "Keys that came with another payload",
+        Count.FAILED_RETRY: "Keys that had failed, and were reserved again",
+        Count.UNKNOWN: "Requests that met an unknown outcome",
+        Count.STORE_ERROR: "Failures of the store",
+        Count.ZOMBIE_KEY: "Keys whose owner did not come back",
+        Count.TTL_PRUNED: "Expired records that were deleted",
+        Count.SCHEDULED: "Outcomes that became unknown",
+        Count.RESOLVED: "Unknown outcomes that became known",
+        Count.FAILED: "Unknown outcomes and parcels that were given up",
+    }
+)
+
+RESERVATIONS: Final[Mapping[How, Count]] = MappingProxyType(
+    {How.NEW: Count.CREATED, How.RETRIED: Count.FAILED_RETRY, How.TAKEN_OVER: Count.ZOMBIE_KEY}
+)
+REFUSALS: Final[Mapping[Code, Count]] = MappingProxyType(
+    {
+        Code.IN_PROGRESS: Count.IN_PROGRESS,
+        Code.KEY_REUSED: Count.KEY_MISUSE,
+        Code.OUTCOME_UNKNOWN: Count.UNKNOWN,
+    }
+)
+"""Refusals that have a counter of their own; all of them are counted by their code besides."""
+PURGED: Final = "purged"
+
+TENANTS: Final = 50
+"""How many tenants have lines of their own, if nobody says otherwise."""
+QUICK: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+SLOW: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600)
+"""Buckets in seconds: of the store, of operations, and of what waits for somebody."""
+
+
+def counted(event: Event) -> tuple[Count, int] | None:
+    """Which of the twelve counters an event moves, and by how much."""
+    match event:
+        case Reserved():
+            return RESERVATIONS[event.how], 1
+        case Replayed():
+            return Count.REPLAY, 1
+        case Refused():
+            count = REFUSALS.get(event.code)
+            return None if count is None else (count, 1)
+        case Swept():
+            return Count.ZOMBIE_KEY, 1
+        case Doubted():
+            return Count.SCHEDULED, 1
+        case Resolved():
+            return Count.RESOLVED, 1
+        case GivenUp() | Buried():
+            return Count.FAILED, 1
+        case Reaped():
+            return (Count.TTL_PRUNED, event.records) if event.what == PURGED else None
+        case StoreFailed():
+            return Count.STORE_ERROR, 1
+        case (
+            Bypassed()
+            | Stepped()
+            | Settled()
+            | Unsettled()
+            | Contradicted()
+            | Delivered()
+            | Operated()
+            | ShortLease()
+            | Asked()
+        ):
+            return None
+        case _:
+            assert_never(event)
+
+
+# Telling
+
+
+def telling(observers: Iterable[Observer]) -> Tell | None:
+    """What tells all of them; None where there are none, so that no event need be made.
+
+    An observer that raises is logged, once: what it failed to note is not worth a client's answer.
+    """
+    several = tuple(observers)
+    if not several:
+        return None
+    complained: set[int] = set()
+
+    def tell(event: Event) -> None:
+        for observer in several:
+            try:
+                observer(event)
+            except Exception as error:  # noqa: BLE001  (whatever an observer raises)
+                if id(observer) not in complained:
+                    complained.add(id(observer))
+                    log.error(
+                        "oncekey: the observer %r failed with %s; this is said once", observer, type(error).__name__
+                    )
+
+    return tell

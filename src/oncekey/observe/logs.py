@@ -1,0 +1,104 @@
+"""Events as structured log lines: `Once(..., observers=[Logs()])`.
+
+Each line has its fields in `record.oncekey`, for whatever formatter the application has; `JsonLines` writes them as one
+JSON object. A key is its digest. Requests that went well are DEBUG, because an application that has many of them has
+counters for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, assert_never
+
+from oncekey.core.model import Code, State
+from oncekey.observe.events import (
+    About,
+    Asked,
+    Buried,
+    Bypassed,
+    Contradicted,
+    Delivered,
+    Doubted,
+    GivenUp,
+    Operated,
+    Reaped,
+    Refused,
+    Replayed,
+    Reserved,
+    Resolved,
+    Settled,
+    ShortLease,
+    Stepped,
+    StoreFailed,
+    Swept,
+    Unsettled,
+)
+
+if TYPE_CHECKING:
+    from oncekey.observe.events import Event
+
+
+class Logs:
+    """An observer that writes a line for each event."""
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._log = logger or logging.getLogger("oncekey.events")
+
+    def __call__(self, event: Event) -> None:
+        """Write the line."""
+        level = level_of(event)
+        if self._log.isEnabledFor(level):
+            known = fields_of(event)
+            said = " ".join(f"{name}={value}" for name, value in known.items() if name != "event")
+            self._log.log(level, "oncekey: %s %s", known["event"], said, extra={"oncekey": known})
+
+
+def level_of(event: Event) -> int:
+    """How loud an event is: an error is what somebody has to look after."""
+    match event:
+        case Doubted() | GivenUp() | Contradicted() | Buried() | StoreFailed() | Bypassed():
+            return logging.ERROR
+        case Swept() | Unsettled() | ShortLease():
+            return logging.WARNING
+        case Refused():
+            return logging.WARNING if event.code is Code.KEY_REUSED else logging.DEBUG
+        case Settled():
+            return logging.ERROR if event.to is State.UNKNOWN else logging.DEBUG
+        case Resolved() | Reaped() | Operated():
+            return logging.INFO
+        case Reserved() | Replayed() | Stepped() | Delivered() | Asked():
+            return logging.DEBUG
+        case _:
+            assert_never(event)
+
+
+def fields_of(event: Event) -> dict[str, Any]:
+    """The event's name and all that it says, as plain values; of the key only the digest."""
+    known: dict[str, Any] = {"event": _name(type(event).__name__)}
+    for one in fields(event):
+        value = getattr(event, one.name)
+        if isinstance(value, About):
+            known |= {"operation": value.operation, "tenant": value.tenant, "key_digest": value.key_digest}
+            known["incarnation"] = str(value.incarnation)
+            if value.effects is not None:
+                known["effects"] = value.effects.value
+        elif value is not None:
+            known[one.name] = getattr(value, "value", value)
+    return known
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: time, level, logger, message, and the fields of an event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"at": at, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        return json.dumps({**line, **getattr(record, "oncekey", {})}, default=str)
+
+
+def _name(kind: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).lstrip("_")

@@ -1,0 +1,320 @@
+"""Events as OpenTelemetry metrics and spans: `Once(..., observers=[OpenTelemetry()])`.
+
+Metrics have the names of `Count`, with their dots. Each event is told when what it tells is over, so spans are made
+with the times that the event knows; only the handler's is open while its steps are told, because it is their parent.
+Spans belong to the span that is current where the request came in. Keys are digests, here too.
+
+What one request becomes may span hours and processes: a retry, a resume, a reconciliation. All of it hangs on one
+incarnation, and that has as many bits as a trace's id. So each incarnation has a trace of its own, its story: whoever
+knows the record knows its trace, and nothing is stored for it. In the story are the attempts, each with a link to the
+trace of its own request, and whatever workers and operators did; and each claim links to its story.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, assert_never
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
+
+from oncekey.core.errors import StoreError
+from oncekey.core.model import SECOND, Effects, EntryKind, State
+from oncekey.observe.events import (
+    LONG,
+    MEANING,
+    QUICK,
+    SLOW,
+    TENANTS,
+    About,
+    Asked,
+    Buried,
+    Bypassed,
+    Contradicted,
+    Count,
+    Delivered,
+    Doubted,
+    GivenUp,
+    How,
+    Operated,
+    Reaped,
+    Refused,
+    Replayed,
+    Reserved,
+    Resolved,
+    Settled,
+    ShortLease,
+    Stepped,
+    StoreFailed,
+    Swept,
+    Unsettled,
+    counted,
+)
+from oncekey.observe.gauges import look_blocking
+from oncekey.observe.logs import fields_of
+from oncekey.observe.tenants import PerTenant
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.util.types import AttributeValue
+
+    from oncekey.observe.events import Event
+    from oncekey.observe.gauges import Engines, Gauges
+    from oncekey.observe.tenants import Tenants
+
+log = logging.getLogger("oncekey")
+
+SCOPE: Final = "oncekey"
+PREFIX: Final = "api.idempotency."
+UNDER_WAY: Final = 10_000
+"""Of how many operations under way the span is remembered; what is forgotten is never exported."""
+FRESH: Final = 1.0
+"""Seconds for which the gauges of one question to the store are good: several instruments ask at once."""
+
+
+class OpenTelemetry:
+    """An observer that counts and traces by the given providers, or by the global ones.
+
+    `tenants` is how many tenants have series of their own. `once.blocking()` has to be possible for `gauges`.
+    """
+
+    def __init__(
+        self,
+        *,
+        meter_provider: metrics.MeterProvider | None = None,
+        tracer_provider: trace.TracerProvider | None = None,
+        tenants: int = TENANTS,
+    ) -> None:
+        self._meter = meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
+        self._spans = Spans(trace.get_tracer(SCOPE, tracer_provider=tracer_provider))
+        self._counters = {one: meter.create_counter(one.value, "{event}", MEANING[one]) for one in Count}
+        for counter in self._counters.values():
+            counter.add(0)  # it is there from the start
+        self._requests = meter.create_counter(f"{PREFIX}requests.count", "{request}", "Requests by their outcome")
+        self._short = meter.create_counter(f"{PREFIX}short_lease.count", "{warning}", "Leases below twice the p99")
+        self._operation = self._histogram("operation", "From the claim to the settlement", LONG)
+        self._store = self._histogram("store", "Transactions of the store", QUICK)
+        self._recovery = self._histogram("recovery", "From the run that failed to its recovery", SLOW)
+        self._tenants = each = PerTenant(tenants)
+        for name, counts in (("key_misuse", each.misuse), ("duplicates", each.duplicates)):
+            meter.create_observable_counter(f"{PREFIX}tenant.{name}.count", [_lines(counts)], "{request}")
+
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> metrics.Histogram:
+        return self._meter.create_histogram(
+            f"{PREFIX}{name}.duration", "s", meaning, explicit_bucket_boundaries_advisory=buckets
+        )
+
+    def __call__(self, event: Event) -> None:
+        """Count an event, and trace it."""
+        count = counted(event)
+        if count is not None:
+            self._counters[count[0]].add(count[1])
+        self._tenants(event)
+        self._spans(event)
+        match event:
+            case Reserved():
+                self._request(event.about, event.how.value)
+                if event.after is not None:
+                    self._recovery.record(
+                        event.after / SECOND, {"oncekey.by": "completer" if event.resumed else "requester"}
+                    )
+            case Replayed():
+                self._request(event.about, "replayed")
+            case Refused():
+                self._request(event.about, event.code.value)
+            case Bypassed():
+                self._request(event.about, "bypassed")
+            case Settled(about=about):
+                known = {"oncekey.operation": about.operation, "oncekey.state": str(event.to or "none")}
+                self._operation.record(event.handler + event.settling, known)
+            case Resolved():
+                self._recovery.record(event.after / SECOND, {"oncekey.by": event.by.value})
+            case ShortLease():
+                self._short.add(1, {"oncekey.operation": event.operation})
+            case Asked():
+                failed = {} if event.failed is None else {"error.type": event.failed}
+                self._store.record(event.seconds, {"db.operation.name": event.name, **failed})
+            case _:
+                pass  # counted and traced above, if it is
+
+    def _request(self, about: About, outcome: str) -> None:
+        self._requests.add(1, {"oncekey.operation": about.operation, "oncekey.outcome": outcome})
+
+    def gauges(self, once: Engines) -> None:
+        """Show how the store stands, too: whoever exports asks it then, in a thread of its own."""
+        standing = _Standing(once)
+        shown: dict[str, tuple[str, str, Callable[[Gauges], Mapping[str, float]]]] = {
+            "records": ("{record}", "oncekey.state", lambda one: one.records),
+            "waiting": ("{record}", "oncekey.what", lambda one: one.waiting),
+            "waiting.oldest": ("s", "oncekey.what", lambda one: one.oldest),
+            "workers": ("{worker}", "oncekey.task", lambda one: one.workers),
+            "dlq.depth": ("{parcel}", "", lambda one: {"": one.waiting["dead_letters"]}),
+            "outbox.lag": ("s", "", lambda one: {"": one.oldest["parcels_due"]}),
+        }
+        for name, (unit, label, values) in shown.items():
+            self._meter.create_observable_gauge(f"{PREFIX}{name}", [standing.reading(label, values)], unit)
+
+
+def _lines(counts: Tenants) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def read(_: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(count, {"oncekey.tenant": tenant}) for tenant, count in counts.counts().items()]
+
+    return read
+
+
+class _Standing:
+    """The store's gauges, asked once for all instruments of one collection."""
+
+    def __init__(self, once: Engines) -> None:
+        self._once = once
+        self._asked = -FRESH
+        self._gauges: Gauges | None = None
+        self._lock = threading.Lock()
+
+    def reading(
+        self, label: str, values: Callable[[Gauges], Mapping[str, float]]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def read(_: CallbackOptions) -> Iterable[Observation]:
+            gauges = self._now()
+            shown = {} if gauges is None else values(gauges)
+            return [Observation(value, {label: name} if label else {}) for name, value in shown.items()]
+
+        return read
+
+    def _now(self) -> Gauges | None:
+        with self._lock:
+            if time.monotonic() - self._asked >= FRESH:
+                try:
+                    self._gauges = look_blocking(self._once)
+                except StoreError as error:
+                    log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
+                    self._gauges = None  # no line is better than one that is not true
+                self._asked = time.monotonic()
+            return self._gauges
+
+
+# Traces
+
+
+class Spans:
+    """Makes spans of events: claim, handler with its steps inside, settlement, and what others do about a key."""
+
+    def __init__(self, tracer: Tracer, clock: Callable[[], int] = time.time_ns) -> None:
+        self._tracer = tracer
+        self._clock = clock
+        self._handlers: OrderedDict[int, Span] = OrderedDict()
+
+    def __call__(self, event: Event) -> None:
+        """Make what spans the event is worth."""
+        now = self._clock()
+        match event:
+            case Reserved(about=about):
+                self._span("oncekey claim", event, now - _nanos(event.seconds), now, links=[Link(story_of(about))])
+                handler = self._start(f"oncekey handler {about.operation}", _known(about), now)
+                self._handlers[id(about)] = handler
+                if len(self._handlers) > UNDER_WAY:
+                    self._handlers.popitem(last=False)
+                self._attempt(event, handler.get_span_context(), now)
+            case Replayed():
+                self._span(
+                    "oncekey claim", event, now - _nanos(event.seconds), now, links=[Link(story_of(event.about))]
+                )
+            case Refused():
+                self._span("oncekey claim", event, now - _nanos(event.seconds), now)
+            case Stepped():
+                self._step(event, now)
+            case Settled(about=about) | Unsettled(about=about):
+                ended, running = now - _nanos(event.settling), self._handlers.pop(id(about), None)
+                if running is not None:
+                    running.end(ended)
+                self._span("oncekey settle", event, ended, now, failed=isinstance(event, Unsettled))
+            case Delivered() | Buried():
+                told = {
+                    "messaging.system": SCOPE,
+                    "messaging.destination.name": event.about.operation,
+                    "messaging.operation.type": "process",
+                }
+                name, bad = f"process {event.about.operation}", isinstance(event, Buried)
+                links = [Link(story_of(event.about))]
+                self._span(name, event, now, now, kind=SpanKind.CONSUMER, more=told, links=links, failed=bad)
+            case Swept() | Doubted() | Resolved() | GivenUp() | Contradicted() | Operated():
+                bad = not isinstance(event, Resolved | Operated)
+                name, here = f"oncekey {fields_of(event)['event']}", trace.get_current_span().get_span_context()
+                links = [Link(here)] if here.is_valid else []
+                story = NonRecordingSpan(story_of(event.about))
+                self._span(name, event, now, now, parent=story, links=links, failed=bad)
+            case Bypassed():
+                self._span("oncekey bypassed", event, now, now, failed=True)
+            case Reaped() | ShortLease() | Asked() | StoreFailed():
+                pass  # metrics tell that, and it is about no request
+            case _:
+                assert_never(event)
+
+    def _attempt(self, event: Reserved, here: SpanContext, now: int) -> None:
+        """In the story, one more attempt; a first one that is over with its commit has no story yet."""
+        if event.how is How.NEW and event.about.effects is Effects.LOCAL:
+            return
+        story = NonRecordingSpan(story_of(event.about, here.trace_flags))
+        self._span(f"oncekey attempt {event.about.operation}", event, now, now, parent=story, links=[Link(here)])
+
+    def _step(self, event: Stepped, now: int) -> None:
+        handler = self._handlers.get(id(event.about))
+        kind = SpanKind.CLIENT if event.kind is EntryKind.CALL and not event.recalled else SpanKind.INTERNAL
+        more = {} if event.error is None else {"error.type": event.error}
+        began, name = now - _nanos(event.seconds), f"oncekey {event.kind} {event.name}"
+        self._span(name, event, began, now, kind=kind, more=more, parent=handler, failed=event.error is not None)
+
+    def _span(
+        self,
+        name: str,
+        event: Event,
+        began: int,
+        ended: int,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        more: Mapping[str, AttributeValue] | None = None,
+        parent: Span | None = None,
+        links: Sequence[Link] = (),
+        failed: bool = False,
+    ) -> None:
+        said = {f"oncekey.{field}": value for field, value in fields_of(event).items() if field != "seconds"}
+        span = self._start(name, {**said, **(more or {})}, began, kind=kind, parent=parent, links=links)
+        if failed:
+            span.set_status(StatusCode.ERROR)
+        span.end(ended)
+
+    def _start(
+        self,
+        name: str,
+        attributes: Mapping[str, AttributeValue],
+        began: int,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        parent: Span | None = None,
+        links: Sequence[Link] = (),
+    ) -> Span:
+        context = None if parent is None else trace.set_span_in_context(parent)
+        return self._tracer.start_span(name, context, kind, attributes, links, began)
+
+
+SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+
+
+def story_of(about: About, flags: TraceFlags = SAMPLED) -> SpanContext:
+    """The trace of one life of a key, and the span that all others in it hang on, which nobody ever exports."""
+    number = about.incarnation.int
+    return SpanContext(number, number & 0xFFFF_FFFF_FFFF_FFFF, is_remote=True, trace_flags=flags)
+
+
+def _known(about: About) -> dict[str, AttributeValue]:
+    known = {"oncekey.operation": about.operation, "oncekey.tenant": about.tenant}
+    return {**known, "oncekey.key_digest": about.key_digest, "oncekey.state": State.IN_PROGRESS.value}
+
+
+def _nanos(seconds: float) -> int:
+    return round(seconds * 1_000_000_000)

@@ -1,0 +1,197 @@
+"""Events as Prometheus metrics: `Once(..., observers=[metrics := Prometheus()])`, and `await metrics.page(once)`.
+
+The twelve counters have no labels, so all of them are there from the start, at 0. What has labels is beside them: by
+operation, by the transaction's name, and by tenant for as many tenants as have a line of their own. Gauges are asked of
+the store when the page is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, assert_never
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
+
+from oncekey.core.errors import StoreError
+from oncekey.core.model import SECOND
+from oncekey.observe.events import (
+    LONG,
+    MEANING,
+    QUICK,
+    SLOW,
+    TENANTS,
+    Asked,
+    Bypassed,
+    Count,
+    Refused,
+    Replayed,
+    Reserved,
+    Resolved,
+    Settled,
+    ShortLease,
+    counted,
+)
+from oncekey.observe.gauges import look, look_blocking
+from oncekey.observe.tenants import PerTenant
+
+if TYPE_CHECKING:
+    from oncekey.observe.events import Event
+    from oncekey.observe.gauges import Engines, Gauges
+    from oncekey.observe.tenants import Tenants
+
+log = logging.getLogger("oncekey")
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Prometheus:
+    """An observer that counts in a registry: its own, or the one that the application serves anyway.
+
+    `tenants` is how many tenants have lines of their own; 0 names none.
+    """
+
+    content_type: Final = CONTENT_TYPE
+    """The media type of the page."""
+
+    def __init__(self, registry: CollectorRegistry | None = None, *, tenants: int = TENANTS) -> None:
+        self.registry = own = CollectorRegistry() if registry is None else registry
+        self._counters = {count: Counter(_name(count), MEANING[count], registry=own) for count in Count}
+        self._requests = _counter(own, "requests", "Requests by what became of them", "operation", "outcome")
+        self._settled = _counter(own, "settled", "Operations by where they ended", "operation", "state", "outcome")
+        self._short = _counter(own, "short_lease", "Warnings that a lease is less than twice the p99", "operation")
+        self._operation = _histogram(own, "operation", "From the claim to the settlement", LONG, "operation")
+        self._claim = _histogram(own, "claim", "The claim of a request", QUICK, "operation")
+        self._store = _histogram(own, "store", "Transactions of the store", QUICK, "transaction")
+        self._failures = _counter(
+            own, "store_failures", "Transactions of the store that failed", "transaction", "error"
+        )
+        self._recovery = _histogram(own, "recovery", "From the run that failed to its recovery", SLOW, "by")
+        self._tenants = each = PerTenant(tenants)
+        own.register(_Tenants({"tenant_key_misuse": each.misuse, "tenant_duplicates": each.duplicates}))
+        self._records = _gauge(own, "records", "Records by state; of finished ones an estimate", "state")
+        self._waiting = _gauge(own, "waiting", "What waits for somebody", "what")
+        self._oldest = _gauge(own, "waiting_oldest_seconds", "How long the oldest of it waits", "what")
+        self._workers = _gauge(own, "workers", "Living workers by task", "task")
+        self._dead = _gauge(own, "dlq_depth", "Dead letters")
+        self._lag = _gauge(own, "outbox_lag_seconds", "How long the oldest parcel is overdue")
+        self._up = _gauge(own, "store_up", "Whether the store answered when this page was asked for")
+
+    def __call__(self, event: Event) -> None:
+        """Count an event."""
+        count = counted(event)
+        if count is not None:
+            self._counters[count[0]].inc(count[1])
+        match event:
+            case Reserved() | Replayed() | Refused() | Bypassed():
+                self._request(event)
+            case Settled(about=about):
+                state, outcome = event.to or "none", event.outcome or ""
+                self._settled.labels(about.operation, str(state), str(outcome)).inc()
+                self._operation.labels(about.operation).observe(event.handler + event.settling)
+            case Resolved():
+                self._recovery.labels(event.by.value).observe(event.after / SECOND)
+            case ShortLease():
+                self._short.labels(event.operation).inc()
+            case Asked():
+                self._store.labels(event.name).observe(event.seconds)
+                if event.failed is not None:
+                    self._failures.labels(event.name, event.failed).inc()
+            case _:
+                pass  # counted above, if it is
+
+    def _request(self, event: Reserved | Replayed | Refused | Bypassed) -> None:
+        about = event.about
+        self._tenants(event)
+        match event:
+            case Reserved():
+                self._requests.labels(about.operation, event.how.value).inc()
+                self._claim.labels(about.operation).observe(event.seconds)
+                if event.after is not None:
+                    self._recovery.labels("completer" if event.resumed else "requester").observe(event.after / SECOND)
+            case Replayed():
+                self._requests.labels(about.operation, "replayed").inc()
+            case Refused():
+                self._requests.labels(about.operation, event.code.value).inc()
+            case Bypassed():
+                self._requests.labels(about.operation, "bypassed").inc()
+            case _:
+                assert_never(event)
+
+    # The page
+
+    async def page(self, once: Engines) -> bytes:
+        """The metrics as text, with gauges of this moment."""
+        try:
+            self._show(await look(once), up=True)
+        except StoreError as error:
+            log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
+            self._show(None, up=False)
+        return generate_latest(self.registry)
+
+    def page_blocking(self, once: Engines) -> bytes:
+        """`page` for threads."""
+        try:
+            self._show(look_blocking(once), up=True)
+        except StoreError as error:
+            log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
+            self._show(None, up=False)
+        return generate_latest(self.registry)
+
+    def _show(self, gauges: Gauges | None, *, up: bool) -> None:
+        self._up.set(up)
+        if gauges is None:
+            return
+        _set(self._records, gauges.records)
+        _set(self._waiting, gauges.waiting)
+        _set(self._oldest, gauges.oldest)
+        _set(self._workers, gauges.workers)
+        self._dead.set(gauges.waiting["dead_letters"])
+        self._lag.set(gauges.oldest["parcels_due"])
+
+
+class _Tenants:
+    """The counts by tenant, as they are when the page is asked for."""
+
+    def __init__(self, counts: Mapping[str, Tenants]) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Its families, which a registry compares with others by name."""
+        for name in self._counts:
+            yield CounterMetricFamily(f"{PREFIX}{name}", f"{name.replace('_', ' ').capitalize()}", labels=["tenant"])
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The families with their lines."""
+        for family, tenants in zip(self.describe(), self._counts.values(), strict=True):
+            for tenant, count in tenants.counts().items():
+                family.add_metric([tenant], count)
+            yield family
+
+
+PREFIX: Final = "api_idempotency_"
+
+
+def _name(count: Count) -> str:
+    """The name without `_total`, which the text adds."""
+    return count.value.replace(".", "_")
+
+
+def _counter(registry: CollectorRegistry, name: str, meaning: str, *labels: str) -> Counter:
+    return Counter(f"{PREFIX}{name}", meaning, labels, registry=registry)
+
+
+def _gauge(registry: CollectorRegistry, name: str, meaning: str, *labels: str) -> Gauge:
+    return Gauge(f"{PREFIX}{name}", meaning, labels, registry=registry)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, meaning: str, buckets: tuple[float, ...], *labels: str
+) -> Histogram:
+    return Histogram(f"{PREFIX}{name}_duration_seconds", meaning, labels, buckets=buckets, registry=registry)
+
+
+def _set(gauge: Gauge, values: Mapping[str, float]) -> None:
+    for label, value in values.items():
+        gauge.labels(label).set(value)

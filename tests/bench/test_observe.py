@@ -1,0 +1,26 @@
+"""The bench of observers runs, and compares with nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.observe import WAYS, table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_short_run() -> None:
+    words = ("--rounds", "1", "--requests", "2")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.observe", *words], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    for way in WAYS:
+        assert way in done.stdout
+
+
+def test_each_round_is_compared_with_its_own() -> None:
+    said = table({"nobody": [(100, 10), (400, 10)], "logs": [(110, 12), (410, 12)]}).splitlines()
+    assert said[2].split() == ["logs", "260", "us", "+10", "us", "12", "us", "+2", "us"]

@@ -1,0 +1,111 @@
+"""Where metrics are served: the demo and a worker of its own; and what a look at the gauges costs the store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from harness.demo import ALPHA, Demo
+from harness.filling import fill_postgres
+from observe.shop import read
+from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.observe.gauges import gauges_of
+from oncekey.stores.postgres import PostgresStore
+from upkeep.test_plans import nodes
+
+WORKER = """
+from oncekey import Message, Once
+from oncekey.observe import Prometheus
+
+once = Once("sqlite:///worker.db", migrate=True, observers=[Prometheus()])
+
+
+@once.topic("parcel")
+def deliver(message: Message) -> None: ...
+"""
+
+
+def test_the_demo_shows_its_metrics(tmp_path: Path) -> None:
+    # R199, R200
+    with Demo(tmp_path) as demo:
+        before = read(httpx.get(f"{demo.url}/metrics").text)
+        assert set(before.values()) == {0}
+        key = str(uuid.uuid4())
+        assert demo.order(key, token=ALPHA).status_code == demo.order(key, token=ALPHA).status_code == 201
+        answer = httpx.get(f"{demo.url}/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        moved = {name: value for name, value in read(answer.text).items() if value}
+        assert moved == {"api.idempotency.reserve.created.count": 1, "api.idempotency.reserve.replay.count": 1}
+        assert key not in answer.text
+        for _ in range(600):  # its workers have only just begun
+            if 'api_idempotency_workers{task="relay"} 1.0' in httpx.get(f"{demo.url}/metrics").text:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("no worker was seen")
+
+
+def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
+    # R212, R213
+    (tmp_path / "observed.py").write_text(WORKER)
+    command = [
+        str(Path(sys.executable).with_name("oncekey")),
+        "worker",
+        "--app",
+        "observed:once",
+        "--health",
+        "127.0.0.1:0",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stdout is not None
+            port = next(line for line in worker.stdout if line.startswith("health on port ")).split()[-1]
+            page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            assert set(read(page).values()) == {0}
+            assert "api_idempotency_dlq_depth 0.0" in page
+            assert httpx.get(f"http://127.0.0.1:{port}/healthz").json() == {"alive": True}
+        finally:
+            worker.terminate()
+
+
+@pytest.fixture
+def full(postgres_dsn: str) -> str:
+    """100,000 records of today, nearly all of them finished."""
+    driver = PsycopgDriver(postgres_dsn, pool_size=1)
+    drive(migrate.up(PostgresStore().schema), driver.run)
+    driver.close()
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        fill_postgres(connection, 1, 100_000)
+        connection.execute("VACUUM ANALYZE oncekey.record")
+    return postgres_dsn
+
+
+def test_gauges_read_what_is_unfinished_and_nothing_else(full: str) -> None:
+    # R135, R213
+    said = PostgresStore()._statements._commands["standing"].replace(":now::bigint", "NULL::bigint")
+    with psycopg.connect(full, autocommit=True) as connection:
+        [[[plan]]] = connection.execute(f"EXPLAIN (FORMAT JSON) {said}".encode()).fetchall()
+    found_by = {node.get("Index Name") for node in nodes(plan["Plan"])}
+    assert {"record_key", "record_expiring"} <= found_by
+    scanned = {node["Relation Name"] for node in nodes(plan["Plan"]) if node["Node Type"] == "Seq Scan"}
+    assert scanned <= {"outbox", "dead_letter"}  # which are empty
+    driver = PsycopgDriver(full, pool_size=1)
+    found = drive(gauges_of(PostgresStore()), driver.run)
+    driver.close()
+    assert found is not None
+    assert (found.records["in_progress"], found.records["unknown"], found.records["failed_retryable"]) == (
+        200,
+        200,
+        1000,
+    )
+    assert found.records["finished"] == pytest.approx(100_000 - 1400, rel=0.05)  # by the server's statistics
+    assert found.oldest["unknown"] > 0
