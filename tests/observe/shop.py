@@ -308,7 +308,7 @@ class _Served:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.__exit__(None, None, None)
-        for installation in self._shop.once._threaded:
+        for installation in self._shop.once._threaded.values():
             assert installation.stop(PATIENCE)
         self._shop.once.blocking().close()
         self._shop.once._blocking = None
