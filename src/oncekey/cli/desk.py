@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from oncekey import wire
-from oncekey.cli.finding import NAMESPACE, typed, whose, words_of
+from oncekey.cli.finding import NAMESPACE, typed, words_of
 from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
 from oncekey.core.prospects import prospect
+from oncekey.core.scope import whose
 from oncekey.core.showing import lapse
 from oncekey.core.transitions import Actor
 

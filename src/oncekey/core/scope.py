@@ -12,12 +12,16 @@ from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, assert_never
+from urllib.parse import unquote_to_bytes
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.frames import frame, raw
 
 MAX_SCOPE_LENGTH: Final = 200
+NO_NAMESPACE: Final = "-"
+"""What stands in a scope for the namespace of a policy that has none."""
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
+_LENGTH: Final = re.compile(r"([0-9]+):")
 
 
 class BindTo(StrEnum):
@@ -68,6 +72,29 @@ def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, toke
             return scope_of(*parts, bind_to, sha256(raw(_given(token, bind_to))).hexdigest())
         case _:
             assert_never(bind_to)
+
+
+def parts_of(scope: str) -> list[str]:
+    """What a scope was made of, if it can be read; nothing of a digest."""
+    parts: list[str] = []
+    rest = scope
+    while found := _LENGTH.match(rest):
+        end = found.end() + int(found[1])
+        try:
+            parts.append(unquote_to_bytes(rest[found.end() : end]).decode())
+        except UnicodeDecodeError:
+            return []
+        rest = rest[end:]
+    return [] if rest else parts
+
+
+def whose(scope: str) -> str:
+    """A scope for people: the tenant, if it is nothing but that."""
+    match parts_of(scope):
+        case [namespace, tenant] if namespace == NO_NAMESPACE:
+            return tenant
+        case _:
+            return scope
 
 
 def _require(part: object, number: int) -> str:

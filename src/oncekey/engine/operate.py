@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from oncekey.core.audit import Note
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import ParcelKind, State
+from oncekey.core.model import Code, Completed, Outcome, ParcelKind, State, StoredResponse
 from oncekey.core.operate import Forbidden, Move, Order, decide, trigger_of
+from oncekey.core.policy import Policy
+from oncekey.core.problems import render
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Trigger
+from oncekey.flow import Mode, Transaction
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -22,12 +25,17 @@ if TYPE_CHECKING:
     from oncekey.core.operate import Moved, Whereabouts, Wish
     from oncekey.core.resolution import Evidence
     from oncekey.flow import Flow
-    from oncekey.ports import Operate, Outbox, Store
+    from oncekey.ports import Operate, Outbox, Store, Survey
 
 NOT_HERE = "this store lives and dies with its process: operators work on SQLite or PostgreSQL"
 NO_LETTER = "there is no dead letter of this id"
 ORPHAN = (
     "its request is gone, or settled without it, so there is nobody to call for: only `oncekey dlq discard` is left"
+)
+
+GIVEN_UP = (
+    "An operator gave the operation up: it will not be tried again, and this is its answer for good. "
+    "Ask again with a new key if it is still wanted."
 )
 
 _SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
@@ -108,6 +116,23 @@ def discard(store: Store, letter_id: UUID, wish: Wish, mover: Mover) -> Flow[Mov
     return LetterMoved(letter, Trigger.DISCARD) if done else Forbidden(NO_LETTER)
 
 
+def given_up() -> Completed:
+    """What a client hears of an operation that was given up, unless the operator says it otherwise."""
+    page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP)
+    return Completed(StoredResponse(500, ((b"content-type", page.media_type),), page.body), Outcome.FAILURE)
+
+
+def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[Snapshot]:
+    """The record with all that it holds, for somebody who asked for it; the audit keeps who, before it is shown."""
+    audit, seen = store.audit, (yield from store.find(record_id))
+    if audit is None:
+        raise ConfigurationError(NOT_HERE)
+    if seen.record is not None:
+        note = Note.of(seen.record, seen.record.state, Trigger.DISCLOSE, mover, why)
+        yield Transaction("disclose", Mode.ATOMIC, partial(audit.noting, (note,)))
+    return seen
+
+
 def desk_of(store: Store) -> Operate:
     """Where operators work, or a sentence about where they do."""
     if store.operate is None:
@@ -120,6 +145,13 @@ def box_of(store: Store) -> Outbox:
     if store.outbox is None:
         raise ConfigurationError(NOT_HERE)
     return store.outbox
+
+
+def survey_of(store: Store) -> Survey:
+    """Where operators look through records, or a sentence about which stores have that."""
+    if store.survey is None:
+        raise ConfigurationError(NOT_HERE)
+    return store.survey
 
 
 _WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
