@@ -38,7 +38,7 @@ GIVEN_UP = (
     "Ask again with a new key if it is still wanted."
 )
 
-_SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
+SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ _WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
 def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
     """Whether the letter's request is gone, another one's, or settled: such a letter is only paper."""
     record: Record | None = (yield from store.find(letter.parcel.record_id)).record
-    return record is None or record.incarnation != letter.parcel.incarnation or record.state in _SETTLED
+    return record is None or record.incarnation != letter.parcel.incarnation or record.state in SETTLED
 
 
 def _note(wish: Wish, mover: Mover, move: Move) -> Note:
