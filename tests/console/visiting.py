@@ -21,12 +21,15 @@ class Visitor:
         transport = httpx.ASGITransport(app, client=(client, 50_000), raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url=base)
         self.proof = ""
+        self._app = app
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
+        if isinstance(self._app, Console):
+            await self._app.close()
 
     async def log_in(self, token: str = ANN) -> httpx.Response:
         """Give a token."""

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from oncekey.console.access import Attempts, Operator, Role, Sessions, Tokens
 from oncekey.console.charts import Recent
 from oncekey.console.views import HEADERS, Views, Visit, base_of
-from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, StoreError
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
 from oncekey.engine.operate import NOT_HERE
 from oncekey.flow import adrive
 from oncekey.wire import Kind, aconnect, understand
@@ -126,6 +126,7 @@ class Console:
                 HTTPException: self._on_refusal,
                 CommitAmbiguousError: self._on_ambiguity,
                 StoreError: self._on_silence,
+                SchemaError: self._on_mistake,
                 OncekeyError: self._on_mistake,
                 Exception: self._on_fault,
             },
