@@ -15,7 +15,7 @@ import oncekey
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-OF_THEIR_OWN = ("oncekey.alembic", "oncekey.client", "oncekey.testing")
+OF_THEIR_OWN = ("oncekey.alembic", "oncekey.client", "oncekey.console", "oncekey.testing")
 """Packages that are not part of a service: what sends requests, and what tests use."""
 
 

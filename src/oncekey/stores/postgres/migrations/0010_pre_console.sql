@@ -1,3 +1,4 @@
+-- Stands alone: it builds on no post before it.
 -- Where operators look through what is not finished, by its state and the newest first. Finished records are in none of
 -- these, because every request would pay for that; what is in progress has record_running.
 -- Building them reads the tables once, and what writes to them waits meanwhile.
