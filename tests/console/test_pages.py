@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import uuid
@@ -213,15 +214,47 @@ async def test_what_cannot_be_shown_as_text_is_shown_as_base64(url):
             assert "//4A" in (await visitor.post(path)).text
 
 
-@pytest.mark.parametrize("token", ["", "abc", "e30", "WzEsMl0", "WyJhIl0", "====", "%00"])
-async def test_an_address_that_is_none_is_a_page(tmp_path, token):
-    url = f"sqlite:///{tmp_path / 'shop.db'}"
+def coded(value):
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+async def test_an_address_that_is_none_is_a_page(url):
     with opened(url):
         async with Visitor(console_on(url)) as visitor:
             await visitor.log_in()
-            answer = await visitor.get(f"record/{token}")
-            assert answer.status_code == 404
-            assert "There is no such" in said(answer)
+            strange = [coded(one) for one in ([1, 2], ["a"], {}, ["a", "b\0"], ["a", "\ud800"], ["a", "b"])]
+            for token in ("", "abc", "====", "%00", *strange):
+                answer = await visitor.get(f"record/{token}")
+                assert answer.status_code == 404
+                assert "There is no such" in said(answer)
+
+
+async def test_what_nobody_can_mean_is_passed_over(url):
+    places = (
+        {"unknown": [1, "a\0", "b"]},
+        {"unknown": [2**70, "a", "b"]},
+        {"unknown": [1e999, "a", "b"]},
+        {"x": 1},
+        [1],
+    )
+    with opened(url):
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            for path in (
+                *(f"records?before={coded(place)}" for place in places),
+                "records?before=!!&tenant=%00&operation=a%00b&error=%F0%9F%94%91",
+                "records?older=999999d&younger=999999d",
+                "records?state=none&effects=none",
+                "letters?after=99999999999999999999.x",
+                "letters?after=1.00000000-0000-4000-8000-000000000000",
+                "audit?before=99999999999999999999",
+                "audit?before=9223372036854775807",
+                "?window=none",
+            ):
+                answer = await visitor.get(path)
+                assert answer.status_code == 200, path
+            for key in ("\0\0\0\0", "a\0bcd", "\U0010ffff" * 5, "%" * 300):
+                assert (await visitor.post("find", key=key, tenant="t\0")).status_code in {200, 303}
 
 
 async def test_a_store_that_is_away_is_a_page(tmp_path):

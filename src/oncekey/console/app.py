@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from oncekey.console.access import Attempts, Operator, Role, Sessions, Tokens
 from oncekey.console.charts import Recent
-from oncekey.console.views import HEADERS, Views, Visit, base_of
+from oncekey.console.views import HEADERS, Views, Visit, base_of, readable
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
 from oncekey.engine.operate import NOT_HERE
 from oncekey.flow import adrive
@@ -254,7 +254,8 @@ class Console:
             COOKIE,
             self.sessions.cookie(session),
             path=base_of(request) or "/",
-            secure=request.url.scheme == "https",
+            # Where others come, they come by TLS, wherever it ends before us.
+            secure=self._public or request.url.scheme == "https",
             httponly=True,
             samesite="strict",
         )
@@ -379,6 +380,7 @@ async def _form(request: Request) -> dict[str, str]:
         if len(body) > LARGEST_FORM:
             raise Refused(413, "This is too much", f"A form may have {LARGEST_FORM} bytes. Nothing was changed.")
     try:
-        return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict"))
+        fields = dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict"))
     except UnicodeDecodeError:
         raise Refused(400, "This is no form", "It is not UTF-8. Nothing was changed.") from None
+    return {name: readable(value) for name, value in fields.items()}

@@ -102,6 +102,7 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
             found[place].append(end)
     seconds = [place / SECOND for place in places]
     return {
+        "now": now / SECOND,
         "outcomes": [
             seconds,
             *([sum(_ending(end) == name for end in found[place]) for place in places] for name in ENDINGS),

@@ -281,7 +281,18 @@ def record_id_of(token: str) -> RecordId | None:
         scope, key = said
     except (ValueError, TypeError):
         return None
-    return RecordId(scope, key) if isinstance(scope, str) and isinstance(key, str) else None
+    return RecordId(scope, key) if is_text(scope) and is_text(key) else None
+
+
+def is_text(word: object) -> bool:
+    """Whether a store can be asked for it: every record's scope and key are such texts."""
+    if not isinstance(word, str) or "\0" in word:
+        return False
+    try:
+        word.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _outlined(shape: Any) -> str:  # noqa: ANN401  (a shape is nested lists and mappings of names)

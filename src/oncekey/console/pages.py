@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, RedirectResponse
 from oncekey.console.access import Role
 from oncekey.console.app import Refused
 from oncekey.console.charts import ENDS, WINDOWS, sample_of, series
-from oncekey.console.dossier import TRIGGERS, gather, record_id_of, token_of
+from oncekey.console.dossier import TRIGGERS, gather, is_text, record_id_of, token_of
 from oncekey.core.audit import Mover
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
@@ -44,6 +44,7 @@ NO_RECORD: Final = (
     "There is no record of this key. It may have expired since, or it is a LOCAL request under way on PostgreSQL, "
     "which has no row until it is done."
 )
+_LARGEST: Final = 2**63
 _UNITS: Final = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": 24 * HOUR}
 
 
@@ -274,7 +275,7 @@ class Pages:
 
     async def audit(self, visit: Visit) -> Response:
         """What was done, the newest first: by people, or by everybody."""
-        before = int(text) if (text := visit.asked("before")).isascii() and text.isdigit() else None
+        before = int(text) if _is_number(text := visit.asked("before")) else None
         everybody = visit.asked("who") == "all"
         actor = None if everybody else Actor.OPERATOR
         lines = await self._console.ask(lambda store: survey_of(store).notes(PAGE, before, actor))
@@ -357,7 +358,12 @@ def _span(text: str) -> Duration | None:
     if not text:
         return 0
     number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1] in _UNITS else (text, SECOND)
-    return int(number) * unit if number.isascii() and number.isdigit() and len(number) < 10 else None  # noqa: PLR2004
+    return int(number) * unit if _is_number(number) and len(number) < 7 else None  # noqa: PLR2004  (three thousand years)
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number that every store can take."""
+    return text.isascii() and text.isdigit() and int(text[:20]) < _LARGEST and len(text) < 20  # noqa: PLR2004
 
 
 def _token(places: Mapping[State, Place]) -> str:
@@ -371,15 +377,17 @@ def _place(token: str) -> dict[State, Place] | None:
         return None
     try:
         said: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        return {State(state): (int(at), str(scope), str(key)) for state, (at, scope, key) in said.items()}
-    except (ValueError, TypeError, AttributeError):
+        places = {State(state): (int(at), scope, key) for state, (at, scope, key) in said.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return None
+    fit = all(abs(at) < _LARGEST and is_text(scope) and is_text(key) for at, scope, key in places.values())
+    return places if fit else None
 
 
 def _letter_place(token: str) -> DeadLetter | None:
     """A letter of that place; only its place is looked at."""
     at, _, name = token.partition(".")
-    if not at.isascii() or not at.isdigit():
+    if not _is_number(at):
         return None
     try:
         parcel = Parcel(UUID(name), ParcelKind.EMIT, RecordId("", ""), UUID(int=0), "", "", "")

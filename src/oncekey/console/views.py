@@ -83,11 +83,16 @@ class Visit:
 
     def asked(self, name: str) -> str:
         """What the address says, without the blanks around it."""
-        return self.request.query_params.get(name, "").strip()
+        return readable(self.request.query_params.get(name, "")).strip()
 
     def given(self, name: str) -> str:
         """What the form says."""
         return self.form.get(name, "")
+
+
+def readable(text: str) -> str:
+    """A text as every store can take it: no database has a letter for NUL."""
+    return text.replace("\0", "")
 
 
 def base_of(request: Request) -> str:

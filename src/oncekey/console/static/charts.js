@@ -19,7 +19,8 @@
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
   const spans = { "15 min": 900, "1 h": 3600, "6 h": 21600, "24 h": 86400 };
   const span = spans[place.dataset.window] ?? 3600;
-  const below = 46;
+  const high = 205;
+  let latest = Date.now() / 1000;
   const plain = (value) => (value == null ? "–" : String(value));
   const bars = uPlot.paths.bars({ size: [0.75, 40] });
 
@@ -69,11 +70,11 @@
     }));
     const plot = new uPlot({
       width: element.clientWidth,
-      height: element.clientHeight - below,
+      height: high,
       padding: [8, 8, 0, 0],
       cursor: { drag: { x: false, y: false }, points: { show: !kind.bars } },
       legend: { live: true },
-      scales: { x: { time: true, range: (_, low, high) => [high - span, high] }, y: { range: (_, low, high) => [0, Math.max(high * 1.08, kind.bars || name === "states" ? 4 : 1)] } },
+      scales: { x: { time: true, range: () => [latest - span, latest] }, y: { range: (_, low, top) => [0, Math.max(top * 1.08, kind.bars || name === "states" ? 4 : 1)] } },
       axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
       series: [{}, ...(kind.bars ? lines.reverse() : lines)],
     }, order, element);
@@ -87,6 +88,7 @@
     if (answer.type === "opaqueredirect") location.reload();
     if (!answer.ok) return;
     const data = await answer.json();
+    latest = data.now;
     for (const name of Object.keys(kinds)) draw(name, data[name]);
     place.dataset.drawn = "yes";
   }
@@ -102,7 +104,7 @@
   new ResizeObserver(() => {
     for (const plot of Object.values(drawn)) {
       const element = plot.root.parentElement;
-      plot.setSize({ width: element.clientWidth, height: element.clientHeight - below });
+      plot.setSize({ width: element.clientWidth, height: high });
     }
   }).observe(place);
 })();

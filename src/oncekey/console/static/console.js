@@ -29,6 +29,10 @@
   enter();
   addEventListener("hashchange", enter);
 
+  for (const chosen of document.querySelectorAll("nav [aria-current]")) {
+    chosen.scrollIntoView({ block: "nearest", inline: "center" });
+  }
+
   const busy = () => /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "");
   let prefix = 0;
 
