@@ -6,7 +6,7 @@ memory, such as a metrics backend, hands in another `History`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -24,6 +24,8 @@ BUCKETS: Final = 60
 ENDS: Final = 5000
 """How many ends of requests are looked at, for each way to end."""
 KEPT: Final = 5000
+FRESH: Final = 5 * SECOND
+"""For so long the ends that were looked at serve everybody."""
 EVERY: Final = 2 * SECOND
 """Two looks within this time are one sample."""
 
@@ -95,19 +97,19 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
     width = max(window // BUCKETS, SECOND)
     start = (now - window) // width * width
     places = [start + number * width for number in range(BUCKETS + 1)]
-    found: dict[int, list[End]] = {place: [] for place in places}
+    ended: Counter[tuple[str, int]] = Counter()
+    took: dict[int, list[Duration]] = {place: [] for place in places}
     for end in ends:
         place = end.at // width * width
-        if place in found:
-            found[place].append(end)
+        ended[_ending(end), place] += 1
+        # A LOCAL request is written in one commit, so its record cannot tell how long it took.
+        if end.took > 0 and place in took:
+            took[place].append(end.took)
     seconds = [place / SECOND for place in places]
     return {
         "now": now / SECOND,
-        "outcomes": [
-            seconds,
-            *([sum(_ending(end) == name for end in found[place]) for place in places] for name in ENDINGS),
-        ],
-        "latency": [seconds, *([_took(found[place], rank) for place in places] for rank in (50, 95, 99))],
+        "outcomes": [seconds, *([ended[name, place] for place in places] for name in ENDINGS)],
+        "latency": [seconds, *([_millis(took[place], rank) for place in places] for rank in (50, 95, 99))],
         "states": _columns(samples, ("unknown", "failed_retryable", "in_progress", "pending", "dead")),
         "lag": _columns(samples, ("lag", "oldest_unknown"), scale=SECOND),
         "workers": _columns(samples, ("workers",)),
@@ -127,9 +129,7 @@ def _ending(end: End) -> str:
             return "failed for good" if end.outcome is Outcome.FAILURE else "succeeded"
 
 
-def _took(ends: list[End], rank: int) -> float | None:
-    """In milliseconds. A LOCAL request is written in one commit, so its record cannot tell how long it took."""
-    took = [end.took for end in ends if end.took > 0]
+def _millis(took: list[Duration], rank: int) -> float | None:
     return percentile(took, rank) / 1000 if took else None
 
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse
 
 from oncekey.console.access import Role
 from oncekey.console.app import Refused
-from oncekey.console.charts import ENDS, WINDOWS, sample_of, series
+from oncekey.console.charts import ENDS, FRESH, WINDOWS, sample_of, series
 from oncekey.console.dossier import TRIGGERS, gather, is_text, record_id_of, token_of
 from oncekey.core.audit import Mover
 from oncekey.core.errors import ConfigurationError
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from oncekey.console.dossier import Dossier
     from oncekey.console.views import Visit
     from oncekey.core.census import Roll
-    from oncekey.core.model import Duration
-    from oncekey.core.survey import Place, Stretch, Tally
+    from oncekey.core.model import Duration, Instant
+    from oncekey.core.survey import End, Place, Stretch, Tally
     from oncekey.flow import Flow
     from oncekey.ports import Store
 
@@ -53,6 +53,7 @@ class Pages:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._ends: tuple[Instant, tuple[End, ...]] | None = None
         self.reads: tuple[tuple[str, Handler, Role], ...] = (
             ("/", self.overview, Role.READ),
             ("/live", self.live, Role.READ),
@@ -100,8 +101,9 @@ class Pages:
         tally, roll = await self._console.ask(_pulse)
         history = self._console.history
         history.add(sample_of(tally, roll))
-        ends = await self._console.ask(lambda store: survey_of(store).ended(ENDS))
-        return JSONResponse(series(ends, history.since(tally.now - window), tally.now, window))
+        if self._ends is None or not 0 <= tally.now - self._ends[0] < FRESH:
+            self._ends = tally.now, await self._console.ask(lambda store: survey_of(store).ended(ENDS))
+        return JSONResponse(series(self._ends[1], history.since(tally.now - window), tally.now, window))
 
     # Search
 
