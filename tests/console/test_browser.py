@@ -284,7 +284,7 @@ def test_the_overview_is_drawn_and_stays_fresh(visit, served, world):
     page = visit()
     log_in(page, served)
     expect(page.locator("#charts[data-drawn]")).to_be_attached()
-    expect(page.locator(".chart canvas")).to_have_count(4)
+    expect(page.locator(".chart canvas")).to_have_count(5)
     before = page.locator("#live").inner_html()
     put(world, State.UNKNOWN, Effects.INLINE, f"late-{time.time_ns()}", last_error="handler_raised", at=1)
     page.wait_for_function("before => document.querySelector('#live').innerHTML !== before", arg=before)

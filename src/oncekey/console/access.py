@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -145,10 +145,6 @@ class Sessions:
             return None
         operator = whose(ticket, name)
         return None if operator is None else Session(operator, nonce, began, seen, ticket)
-
-    def renewed(self, session: Session, operator: Operator) -> Session:
-        """The same session with what its operator may do now."""
-        return replace(session, operator=operator)
 
     def proof(self, session: Session) -> str:
         """What each form carries: nobody who cannot read our pages knows it."""

@@ -111,11 +111,6 @@ class Dossier:
         return prospect(self.record, self.now)
 
     @property
-    def stuck(self) -> bool:
-        """Whether its owner did not come back."""
-        return situate(self.record, self.now) is Situation.STALE
-
-    @property
     def todo(self) -> str:
         """What a person should do, in a sentence or two."""
         record, situation = self.record, situate(self.record, self.now)

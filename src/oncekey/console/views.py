@@ -123,7 +123,6 @@ class Views:
             "badge": badge,
             "body": body_of,
             "indented": indented,
-            "lapse": lapse,
             "number": lambda count: f"{count.found:,}+" if count.more else f"{count.found:,}",
             "times": times,
             "latin": lambda raw: raw.decode("latin-1"),

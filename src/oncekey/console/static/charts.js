@@ -28,6 +28,7 @@
     outcomes: { bars: true, format: plain, lines: [["succeeded", "good"], ["failed for good", "bad"], ["to be retried", "note"], ["unknown", "wait"]] },
     latency: { format: millis, lines: [["half of them", "accent"], ["95 %", "note"], ["99 %", "bad"]] },
     states: { format: plain, lines: [["unknown", "wait"], ["to be retried", "soft"], ["in progress", "note"], ["pending", "accent"], ["dead letters", "bad"]] },
+    workers: { format: plain, high: 110, lines: [["alive", "good"]] },
     lag: { format: seconds, lines: [["outbox", "accent"], ["oldest unknown", "wait"]] },
   };
   const drawn = {};
@@ -70,11 +71,11 @@
     }));
     const plot = new uPlot({
       width: element.clientWidth,
-      height: high,
+      height: kind.high ?? high,
       padding: [8, 8, 0, 0],
       cursor: { drag: { x: false, y: false }, points: { show: !kind.bars } },
       legend: { live: true },
-      scales: { x: { time: true, range: () => [latest - span, latest] }, y: { range: (_, low, top) => [0, Math.max(top * 1.08, kind.bars || name === "states" ? 4 : 1)] } },
+      scales: { x: { time: true, range: () => [latest - span, latest] }, y: { range: (_, low, top) => [0, Math.max(top * 1.08, kind.format === plain ? 4 : 1)] } },
       axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
       series: [{}, ...(kind.bars ? lines.reverse() : lines)],
     }, order, element);
@@ -102,9 +103,8 @@
   setInterval(() => { if (!document.hidden) load(); }, 5000);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   new ResizeObserver(() => {
-    for (const plot of Object.values(drawn)) {
-      const element = plot.root.parentElement;
-      plot.setSize({ width: element.clientWidth, height: high });
+    for (const [name, plot] of Object.entries(drawn)) {
+      plot.setSize({ width: plot.root.parentElement.clientWidth, height: kinds[name].high ?? high });
     }
   }).observe(place);
 })();

@@ -289,13 +289,23 @@ SELECT call.* FROM oncekey.call AS call WHERE call.incarnation = :incarnation::u
 LIMIT :limit::bigint;
 
 -- name: heard_of_key
--- Served by evidence_key.
-SELECT evidence.* FROM oncekey.evidence AS evidence WHERE evidence.downstream_key = :downstream_key::text
+-- Served by evidence_open_key and evidence_judged_key.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey.evidence AS heard WHERE heard.verdict IS NULL AND heard.downstream_key = :downstream_key::text
+    UNION ALL
+    SELECT judged.* FROM oncekey.evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.downstream_key = :downstream_key::text
+) AS evidence
 ORDER BY evidence.id LIMIT :limit::bigint;
 
 -- name: heard_of_provider
--- Served by evidence_provider.
-SELECT evidence.* FROM oncekey.evidence AS evidence WHERE evidence.provider_id = :provider_id::text
+-- Served by evidence_open_provider and evidence_judged_provider.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey.evidence AS heard WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id::text
+    UNION ALL
+    SELECT judged.* FROM oncekey.evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id::text
+) AS evidence
 ORDER BY evidence.id LIMIT :limit::bigint;
 
 -- name: parcels_in_full

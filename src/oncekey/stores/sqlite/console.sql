@@ -288,13 +288,23 @@ SELECT call.* FROM oncekey_call AS call WHERE call.incarnation = :incarnation OR
 LIMIT :limit;
 
 -- name: heard_of_key
--- Served by oncekey_evidence_key.
-SELECT evidence.* FROM oncekey_evidence AS evidence WHERE evidence.downstream_key = :downstream_key
+-- Served by oncekey_evidence_open_key and oncekey_evidence_judged_key.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey_evidence AS heard WHERE heard.verdict IS NULL AND heard.downstream_key = :downstream_key
+    UNION ALL
+    SELECT judged.* FROM oncekey_evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.downstream_key = :downstream_key
+) AS evidence
 ORDER BY evidence.id LIMIT :limit;
 
 -- name: heard_of_provider
--- Served by oncekey_evidence_provider.
-SELECT evidence.* FROM oncekey_evidence AS evidence WHERE evidence.provider_id = :provider_id
+-- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey_evidence AS heard WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id
+    UNION ALL
+    SELECT judged.* FROM oncekey_evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id
+) AS evidence
 ORDER BY evidence.id LIMIT :limit;
 
 -- name: parcels_in_full

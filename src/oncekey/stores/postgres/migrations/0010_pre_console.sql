@@ -5,6 +5,6 @@
 CREATE INDEX record_waiting ON oncekey.record (state, created_at, scope, key)
     WHERE state IN ('pending', 'failed_retryable', 'unknown');
 
--- All that was heard about a call, judged or not.
-CREATE INDEX evidence_key ON oncekey.evidence (downstream_key, id) WHERE downstream_key IS NOT NULL;
-CREATE INDEX evidence_provider ON oncekey.evidence (provider_id, id) WHERE provider_id IS NOT NULL;
+-- What was heard about a call and judged; what is not judged yet has indexes of its own.
+CREATE INDEX evidence_judged_key ON oncekey.evidence (downstream_key, id) WHERE verdict IS NOT NULL;
+CREATE INDEX evidence_judged_provider ON oncekey.evidence (provider_id, id) WHERE verdict IS NOT NULL;

@@ -4,6 +4,6 @@
 CREATE INDEX oncekey_record_waiting ON oncekey_record (state, created_at, scope, key)
     WHERE state IN ('pending', 'failed_retryable', 'unknown');
 
--- All that was heard about a call, judged or not.
-CREATE INDEX oncekey_evidence_key ON oncekey_evidence (downstream_key, id) WHERE downstream_key IS NOT NULL;
-CREATE INDEX oncekey_evidence_provider ON oncekey_evidence (provider_id, id) WHERE provider_id IS NOT NULL;
+-- What was heard about a call and judged; what is not judged yet has indexes of its own.
+CREATE INDEX oncekey_evidence_judged_key ON oncekey_evidence (downstream_key, id) WHERE verdict IS NOT NULL;
+CREATE INDEX oncekey_evidence_judged_provider ON oncekey_evidence (provider_id, id) WHERE verdict IS NOT NULL;
