@@ -157,6 +157,23 @@ async def test_a_session_that_is_over_leads_to_the_login(url):
         assert "Nothing was changed" in said(late)
 
 
+async def test_an_open_page_alone_keeps_nobody_logged_in(url):
+    clock = Clock()
+    async with Visitor(console_on(url, sessions=Sessions(clock=clock))) as visitor:
+        await visitor.log_in()
+        for _ in range(3):
+            clock.now += IDLE / 3
+            assert (await visitor.get("live", headers={"hx-request": "true"})).status_code == 200
+            assert (await visitor.get("series.json")).status_code == 200
+        clock.now += 1
+        over = await visitor.get("live", headers={"hx-request": "true"})
+        assert (over.status_code, over.headers["hx-redirect"]) == (401, "/login")
+        await visitor.log_in()
+        for _ in range(3):
+            clock.now += IDLE / 2
+            assert (await visitor.get("records")).status_code == 200
+
+
 async def test_a_token_that_is_taken_away_ends_its_sessions(url):
     secret = b"shared by two processes"
     async with Visitor(console_on(url, secret=secret)) as visitor:

@@ -50,6 +50,8 @@ Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None
 Handler = Callable[[Visit], Awaitable[Response]]
 
 COOKIE: Final = "oncekey_console"
+BY_ITSELF: Final = frozenset({"/live", "/series.json"})
+"""What an open page asks for without anybody touching it: nobody stays logged in by that."""
 LARGEST_FORM: Final = 2 * 1024 * 1024
 OFF: Final = (
     "the console is off until somebody can log in: give it tokens='ann:operate:TOKEN', or authenticate=, a function "
@@ -230,7 +232,7 @@ class Console:
                     "Nothing was changed.",
                 )
             answer = await handler(Visit(request, session, form))
-            if COOKIE not in answer.headers.get("set-cookie", ""):
+            if path not in BY_ITSELF and COOKIE not in answer.headers.get("set-cookie", ""):
                 self._remember(request, answer, session)
             return answer
 

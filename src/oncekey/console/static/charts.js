@@ -26,7 +26,7 @@
 
   const kinds = {
     outcomes: { bars: true, format: plain, lines: [["succeeded", "good"], ["failed for good", "bad"], ["to be retried", "note"], ["unknown", "wait"]] },
-    latency: { format: millis, lines: [["half of them", "accent"], ["95 %", "note"], ["99 %", "bad"]] },
+    latency: { format: millis, log: true, lines: [["half of them", "accent"], ["95 %", "note"], ["99 %", "bad"]] },
     states: { format: plain, lines: [["unknown", "wait"], ["to be retried", "soft"], ["in progress", "note"], ["pending", "accent"], ["dead letters", "bad"]] },
     workers: { format: plain, high: 110, lines: [["alive", "good"]] },
     lag: { format: seconds, lines: [["outbox", "accent"], ["oldest unknown", "wait"]] },
@@ -75,8 +75,8 @@
       padding: [8, 8, 0, 0],
       cursor: { drag: { x: false, y: false }, points: { show: !kind.bars } },
       legend: { live: true },
-      scales: { x: { time: true, range: () => [latest - span, latest] }, y: { range: (_, low, top) => [0, Math.max(top * 1.08, kind.format === plain ? 4 : 1)] } },
-      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
+      scales: { x: { time: true, range: () => [latest - span, latest] }, y: kind.log ? { distr: 3 } : { range: (_, low, top) => [0, Math.max(top * 1.08, kind.format === plain ? 4 : 1)] } },
+      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
       series: [{}, ...(kind.bars ? lines.reverse() : lines)],
     }, order, element);
     plot.raw = data;
