@@ -15,7 +15,12 @@
     if (value < 7200) return `${Math.round(value / 60)} min`;
     return `${(value / 3600).toFixed(1)} h`;
   };
-  const millis = (value) => (value == null ? "–" : value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`);
+  const millis = (value) => {
+    if (value == null) return "–";
+    if (value < 1000) return `${Math.round(value)} ms`;
+    return value < 10000 ? `${(value / 1000).toFixed(1)} s` : seconds(value / 1000);
+  };
+  const decade = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
   const spans = { "15 min": 900, "1 h": 3600, "6 h": 21600, "24 h": 86400 };
   const span = spans[place.dataset.window] ?? 3600;
@@ -76,7 +81,7 @@
       cursor: { drag: { x: false, y: false }, points: { show: !kind.bars } },
       legend: { live: true },
       scales: { x: { time: true, range: () => [latest - span, latest] }, y: kind.log ? { distr: 3 } : { range: (_, low, top) => [0, Math.max(top * 1.08, kind.format === plain ? 4 : 1)] } },
-      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
+      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, grid: { ...axis.grid, filter: (_, ticks) => (kind.log ? ticks.map((tick) => (decade(tick) ? tick : null)) : ticks) }, size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
       series: [{}, ...(kind.bars ? lines.reverse() : lines)],
     }, order, element);
     plot.raw = data;
