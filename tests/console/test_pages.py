@@ -6,17 +6,19 @@ import base64
 import json
 import re
 import uuid
+from decimal import Decimal
 
 import pytest
 
 from console.trouble import ACME, DONE_KEY, INLINE_KEY, NASTY, PHASED_KEY, ZETA, fill, opened, put
 from console.visiting import ANN, Visitor, console_on, said
-from oncekey.console import Console
+from oncekey.console import Console, Ledger
 from oncekey.console.charts import ENDINGS, Recent, Sample, series
 from oncekey.console.dossier import record_id_of, token_of
 from oncekey.core.model import MINUTE, SECOND, Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
 from oncekey.core.survey import End
 from oncekey.core.transitions import Actor, Trigger
+from oncekey.reconcile import LedgerEntry
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -33,7 +35,7 @@ def trouble(url):
         yield world
 
 
-async def test_the_overview_says_how_things_are(url, trouble):
+async def test_the_overview_says_how_things_are(url, trouble):  # R135, R213
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         words = said(await visitor.get(""))
@@ -303,3 +305,45 @@ def test_samples_of_one_moment_are_one():
     for at in (0, SECOND, 3 * SECOND, 4 * SECOND, 6 * SECOND):
         history.add(Sample(at, 0, 0, 0, 0, 0, 0, 0, 0))
     assert [one.at for one in history.since(SECOND)] == [3 * SECOND, 6 * SECOND]
+
+
+async def test_no_key_and_no_token_is_logged(url, trouble, caplog):  # R195
+    caplog.set_level(0)
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in("a-wrong-token-0123456789")
+        await visitor.log_in()
+        path = await visitor.find(PHASED_KEY)
+        await visitor.get(path)
+        await visitor.post(path)
+        await visitor.get(f"{path}/move/nonsense")
+    ours = [one.getMessage() for one in caplog.records if one.name.startswith("oncekey")]
+    assert any("a wrong token was given" in line for line in ours)
+    assert any("ann logged in" in line for line in ours)
+    for secret in (PHASED_KEY, ANN, "a-wrong-token-0123456789", path.removeprefix("record/")):
+        assert not any(secret in line for line in ours)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
+async def test_the_books_are_compared(url, trouble, waits):  # R140
+    entries = [LedgerEntry("nobody-sent-this", "ch_orphan", Decimal(1999), "EUR"), LedgerEntry(None, "ch_3Pq8")]
+    asked = []
+
+    def booked(since):
+        asked.append(since)
+        return entries
+
+    async def booked_later(since):
+        return booked(since)
+
+    async with Visitor(console_on(url, ledger=Ledger(booked_later if waits else booked))) as visitor:
+        await visitor.log_in()
+        assert "Every call that was announced since then is read" in said(await visitor.get("ledger"))
+        words = said(await visitor.post("ledger", span="2h"))
+        assert "2 differences in 2 charges and 1 calls." in words
+        assert "orphan charge the provider charged, and we never announced such a call" in words
+        assert "charged while unknown" in words
+    assert len(asked) == 1
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        assert (await visitor.get("ledger")).status_code == 404
+        assert (await visitor.post("ledger", span="2h")).status_code == 404

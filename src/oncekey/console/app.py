@@ -25,7 +25,9 @@ from starlette.routing import Route
 
 from oncekey.console.access import Attempts, Operator, Role, Sessions, Tokens
 from oncekey.console.charts import Recent
-from oncekey.console.views import HEADERS, Views, Visit, base_of, readable
+from oncekey.console.moves import Moves
+from oncekey.console.pages import Pages
+from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
 from oncekey.engine.operate import NOT_HERE
 from oncekey.flow import adrive
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None"]
 """The application's own authentication: who it is, or None for nobody who may be here."""
-Handler = Callable[[Visit], Awaitable[Response]]
 
 COOKIE: Final = "oncekey_console"
 BY_ITSELF: Final = frozenset({"/live", "/series.json"})
@@ -64,14 +65,6 @@ ONLY_HERE: Final = (
 _INSIDE: Final = re.compile(r"/(?:[\w.~%-][\w.~%/-]*)?(?:\?[\w.~%=&+-]*)?")
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 log = logging.getLogger("oncekey.console")
-
-
-class Refused(HTTPException):
-    """Something that is answered with a sentence on a page of its own."""
-
-    def __init__(self, status: int, heading: str, sentence: str) -> None:
-        super().__init__(status, sentence)
-        self.heading = heading
 
 
 class Console:
@@ -98,9 +91,6 @@ class Console:
         history: History | None = None,
         sessions: Sessions | None = None,
     ) -> None:
-        from oncekey.console.moves import Moves  # noqa: PLC0415  (they know the console's types)
-        from oncekey.console.pages import Pages  # noqa: PLC0415
-
         if (tokens is None) == (authenticate is None):
             raise ConfigurationError(OFF)
         if isinstance(store, str) and understand(store).kind is Kind.MEMORY:
@@ -117,7 +107,8 @@ class Console:
         self._public = public
         self._attempts = Attempts()
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
-        pages, moves = Pages(self), Moves(self)
+        pages = Pages(self)
+        moves = Moves(self, pages)
         self._app = Starlette(
             routes=[
                 *self._own_routes(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,7 +91,7 @@ class Dossier:
     lines: tuple[AuditEntry, ...]
     last: MemoEntry | None = None
     """What the same call returned when it was last made, for whatever key."""
-    inline: tuple[str, ...] = field(default=())
+    inline: tuple[str, ...] = ()
     """The calls of an INLINE handler, as workers name them."""
     possible: tuple[Possibility, ...] = ()
 

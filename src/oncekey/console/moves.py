@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import RedirectResponse
 
 from oncekey.console.access import Role
-from oncekey.console.app import Refused
 from oncekey.console.dossier import after, gather, token_of
-from oncekey.console.pages import SLUGS, Pages
+from oncekey.console.pages import SLUGS
+from oncekey.console.views import Refused
 from oncekey.core.audit import Mover
 from oncekey.core.errors import ResultNotStorableError
 from oncekey.core.memo import encode, rejected
@@ -30,9 +30,10 @@ from oncekey.engine.operate import desk_of
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from oncekey.console.app import Console, Handler
+    from oncekey.console.app import Console
     from oncekey.console.dossier import Dossier
-    from oncekey.console.views import Visit
+    from oncekey.console.pages import Pages
+    from oncekey.console.views import Handler, Visit
     from oncekey.core.model import DeadLetter, Headers, Record
 
 ORDERS: Final[Mapping[str, Order]] = {slug: Order(order) for order, slug in SLUGS.items()}
@@ -85,9 +86,9 @@ class Plan:
 class Moves:
     """The forms, and what they do."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, pages: Pages) -> None:
         self._console = console
-        self._pages = Pages(console)
+        self._pages = pages
         self.reads: tuple[tuple[str, Handler, Role], ...] = (
             ("/record/{token}/move/{order}", self.form, Role.OPERATE),
             ("/letter/{id}/move/{order}", self.letter_form, Role.OPERATE),

@@ -12,9 +12,9 @@ from uuid import UUID
 from starlette.responses import JSONResponse, RedirectResponse
 
 from oncekey.console.access import Role
-from oncekey.console.app import Refused
 from oncekey.console.charts import ENDS, FRESH, WINDOWS, sample_of, series
 from oncekey.console.dossier import TRIGGERS, gather, is_text, record_id_of, token_of
+from oncekey.console.views import Refused
 from oncekey.core.audit import Mover
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
@@ -28,9 +28,9 @@ from oncekey.reconcile.ledger import MEANING
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from oncekey.console.app import Console, Handler
+    from oncekey.console.app import Console
     from oncekey.console.dossier import Dossier
-    from oncekey.console.views import Visit
+    from oncekey.console.views import Handler, Visit
     from oncekey.core.census import Roll
     from oncekey.core.model import Duration, Instant
     from oncekey.core.survey import End, Place, Stretch, Tally

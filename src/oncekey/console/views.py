@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from oncekey.console.dossier import body_of, indented, token_of
@@ -99,6 +100,18 @@ def base_of(request: Request) -> str:
     """The path under which the console is mounted."""
     base: str = request.scope.get("root_path", "")
     return base.rstrip("/")
+
+
+class Refused(HTTPException):
+    """Something that is answered with a sentence on a page of its own."""
+
+    def __init__(self, status: int, heading: str, sentence: str) -> None:
+        super().__init__(status, sentence)
+        self.heading = heading
+
+
+Handler: TypeAlias = Callable[[Visit], Awaitable[Response]]
+"""Answers somebody who may be here."""
 
 
 class Views:
