@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -317,3 +319,11 @@ async def test_a_form_that_is_none_is_refused(url):
         assert large.status_code == 413
         head = {"content-type": "application/x-www-form-urlencoded"}
         assert (await visitor.http.post("find", content=b"key=\xff", headers=head)).status_code == 400
+
+
+async def test_many_who_come_first_share_one_engine(url):
+    console = console_on(url)
+    first = await asyncio.gather(*(console.engine() for _ in range(8)))
+    assert len({id(one) for one in first}) == 1
+    assert await console.engine() is first[0]
+    await console.close()

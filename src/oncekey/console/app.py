@@ -152,10 +152,17 @@ class Console:
             return self.store.asynchronous()
         loop = asyncio.get_running_loop()
         engine = self._engines.get(loop)
-        if engine is None:
-            engine = aconnect(self.store)
-            await engine.check()
-            self._engines[loop] = engine
+        if engine is not None:
+            return engine
+        made = aconnect(self.store)
+        try:
+            await made.check()
+        except BaseException:
+            await made.close()
+            raise
+        engine = self._engines.setdefault(loop, made)
+        if engine is not made:  # somebody else came first
+            await made.close()
         return engine
 
     async def ask(self, flow: Callable[[Any], Flow[T]]) -> T:

@@ -184,10 +184,8 @@ class _Path:
     found: deque[Record]
     place: Place
     """The last that was taken."""
-    full: bool
-    """There may be more behind what was found."""
     edge: Place | None
-    """Where the look was broken off, if it was and not everything behind is known."""
+    """Where the look ended, if there may be more behind it."""
 
 
 def _walking(wanted: Walk, limit: int, before: Place, looked: int) -> dict[str, Value]:
@@ -211,13 +209,14 @@ def _walking(wanted: Walk, limit: int, before: Place, looked: int) -> dict[str, 
 
 def _path(rows: Rows, state: State, place: Place, limit: int) -> _Path:
     found = [row for row in rows if row["scope"] is not None]
-    full, first = len(found) == limit, rows[0]
-    edge = None if full or first["edge_at"] is None else (int(first["edge_at"]), first["edge_scope"], first["edge_key"])
-    if full:
-        # What cannot be read is left out, and must not be met again.
+    edge, first = None, rows[0]
+    if len(found) == limit:
+        # By the row: a record that cannot be read is left out, and must not be met again.
         last = found[-1]
         edge = (int(last["expires_at" if state in FINISHED else "created_at"]), last["scope"], last["key"])
-    return _Path(deque(records_of(found)), place, full, edge)
+    elif first["edge_at"] is not None:
+        edge = (int(first["edge_at"]), first["edge_scope"], first["edge_key"])
+    return _Path(deque(records_of(found)), place, edge)
 
 
 def _merged(now: Instant, paths: dict[State, _Path], limit: int) -> Stretch:
