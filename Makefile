@@ -102,6 +102,7 @@ $(VENV)/.run: $(VENV)/.made requirements/run.txt pyproject.toml
 # What the lowest versions are tried on: each extra where it touches another package's interface.
 LOWEST_TESTS = tests/frameworks tests/drivers --ignore=tests/drivers/postgres/test_every_byte.py \
 	tests/client/test_aiohttp.py tests/client/test_httpx.py tests/client/test_requests.py \
+	tests/console/test_access.py tests/console/test_pages.py \
 	tests/upkeep/test_limits.py tests/phased/test_completer.py tests/cli/test_migrate.py tests/cli/test_doctor.py tests/cli/test_routes.py
 
 $(LOWEST)/.made: requirements/lowest.txt pyproject.toml

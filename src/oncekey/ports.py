@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from oncekey.upkeep_ports import Audit, Operate, Reconcile, Upkeep
+from oncekey.upkeep_ports import Audit, Operate, Reconcile, Survey, Upkeep
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -63,6 +63,7 @@ __all__ = [
     "Shares",
     "SteppingSession",
     "Store",
+    "Survey",
     "SyncFoldingTransaction",
     "Upkeep",
 ]
@@ -267,6 +268,10 @@ class Store(Records, Inspect, Protocol):
     @property
     def operate(self) -> Operate | None:
         """What operators need of it, if it has that."""
+
+    @property
+    def survey(self) -> Survey | None:
+        """What operators look through, if it has that."""
 
     @property
     def reconcile(self) -> Reconcile | None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     )
     from oncekey.core.operate import Forbidden, Move, Moved, Search, Whereabouts
     from oncekey.core.resolution import Call, Evidence, Heard, Verdict
+    from oncekey.core.survey import End, Lines, ParcelView, Stretch, Tally, Walk
+    from oncekey.core.survey import Place as Spot
+    from oncekey.core.transitions import Actor
     from oncekey.core.upkeep import Expired, Gone, Page, Place, Run
     from oncekey.flow import Flow, Steps
 
@@ -137,6 +140,38 @@ class Operate(Protocol):
 
     def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
         """What the database says about its own health, by name; every store has its own names."""
+
+
+class Survey(Protocol):
+    """What a person looks through. Every list goes along an index and looks at a bounded number of its entries."""
+
+    def walk(
+        self, wanted: Walk, limit: int, before: Mapping[State, Spot] | None = None, looked: int = ...
+    ) -> Flow[Stretch]:
+        """Records of some states, the newest first; without their answers. `before` is where the last part ended."""
+
+    def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
+        """Records of this key, else unfinished ones that begin like it; without answers."""
+
+    def tally(self) -> Flow[Tally]:
+        """What waits, counted up to a bound."""
+
+    def ended(self, limit: int) -> Flow[tuple[End, ...]]:
+        """How the requests ended that did so last: so many finished, failed and doubtful ones, in no order."""
+
+    def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
+        """The calls that were announced in one life of a key."""
+
+    def heard(self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]) -> Flow[tuple[Evidence, ...]]:
+        """All that was heard about these calls, judged or not, in the order in which it was heard."""
+
+    def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
+        """The parcels of one life of a key, in the outbox and with the dead letters."""
+
+    def notes(
+        self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = ...
+    ) -> Flow[Lines]:
+        """Lines of the audit about all keys, the newest first."""
 
 
 class Reconcile(Protocol):

@@ -9,9 +9,9 @@ from typing import Any
 from oncekey.stores.postgres import FILES, PostgresStore
 from oncekey.stores.queries import load
 
-_SAID: Mapping[str, str] = load("contract.before_split", *FILES)
+_SAID: Mapping[str, str] = load("contract.before_split", *(name for name in FILES if name != "console.sql"))
 OLD: Mapping[str, str] = {**_SAID, "claim_kept": _SAID["claim"], "settle_alone": _SAID["settle_completed"]}
-"""Its statements, word for word; it had no other forms of them."""
+"""Its statements, word for word; it had no other forms of them, and no console."""
 
 
 class OlderStore(PostgresStore):

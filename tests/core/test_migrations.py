@@ -7,6 +7,7 @@ import re
 import pytest
 
 from oncekey.core.migrations import (
+    ALONE,
     Applied,
     Migration,
     Phase,
@@ -123,3 +124,14 @@ def test_with_what_code_may_start(there, sentence):
 def test_a_store_without_migrations_needs_none():
     assert objection((), ()) is None
     assert changed((), ()) is None
+
+
+def test_a_pre_that_stands_alone_does_not_wait_for_a_post():
+    first, post = Migration.read("0001_pre_a.sql", "-- a"), Migration.read("0002_post_b.sql", ALONE)
+    builds, alone = Migration.read("0003_pre_c.sql", "-- c"), Migration.read("0004_pre_d.sql", f"{ALONE}\n-- d")
+    known = (first, post, builds, alone)
+    assert plan(known, (), only=Phase.PRE) == (first, alone)
+    assert plan(known, ()) == known
+    assert objection(known, (first, alone)) is not None  # it lacks what builds on the post
+    assert objection((first, post, alone), (first, alone)) is None
+    assert plan(known, (first, alone)) == (post, builds)

@@ -50,7 +50,7 @@ def test_everything_the_page_loads_or_links_to_is_there(demo: Demo) -> None:
     wanted = {address for address in [*elements.values("src"), *elements.values("href")] if address.startswith("/")}
     assert wanted >= {"/demo.css", "/icon.svg"}
     for address in wanted:
-        assert httpx.get(demo.url + address).status_code == 200
+        assert httpx.get(demo.url + address, follow_redirects=True).status_code == 200
 
 
 def test_the_script_asks_for_what_is_served(demo: Demo) -> None:

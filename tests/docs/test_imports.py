@@ -15,8 +15,8 @@ import oncekey
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-OF_THEIR_OWN = ("oncekey.alembic", "oncekey.client", "oncekey.observe", "oncekey.testing")
-"""Packages that not every service needs: what sends requests, what observes them, and what tests use."""
+OF_THEIR_OWN = ("oncekey.alembic", "oncekey.client", "oncekey.console", "oncekey.observe", "oncekey.testing")
+"""Packages that not every service needs: what sends requests, what observes and operates them, and what tests use."""
 
 
 def imports(page: Path) -> Iterator[tuple[str, str]]:

@@ -193,6 +193,7 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
     (re.compile(r"uvicorn \w+:app --port 8001"), Walkthrough.serve),
     (re.compile(r"python postman\.py"), Walkthrough.serve),
+    (re.compile(r"oncekey console --store \S+ --as \w+ --port 2525"), Walkthrough.serve),
     (re.compile(r"oncekey provider --port 2525(?: --webhooks \S+ --secret \w+)?"), Walkthrough.serve),
 )
 """Lines that are not typed as they are, and what is done instead. Every other line is."""

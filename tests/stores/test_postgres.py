@@ -334,6 +334,7 @@ class TestTables:
             "record_expiring": ["expires_at", "scope", "key"],
             "record_expired": ["expires_at", "scope", "key"],
             "record_key": ["key", "scope"],
+            "record_waiting": ["state", "created_at", "scope", "key"],
         }
         claim = a_claim()
         owned(engine, claim)

@@ -72,7 +72,7 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
             workers=workers,
             webhooks=webhooks is Switch.ON,
             ledger=provider_ledger,
-            announce=lambda url: announce(url, store),
+            announce=lambda url, console: announce(url, console, store),
         )
     except OncekeyError as error:
         fail(str(error))
@@ -99,14 +99,20 @@ def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0)
     )
 
 
-def announce(url: str, store: str) -> None:
-    """Say what it is and what to try."""
+def announce(url: str, console: str, store: str) -> None:
+    """Say what it is, where its operators look, and what to try."""
     heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {shown(store)}"
     steps = curl_lines(url, str(uuid.uuid4()))
     if sys.stdout.isatty():
-        _richly(heading, url, steps)
+        _richly(heading, url, console, steps)
     else:
-        print(heading, *(f"\n# {say}\n{command}" for say, command in steps), sep="\n", flush=True)
+        print(
+            heading,
+            f"Operators' console: {console}",
+            *(f"\n# {say}\n{command}" for say, command in steps),
+            sep="\n",
+            flush=True,
+        )
 
 
 def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
@@ -150,13 +156,14 @@ def fail(sentence: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _richly(heading: str, url: str, steps: list[tuple[str, str]]) -> None:
+def _richly(heading: str, url: str, console_url: str, steps: list[tuple[str, str]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
     console.print(Text(heading, style="bold"), soft_wrap=True)
     console.print(Text.assemble("In a browser: ", (url, "underline cyan"), ". Ctrl-C ends it."), soft_wrap=True)
+    console.print(Text.assemble("Operators' console: ", (console_url, "underline cyan")), soft_wrap=True)
     for say, command in steps:
         console.print(Text(f"\n# {say}", style="dim"), soft_wrap=True)
         console.print(Text(command, style="green"), soft_wrap=True)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from oncekey import wire
-from oncekey.cli.finding import NAMESPACE, typed, whose, words_of
+from oncekey.cli.finding import NAMESPACE, typed, words_of
 from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
 from oncekey.core.prospects import prospect
+from oncekey.core.scope import whose
 from oncekey.core.showing import lapse
 from oncekey.core.transitions import Actor
 
@@ -69,7 +70,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many a
 
 def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: bool = True) -> T:
     """Do something with a store whose schema fits, under asyncio, because every database has a driver for that."""
-    _there(url)
+    there(url)
 
     async def within() -> T:
         engine = wire.aconnect(url)
@@ -88,7 +89,7 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
     return asyncio.run(within())
 
 
-def _there(url: str) -> None:
+def there(url: str) -> None:
     """Refuse what has no tables, and a SQLite file that opening would make: who looks for trouble makes none."""
     wire.migrations_for(url)
     address = wire.understand(url)

@@ -12,10 +12,8 @@ from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
 from oncekey.cli.finding import typed
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import as_list, pairs, table
-from oncekey.core.model import Code, Completed, Outcome, ParcelKind, StoredResponse
+from oncekey.core.model import ParcelKind
 from oncekey.core.operate import Forbidden, Order, Wish
-from oncekey.core.policy import Policy
-from oncekey.core.problems import render
 from oncekey.core.showing import moment
 from oncekey.engine import operate
 from oncekey.engine.operate import LetterMoved
@@ -28,11 +26,6 @@ if TYPE_CHECKING:
     from oncekey.core.operate import Moved
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
-
-GIVEN_UP = (
-    "An operator gave the operation up: it will not be tried again, and this is its answer for good. "
-    "Ask again with a new key if it is still wanted."
-)
 
 LetterId = Annotated[UUID, typer.Argument(help="The parcel's id, as `dlq list` shows it.", metavar="ID")]
 
@@ -159,7 +152,7 @@ def discard(
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": true, "letter"}, or
     {"changed": false, "why", "possible"}.
     """
-    answer = answer_of(status, body, content_type, header, final_no=True) or given_up()
+    answer = answer_of(status, body, content_type, header, final_no=True) or operate.given_up()
     wish = Wish(Order.DISCARD, desk.given(reason), answer=answer)
     mover = desk.operator(by)
     _settle(
@@ -169,12 +162,6 @@ def discard(
         verbose,
         json_wanted=as_json,
     )
-
-
-def given_up() -> Completed:
-    """What a client hears of an operation that was given up, unless the operator says it otherwise."""
-    page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP)
-    return Completed(StoredResponse(500, ((b"content-type", page.media_type),), page.body), Outcome.FAILURE)
 
 
 def _settle(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote_to_bytes
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import RecordId
 from oncekey.core.operate import Forbidden
-from oncekey.core.scope import BindTo, bound_scope
+from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of
 from oncekey.engine.operate import desk_of
 from oncekey.flow import adrive
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
     from oncekey.engine.shell import AsyncEngine
 
-NO_NAMESPACE: Final = "-"
 NAMESPACE: Final = "ONCEKEY_NAMESPACE"
 SHORTEST: Final = 4
 """With fewer letters of a key nothing is looked for."""
@@ -28,7 +25,6 @@ SHOWN: Final = 20
 NOT_HERE: Final = (
     "there is no such key here (a LOCAL request under way on PostgreSQL has no row yet, and is seen with --tenant only)"
 )
-_LENGTH: Final = re.compile(r"([0-9]+):")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +80,6 @@ def scope_named(tenant: str | None, namespace: str | None, principal: str | None
     return bound_scope(bind_to, namespace or NO_NAMESPACE, tenant, principal=principal)
 
 
-def whose(scope: str) -> str:
-    """A scope for people: the tenant, if it is nothing but that."""
-    match _parts(scope):
-        case [namespace, tenant] if namespace == NO_NAMESPACE:
-            return tenant
-        case _:
-            return scope
-
-
 def typed(record_id: RecordId) -> str:
     """A key with the options that name whose it is, ready for a shell."""
     return " ".join(part for part in words_of(record_id) if part)
@@ -100,7 +87,7 @@ def typed(record_id: RecordId) -> str:
 
 def words_of(record_id: RecordId) -> tuple[str, str]:
     """The same in two parts, the second for the end of the line: a key with a dash would be taken for an option."""
-    match _parts(record_id.scope):
+    match parts_of(record_id.scope):
         case [namespace, tenant]:
             words = [*_namespace(namespace), "--tenant", tenant]
         case [namespace, tenant, bound, principal] if bound == BindTo.PRINCIPAL:
@@ -114,17 +101,3 @@ def words_of(record_id: RecordId) -> tuple[str, str]:
 
 def _namespace(name: str) -> list[str]:
     return ["--namespace", name] if name != NO_NAMESPACE or os.environ.get(NAMESPACE) else []
-
-
-def _parts(scope: str) -> list[str]:
-    """What a scope was made of, if it can be read; nothing of a digest."""
-    parts: list[str] = []
-    rest = scope
-    while found := _LENGTH.match(rest):
-        end = found.end() + int(found[1])
-        try:
-            parts.append(unquote_to_bytes(rest[found.end() : end]).decode())
-        except UnicodeDecodeError:
-            return []
-        rest = rest[end:]
-    return [] if rest else parts

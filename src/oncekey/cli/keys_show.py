@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from oncekey.cli.desk import age, possibility
-from oncekey.cli.finding import typed, whose, words_of
+from oncekey.cli.finding import typed, words_of
 from oncekey.cli.printing import broken, pairs, plain
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, State
 from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, believed_from, possible
-from oncekey.core.prospects import meaning, prospect, why
+from oncekey.core.prospects import downstream_keys, meaning, prospect, purpose, why
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
-from oncekey.core.seed import downstream_key
+from oncekey.core.scope import whose
 from oncekey.core.showing import describe, in_flight, moment
 
 if TYPE_CHECKING:
@@ -38,15 +38,6 @@ _BY_ITSELF: Final = {
     Situation.LIVE: "Wait for it: it is not to be touched while its owner is alive.",
     Situation.COMPLETED: "Nothing.",
     Situation.EXPIRED: "Nothing.",
-}
-_FOUND: Final = {
-    Order.EXECUTED: "It happened:",
-    Order.DECLINED: "The provider refused it for good:",
-    Order.NOT_EXECUTED: "It did not happen:",
-    Order.RELEASE: "Nothing is under way, and it shall be gone on with:",
-    Order.RETRY: "Nothing was sent, or sending again is safe; the worker shall try again:",
-    Order.DISCARD: "It was not made or was undone, and is given up:",
-    Order.BUST: "Its cause is mended, and a retry shall execute it:",
 }
 _BRIEF: Final = (
     "operation", "effects", "attempts", "recovery_point", "created_at", "finished_at", "expires_at", "version",
@@ -173,7 +164,7 @@ def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -
         if one.order is Order.NOT_EXECUTED and one.row in released:
             continue  # no call is open, so it says no more than a release
         yield ""
-        yield _purpose(one, record)
+        yield f"{purpose(one.order, record)}:"
         yield from (f"  {line}" for line in broken(command_of(one, record, result), indent=6))
         if one.note:
             yield f"  {one.note}"
@@ -201,27 +192,11 @@ def _looking(record: Record, shape: dict[str, Any]) -> Iterator[str]:
         yield f"   The call's result looked like this the last time: {_outline(shape['result_shape'])}"
 
 
-def _purpose(one: Possibility, record: Record) -> str:
-    if one.order in {Order.EXECUTED, Order.DECLINED} and record.intent is None and record.memo:
-        what = "was something else" if one.order is Order.EXECUTED else "was a final no"
-        return f"The result that was given by hand is wrong, and {what}:"
-    return _FOUND[one.order]
-
-
 def command_of(one: Possibility, record: Record, result: str | None) -> str:
     """As it is typed for this key; a final no looks like nothing that was seen before."""
     given = result if one.order is Order.EXECUTED and result else RESULT
     target, last = words_of(record.id)
     return one.typed(target, last=last, result=given)
-
-
-def downstream_keys(record: Record, calls: tuple[str, ...]) -> dict[str, str]:
-    """By which keys the provider knows the calls that may have been made."""
-    if record.intent is not None:
-        return {record.intent.phase: record.intent.downstream_key}
-    if record.effects is not Effects.INLINE:
-        return {}
-    return {name: downstream_key(record.seed, name) for name in calls}
 
 
 def _result_shape(known: Known) -> Any:

@@ -8,12 +8,14 @@ import typer
 
 from oncekey.cli import desk
 from oncekey.cli.desk import age
-from oncekey.cli.finding import called, scope_named, whose
-from oncekey.cli.keys_show import downstream_keys, in_doubt
+from oncekey.cli.finding import called, scope_named
+from oncekey.cli.keys_show import in_doubt
 from oncekey.cli.printing import as_list, table
 from oncekey.cli.reconcile import option_pairs
 from oncekey.core.model import State
 from oncekey.core.operate import Search
+from oncekey.core.prospects import downstream_keys
+from oncekey.core.scope import whose
 from oncekey.engine import operate
 from oncekey.flow import adrive
 

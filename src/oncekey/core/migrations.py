@@ -3,6 +3,9 @@
 `pre` is safe while older code still runs; it only adds. `post` may take away what older code needs, so it comes
 when the last of it is gone. So code starts when every `pre` it knows is there, and it refuses a store that has a
 `post` it does not know.
+
+A `pre` that comes after a `post` waits for it, because it may build on it. One that does not says so in its first line
+(ALONE); else code that knows both could never start beside code that knows neither.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from hashlib import sha256
 from typing import Final
 
 _FILE: Final = re.compile(r"(?P<number>\d{4})_(?P<phase>pre|post)_(?P<name>[a-z][a-z0-9_]*)\.sql")
+
+
+ALONE: Final = "-- Stands alone: it builds on no post before it."
+"""The first line of a `pre` that may run before a `post` of a lower number."""
 
 
 class Phase(StrEnum):
@@ -56,6 +63,11 @@ class Migration(Applied):
 
     text: str = field(repr=False)
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a `post` before it need not be there."""
+        return self.phase is Phase.PRE and self.text.startswith(ALONE)
+
     @classmethod
     def read(cls, file: str, text: str) -> Migration:
         """A migration from its file; a wrong name is a mistake of ours, found by the first test that runs."""
@@ -94,13 +106,13 @@ def status(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Entr
 
 
 def plan(known: Sequence[Migration], applied: Sequence[Applied], *, only: Phase | None = None) -> tuple[Migration, ...]:
-    """What is to be run, in order. `only=PRE` stops before the first `post`: later ones may build on it."""
+    """What is to be run, in order. `only=PRE` stops before the first `post`, but for those that stand alone."""
     numbers = {one.number for one in applied}
     pending = [one for one in known if one.number not in numbers]
     if only is not Phase.PRE:
         return tuple(pending)
     posts = [one.number for one in pending if one.phase is Phase.POST]
-    return tuple(one for one in pending if not posts or one.number < posts[0])
+    return tuple(one for one in pending if not posts or one.number < posts[0] or one.stands_alone)
 
 
 def changed(known: Sequence[Migration], applied: Sequence[Applied]) -> str | None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.model import Effects, Outcome, Record, State
+from oncekey.core.operate import Order
 from oncekey.core.rulings import Situation, situate
+from oncekey.core.seed import downstream_key
 from oncekey.core.showing import moment
 
 if TYPE_CHECKING:
@@ -84,6 +86,36 @@ def _doubt(record: Record) -> str:
     if record.memo:
         return f"Stopped after the step {record.recovery_point!r}: no call is open, but a person has to look."
     return "Unknown: it may have happened, and what became of it is not known."
+
+
+_PURPOSES: Final[Mapping[Order, str]] = MappingProxyType(
+    {
+        Order.EXECUTED: "It happened",
+        Order.DECLINED: "The provider refused it for good",
+        Order.NOT_EXECUTED: "It did not happen",
+        Order.RELEASE: "Nothing is under way, and it shall be gone on with",
+        Order.RETRY: "Nothing was sent, or sending again is safe; the worker shall try again",
+        Order.DISCARD: "It was not made or was undone, and is given up",
+        Order.BUST: "Its cause is mended, and a retry shall execute it",
+    }
+)
+
+
+def purpose(order: Order, record: Record) -> str:
+    """What an operator has found out who gives this order."""
+    if order in {Order.EXECUTED, Order.DECLINED} and record.intent is None and record.memo:
+        what = "was something else" if order is Order.EXECUTED else "was a final no"
+        return f"The result that was given by hand is wrong, and {what}"
+    return _PURPOSES[order]
+
+
+def downstream_keys(record: Record, calls: tuple[str, ...]) -> dict[str, str]:
+    """By which keys the provider knows the calls that may have been made; `calls` are those of INLINE handlers."""
+    if record.intent is not None:
+        return {record.intent.phase: record.intent.downstream_key}
+    if record.effects is not Effects.INLINE:
+        return {}
+    return {name: downstream_key(record.seed, name) for name in calls}
 
 
 def prospect(record: Record | None, now: Instant) -> str:

@@ -18,6 +18,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.frames import frame, raw
 
 MAX_SCOPE_LENGTH: Final = 200
+NO_NAMESPACE: Final = "-"
+"""What stands in a scope for the namespace of a policy that has none."""
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
 _LENGTH: Final = re.compile(r"([0-9]+):")
 
@@ -90,6 +92,15 @@ def tenant_of(scope: str) -> str:
     """The tenant in a caller's scope; the scope itself where it cannot be read."""
     parts = parts_of(scope)
     return parts[1] if len(parts) > 1 else scope
+
+
+def whose(scope: str) -> str:
+    """A scope for people: the tenant, if it is nothing but that."""
+    match parts_of(scope):
+        case [namespace, tenant] if namespace == NO_NAMESPACE:
+            return tenant
+        case _:
+            return scope
 
 
 def _require(part: object, number: int) -> str:

@@ -65,6 +65,8 @@ class Trigger(StrEnum):
     SUPERSEDE = "supersede"
     BUST = "bust"
     REPLACE = "replace"
+    DISCLOSE = "disclose"
+    """Somebody was shown what the record holds: it moves nothing, and only the audit knows it."""
 
 
 class Proof(StrEnum):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import Depends, FastAPI
 
 from oncekey.demo.charging import Charging
+from oncekey.demo.console import add_console
 from oncekey.demo.health import health_routes
 from oncekey.demo.ledger_route import ledger_routes
 from oncekey.demo.limits import BodyLimit
@@ -34,9 +35,17 @@ DEFAULT_PROVIDER = "http://127.0.0.1:8001"
 
 
 def create_app(
-    store_url: str, policy: Policy, provider_url: str = DEFAULT_PROVIDER, *, workers: bool = True
+    store_url: str,
+    policy: Policy,
+    provider_url: str = DEFAULT_PROVIDER,
+    *,
+    workers: bool = True,
+    console_token: str | None = None,
 ) -> FastAPI:
-    """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up."""
+    """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up.
+
+    With a `console_token` whoever has it may use the operators' console.
+    """
     metrics = Prometheus()
     once = Once(store_url, policy=policy, migrate=True, workers=workers, observers=[metrics])
     tables = Tables(once.asynchronous)
@@ -67,6 +76,8 @@ def create_app(
     app.include_router(ledger_routes(once, charging))
     app.include_router(health_routes(tables, once, metrics))
     app.include_router(page_routes())
+    if console_token is not None:
+        add_console(app, once, charging, console_token)
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)
     app.state.once = once

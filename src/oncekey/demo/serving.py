@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from oncekey.demo.app import DEFAULT_PROVIDER, create_app
+from oncekey.demo.console import link_to
 from oncekey.demo.house_provider import HouseProvider
 from oncekey.demo.listening import CannotServeError, address_of, listen
 from oncekey.demo.reconciling import WEBHOOKS
@@ -35,17 +37,18 @@ def serve(
     ledger: Path | None,
     workers: bool,
     webhooks: bool,
-    announce: Callable[[str], None],
+    announce: Callable[[str, str], None],
 ) -> None:
-    """Serve until a signal ends it; `announce` is told the address when everything is in order."""
+    """Serve until a signal ends it; `announce` is told the address and the console's when everything is in order."""
     with listen(host, port) as listener:
         asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
         address = address_of(host, listener)
         hook = f"{address}{WEBHOOKS}" if webhooks else None
         with _provided(provider, ledger or beside(store), hook) as provider_url:
-            announce(address)
+            token = secrets.token_urlsafe(24)
+            announce(address, link_to(address, token))
             config = uvicorn.Config(
-                create_app(store, policy, provider_url, workers=workers),
+                create_app(store, policy, provider_url, workers=workers, console_token=token),
                 log_level="warning",
                 access_log=False,
                 lifespan="on",

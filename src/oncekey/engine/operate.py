@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from oncekey.core.audit import Note
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import ParcelKind, State
+from oncekey.core.model import Code, Completed, Outcome, ParcelKind, State, StoredResponse
 from oncekey.core.operate import Forbidden, Move, Moved, Order, decide, trigger_of
+from oncekey.core.policy import Policy
+from oncekey.core.problems import render
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Trigger
 from oncekey.engine.telling import of_move
+from oncekey.flow import Mode, Transaction
 from oncekey.observe.events import About, Operated
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from oncekey.core.resolution import Evidence
     from oncekey.flow import Flow
     from oncekey.observe.events import Tell
-    from oncekey.ports import Operate, Outbox, Store
+    from oncekey.ports import Operate, Outbox, Store, Survey
 
 NOT_HERE = "this store lives and dies with its process: operators work on SQLite or PostgreSQL"
 NO_LETTER = "there is no dead letter of this id"
@@ -33,7 +36,12 @@ ORPHAN = (
     "its request is gone, or settled without it, so there is nobody to call for: only `oncekey dlq discard` is left"
 )
 
-_SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
+GIVEN_UP = (
+    "An operator gave the operation up: it will not be tried again, and this is its answer for good. "
+    "Ask again with a new key if it is still wanted."
+)
+
+SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,23 @@ def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, tell: Tell
     return LetterMoved(letter, trigger)
 
 
+def given_up() -> Completed:
+    """What a client hears of an operation that was given up, unless the operator says it otherwise."""
+    page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP)
+    return Completed(StoredResponse(500, ((b"content-type", page.media_type),), page.body), Outcome.FAILURE)
+
+
+def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[Snapshot]:
+    """The record with all that it holds, for somebody who asked for it; the audit keeps who, before it is shown."""
+    audit, seen = store.audit, (yield from store.find(record_id))
+    if audit is None:
+        raise ConfigurationError(NOT_HERE)
+    if seen.record is not None:
+        note = Note.of(seen.record, seen.record.state, Trigger.DISCLOSE, mover, why)
+        yield Transaction("disclose", Mode.ATOMIC, partial(audit.noting, (note,)))
+    return seen
+
+
 def desk_of(store: Store) -> Operate:
     """Where operators work, or a sentence about where they do."""
     if store.operate is None:
@@ -141,13 +166,20 @@ def box_of(store: Store) -> Outbox:
     return store.outbox
 
 
+def survey_of(store: Store) -> Survey:
+    """Where operators look through records, or a sentence about which stores have that."""
+    if store.survey is None:
+        raise ConfigurationError(NOT_HERE)
+    return store.survey
+
+
 _WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
 
 
 def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
     """Whether the letter's request is gone, another one's, or settled: such a letter is only paper."""
     record: Record | None = (yield from store.find(letter.parcel.record_id)).record
-    return record is None or record.incarnation != letter.parcel.incarnation or record.state in _SETTLED
+    return record is None or record.incarnation != letter.parcel.incarnation or record.state in SETTLED
 
 
 def _note(wish: Wish, mover: Mover, move: Move) -> Note:

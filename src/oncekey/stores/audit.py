@@ -49,7 +49,7 @@ class AuditStore:
 
         def body() -> Steps[tuple[AuditEntry, ...]]:
             rows = yield self._statements.say("history", params)
-            return tuple(_entry(row) for row in rows)
+            return tuple(entry_of(row) for row in rows)
 
         return (yield from said(Transaction("history", Mode.READ, body)))
 
@@ -79,7 +79,8 @@ def _line(note: Note) -> dict[str, object]:
     }
 
 
-def _entry(row: Row) -> AuditEntry:
+def entry_of(row: Row) -> AuditEntry:
+    """One line as it is read."""
     note = Note(
         scope=row["scope"],
         key_digest=row["key_digest"],

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oncekey.core.audit import Note
     from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
     from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
-    from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Reconcile, Schema, Upkeep
+    from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Reconcile, Schema, Survey, Upkeep
 
 STATEMENTS: tuple[str, ...] = (
     "find",
@@ -76,6 +76,7 @@ class KeyStore:
         self.audit: Audit | None = None
         self.upkeep: Upkeep | None = None
         self.operate: Operate | None = None
+        self.survey: Survey | None = None
         self.reconcile: Reconcile | None = None
         self._statements = Statements(commands, clock)
         self._statements.require(STATEMENTS)

@@ -104,7 +104,7 @@ class OperateStore:
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         """Records of this key, else unfinished ones that begin like it, else finished ones; without answers."""
-        params: dict[str, Value] = {"first": beginning, "last": _after(beginning), "scope": scope, "limit": limit}
+        params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
 
         def body() -> Steps[Page]:
             page = Page(0, ())
@@ -267,7 +267,7 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
             raise AssertionError(f"row {number} is not an operator's")
 
 
-def _after(beginning: str) -> str:
+def after(beginning: str) -> str:
     """The first text, by its bytes, that does not begin like this and comes after everything that does."""
     for place in range(len(beginning) - 1, -1, -1):
         following = ord(beginning[place]) + 1

@@ -93,9 +93,9 @@ class ReconcileStore:
         def body() -> Steps[tuple[Evidence, bool]]:
             rows = yield self._statements.say("add_evidence", params)
             if rows:
-                return _evidence(rows[0]), True
+                return evidence_of(rows[0]), True
             there = yield self._statements.say("find_evidence", {key: params[key] for key in ("source", "event_id")})
-            return _evidence(there[0]), False
+            return evidence_of(there[0]), False
 
         return (yield from repeated(Transaction("add_evidence", Mode.SINGLE, body)))
 
@@ -106,12 +106,12 @@ class ReconcileStore:
             "incarnation": str(record.incarnation),
             "since": record.created_at,
         }
-        return tuple(_evidence(row) for row in (yield from self._read("evidence_about", params)))
+        return tuple(evidence_of(row) for row in (yield from self._read("evidence_about", params)))
 
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
         """All evidence without a verdict, in order, after a place."""
         rows = yield from self._read("open_evidence", {"limit": limit, "after": after})
-        return tuple(_evidence(row) for row in rows)
+        return tuple(evidence_of(row) for row in rows)
 
     def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
         """Write what became of evidence, once. False: it has a verdict."""
@@ -120,7 +120,7 @@ class ReconcileStore:
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
         """Announced calls by the names that a provider knows, the newest first."""
         rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
-        return tuple(_call(row) for row in rows)
+        return tuple(call_of(row) for row in rows)
 
     def add_call(self, call: Call) -> Flow[bool]:
         """Remember the call of an INLINE handler, which announces none, as of now. False: it was known."""
@@ -155,7 +155,7 @@ class ReconcileStore:
             "after_phase": "" if after is None else after.phase,
         }
         rows = yield from self._read("list_calls", params)
-        return tuple((_call(row, "call_"), record_of(row) if row["state"] is not None else None) for row in rows)
+        return tuple((call_of(row, "call_"), record_of(row) if row["state"] is not None else None) for row in rows)
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
         """Delete evidence, and calls whose record is gone, that are older than `age`; how many that were."""
@@ -176,13 +176,15 @@ class ReconcileStore:
         return Transaction(name, mode, body)
 
 
-def _evidence(row: Row) -> Evidence:
+def evidence_of(row: Row) -> Evidence:
+    """What was heard, as a row has it."""
     verdict = row["verdict"]
     heard = Heard(row["source"], row["event_id"], row["said"], row["downstream_key"], row["provider_id"])
     return Evidence(int(row["id"]), int(row["at"]), heard, None if verdict is None else Verdict(verdict))
 
 
-def _call(row: Row, prefix: str = "") -> Call:
+def call_of(row: Row, prefix: str = "") -> Call:
+    """A call, as columns with this prefix have it."""
     return Call(
         id=RecordId(row[f"{prefix}scope"], row[f"{prefix}key"]),
         incarnation=UUID(str(row[f"{prefix}incarnation"])),

@@ -13,6 +13,7 @@ from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 from oncekey.stores.reconcile import ReconcileStore
+from oncekey.stores.survey import SurveyStore
 from oncekey.stores.upkeep import NotingUpkeepStore
 from oncekey.stores.vitals import POSTGRES
 
@@ -28,6 +29,7 @@ FILES = (
     "outbox.sql",
     "upkeep.sql",
     "operate.sql",
+    "console.sql",
     "reconcile.sql",
     "doctor.sql",
     "locks.sql",
@@ -49,4 +51,5 @@ class PostgresStore(KeyStore):
         self.upkeep = NotingUpkeepStore(self._statements, self.audit)
         self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=POSTGRES)
+        self.survey = SurveyStore(self._statements)
         self.locks = LockStore(self._statements, lambda: self.outbox)

@@ -13,6 +13,7 @@ from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 from oncekey.stores.reconcile import ReconcileStore
 from oncekey.stores.sqlite.locks import SqliteLocks
+from oncekey.stores.survey import SurveyStore
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.stores.vitals import SQLITE
 
@@ -31,6 +32,7 @@ FILES = (
     "outbox.sql",
     "upkeep.sql",
     "operate.sql",
+    "console.sql",
     "reconcile.sql",
     "doctor.sql",
 )
@@ -56,6 +58,7 @@ class SqliteStore(KeyStore):
         self.upkeep = UpkeepStore(self._statements, self.audit)
         self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=SQLITE)
+        self.survey = SurveyStore(self._statements)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""

@@ -1,0 +1,89 @@
+"""`python -m bench.console`: how long the console's pages take on a large table.
+
+PostgreSQL only. The table is filled by the database itself; then every page is rendered a few times by the application
+in this process, store included, without a server's sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import time
+
+import httpx
+import psycopg
+
+from bench.places import places
+from bench.reap import figures
+from oncekey.console import Console
+from oncekey.wire import connect
+
+TOKEN = "bench-token-0123456789"
+PAGES = {
+    "overview": "",
+    "its numbers": "live",
+    "its charts": "series.json?window=24+h",
+    "unfinished": "records",
+    "unknown": "records?state=unknown",
+    "completed": "records?state=completed",
+    "completed, one tenant": "records?state=completed&tenant=1%3A-8%3Atenant-7",
+    "retryable, an error that there is not": "records?state=failed_retryable&error=none",
+    "queue of unknown": "unknown",
+    "dead letters": "letters",
+    "audit": "audit?who=all",
+}
+
+
+async def measured(url, rounds):
+    """The pages of a console that has just been started, each a few times."""
+    console = Console(url, tokens=f"bench:operate:{TOKEN}")
+    transport = httpx.ASGITransport(console, client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/") as visitor:
+        await visitor.post("login", data={"token": TOKEN})
+        listed = (await visitor.get("records?state=unknown")).text
+        pages = {**PAGES, "one record": f"record/{re.search(r'/record/([A-Za-z0-9_-]+)', listed)[1]}"}
+        proof = re.search(r'name="proof" value="([0-9a-f]+)"', listed)[1]
+        took = {name: await _timed(rounds, lambda path=path: visitor.get(path)) for name, path in pages.items()}
+        for name, key in (("a whole key", "e4da3b7fbbce2345d7772b0674a318d5"), ("the beginning of one", "abcd")):
+            form = {"proof": proof, "key": key}
+            took[name] = await _timed(rounds, lambda form=form: visitor.post("find", data=form))
+    await console.close()
+    return took
+
+
+async def _timed(rounds, ask):
+    took = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        answer = await ask()
+        took.append(time.perf_counter() - began)
+        assert answer.status_code < 400, answer.text
+    return figures(took)
+
+
+def main():
+    """Fill, then look."""
+    parser = argparse.ArgumentParser(prog="python -m bench.console", description=__doc__)
+    parser.add_argument("--records", type=int, default=200_000, help="how many there are (200000)")
+    parser.add_argument("--full", action="store_true", help="five million, which takes minutes and gigabytes")
+    parser.add_argument("--rounds", type=int, default=20, help="how often each page is rendered (20)")
+    said = parser.parse_args()
+    records = 5_000_000 if said.full else said.records
+    with places(("asyncpg",)) as made:
+        url = made["asyncpg"]()
+        engine = connect(url.replace("+asyncpg", "+psycopg"))
+        engine.migrate()
+        engine.close()
+        from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found once `places` was entered)
+
+        with psycopg.connect(url.replace("+asyncpg", ""), autocommit=True) as connection:
+            fill_postgres(connection, 1, records)
+            connection.execute("VACUUM ANALYZE")
+        found = asyncio.run(measured(url, said.rounds))
+    print(json.dumps({"records": records, "page_ms": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""The operators' console: what waits, what happened to a key, and what to do about it, in a browser.
+
+It needs the extra `oncekey[console]`: Starlette and Jinja2.
+"""
+
+from importlib.util import find_spec
+
+from oncekey.core.errors import ConfigurationError
+
+for _package in ("starlette", "jinja2"):
+    if find_spec(_package) is None:
+        raise ConfigurationError(f"the console needs {_package}: pip install 'oncekey[console]'")
+
+from oncekey.console.access import Operator, Role, Tokens  # noqa: E402
+from oncekey.console.app import Console  # noqa: E402
+from oncekey.console.ledger import Ledger  # noqa: E402
+
+__all__ = ["Console", "Ledger", "Operator", "Role", "Tokens"]

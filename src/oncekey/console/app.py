@@ -1,0 +1,386 @@
+"""The console as an ASGI application: `app.mount("/console", Console(once, tokens=...))`.
+
+It is off unless somebody can log in: by tokens, or by the application's own authentication. Whoever is let in has a
+role, every form carries a proof that it is ours, and without `public=True` it answers nobody but this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ipaddress
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import parse_qsl, quote
+from weakref import WeakKeyDictionary
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from oncekey.console.access import Attempts, Operator, Role, Sessions, Tokens
+from oncekey.console.charts import Recent
+from oncekey.console.moves import Moves
+from oncekey.console.pages import Pages
+from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
+from oncekey.engine.operate import NOT_HERE
+from oncekey.flow import adrive
+from oncekey.wire import Kind, aconnect, understand
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    from oncekey.console.access import Session
+    from oncekey.console.charts import History
+    from oncekey.console.ledger import Ledger
+    from oncekey.core.model import Record
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.flow import Flow
+    from oncekey.once import Once
+
+T = TypeVar("T")
+Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None"]
+"""The application's own authentication: who it is, or None for nobody who may be here."""
+
+COOKIE: Final = "oncekey_console"
+BY_ITSELF: Final = frozenset({"/live", "/series.json"})
+"""What an open page asks for without anybody touching it: nobody stays logged in by that."""
+LARGEST_FORM: Final = 2 * 1024 * 1024
+OFF: Final = (
+    "the console is off until somebody can log in: give it tokens='ann:operate:TOKEN', or authenticate=, a function "
+    "that is handed the request and returns an Operator or None"
+)
+ONLY_HERE: Final = (
+    "This console answers this machine only. If others may reach it, behind TLS, its owner says so: "
+    "Console(public=True), or oncekey console --public."
+)
+_INSIDE: Final = re.compile(r"/(?:[\w.~%-][\w.~%/-]*)?(?:\?[\w.~%=&+-]*)?")
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+log = logging.getLogger("oncekey.console")
+
+
+class Console:
+    """The operators' console on a store: a URL, or the application's own `Once`.
+
+    `tokens` says who may log in (`NAME:ROLE:TOKEN`, by lines), or `authenticate` lets the application say it. `secret`
+    signs sessions; several processes need the same one. `namespace` is the policy's. `links` gives further addresses
+    for a record, such as its trace, by what they are called. `ledger` are the provider's books, to be compared with
+    ours. `history` remembers the numbers of the charts.
+    """
+
+    def __init__(
+        self,
+        store: str | Once,
+        *,
+        tokens: str | Tokens | None = None,
+        authenticate: Authenticate | None = None,
+        secret: bytes | None = None,
+        public: bool = False,
+        namespace: str | None = None,
+        title: str = "oncekey",
+        links: Callable[[Record], Mapping[str, str]] | None = None,
+        ledger: Ledger | None = None,
+        history: History | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
+        if (tokens is None) == (authenticate is None):
+            raise ConfigurationError(OFF)
+        if isinstance(store, str) and understand(store).kind is Kind.MEMORY:
+            raise ConfigurationError(NOT_HERE)
+        self.store = store
+        self.tokens = Tokens.read(tokens) if isinstance(tokens, str) else tokens
+        self.namespace = namespace
+        self.links = links
+        self.ledger = ledger
+        self.history: History = Recent() if history is None else history
+        self.views = Views(title)
+        self.sessions = sessions or Sessions(secret)
+        self._authenticate = authenticate
+        self._public = public
+        self._attempts = Attempts()
+        self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
+        pages = Pages(self)
+        moves = Moves(self, pages)
+        self._app = Starlette(
+            routes=[
+                *self._own_routes(),
+                *(self._route(path, handler, role) for path, handler, role in (*pages.reads, *moves.reads)),
+                *(self._route(path, handler, role, "POST") for path, handler, role in (*pages.writes, *moves.writes)),
+            ],
+            exception_handlers={
+                HTTPException: self._on_refusal,
+                CommitAmbiguousError: self._on_ambiguity,
+                StoreError: self._on_silence,
+                SchemaError: self._on_mistake,
+                OncekeyError: self._on_mistake,
+                Exception: self._on_fault,
+            },
+            lifespan=self._lifespan,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; every answer has the headers that keep browsers careful."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                there = {name for name, _ in message["headers"]}
+                given = ((name.encode(), value.encode()) for name, value in HEADERS.items())
+                message["headers"] = [*message["headers"], *(one for one in given if one[0] not in there)]
+            await send(message)
+
+        if not self._public and not _is_local(scope):
+            await PlainTextResponse(ONLY_HERE, 403)(scope, receive, sending)
+            return
+        await self._app(scope, receive, sending)
+
+    # What pages ask for
+
+    async def engine(self) -> AsyncEngine:
+        """The engine of the running event loop, with a schema that fits."""
+        if not isinstance(self.store, str):
+            return self.store.asynchronous()
+        loop = asyncio.get_running_loop()
+        engine = self._engines.get(loop)
+        if engine is not None:
+            return engine
+        made = aconnect(self.store)
+        try:
+            await made.check()
+        except BaseException:
+            await made.close()
+            raise
+        engine = self._engines.setdefault(loop, made)
+        if engine is not made:  # somebody else came first
+            await made.close()
+        return engine
+
+    async def ask(self, flow: Callable[[Any], Flow[T]]) -> T:
+        """What the store says; `flow` is handed it."""
+        engine = await self.engine()
+        return await adrive(flow(engine.store), engine.driver.run)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Where the console is served by itself; a mounted one is closed by its application."""
+        yield
+        await self.close()
+
+    async def close(self) -> None:
+        """Give back the connections that are the console's own."""
+        for engine in list(self._engines.values()):
+            await engine.close()
+        self._engines.clear()
+
+    def page(self, visit: Visit, template: str, status: int = 200, **context: Any) -> Response:  # noqa: ANN401
+        """A page for somebody who is logged in."""
+        return self.views.page(
+            visit.base,
+            template,
+            status,
+            operator=visit.session.operator,
+            may_operate=visit.session.operator.role.covers(Role.OPERATE),
+            proof=self.sessions.proof(visit.session),
+            logs_out=self.tokens is not None,
+            has_ledger=self.ledger is not None,
+            here=visit.request.url.path.removeprefix(visit.base) or "/",
+            **context,
+        )
+
+    # Letting in
+
+    def _own_routes(self) -> Sequence[Route]:
+        return (
+            Route("/assets/{name:path}", self._asset, methods=["GET"]),
+            Route("/login", self._show_login, methods=["GET"]),
+            Route("/login", self._log_in, methods=["POST"]),
+            self._route("/logout", self._log_out, Role.READ, "POST"),
+        )
+
+    def _route(self, path: str, handler: Handler, role: Role, method: str = "GET") -> Route:
+        async def guarded(request: Request) -> Response:
+            session = await self._session(request)
+            if session is None:
+                return self._to_login(request)
+            form: Mapping[str, str] = {}
+            if method == "POST":
+                form = await _form(request)
+                if not _from_here(request) or not self.sessions.proves(session, form.get("proof", "")):
+                    raise Refused(
+                        403,
+                        "This form is not from here",
+                        "It did not carry the proof of a page of yours, perhaps because you logged in again since. "
+                        "Nothing was changed. Go back, load the page anew and try again.",
+                    )
+            if not session.operator.role.covers(role):
+                raise Refused(
+                    403,
+                    "You may only look",
+                    f"{session.operator.name} has the role {session.operator.role}, and this needs {role}. "
+                    "Nothing was changed.",
+                )
+            answer = await handler(Visit(request, session, form))
+            if path not in BY_ITSELF and COOKIE not in answer.headers.get("set-cookie", ""):
+                self._remember(request, answer, session)
+            return answer
+
+        return Route(path, guarded, methods=[method])
+
+    async def _session(self, request: Request) -> Session | None:
+        cookie = request.cookies.get(COOKIE, "")
+        if self._authenticate is None:
+            tokens = self.tokens
+            assert tokens is not None
+            return self.sessions.read(cookie, lambda ticket, _: tokens.operator(ticket))
+        said = self._authenticate(request)
+        operator = await said if inspect.isawaitable(said) else said
+        if operator is None:
+            raise Refused(403, "You may not be here", "The application does not know you as one of its operators.")
+        same = self.sessions.read(cookie, lambda _, name: operator if name == operator.name else None)
+        return same or self.sessions.begin(operator)
+
+    def _remember(self, request: Request, answer: Response, session: Session) -> None:
+        answer.set_cookie(
+            COOKIE,
+            self.sessions.cookie(session),
+            path=base_of(request) or "/",
+            # Where others come, they come by TLS, wherever it ends before us.
+            secure=self._public or request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+
+    def _to_login(self, request: Request) -> Response:
+        base = base_of(request)
+        if request.headers.get("hx-request") == "true":
+            return Response(status_code=401, headers={"hx-redirect": f"{base}/login"})
+        if request.method != "GET":
+            raise Refused(401, "You are not logged in any more", "Nothing was changed. Log in, and try again.")
+        wanted = request.url.path.removeprefix(base)
+        wanted += f"?{request.url.query}" if request.url.query else ""
+        suffix = f"?next={quote(wanted)}" if wanted not in {"", "/"} else ""
+        return RedirectResponse(f"{base}/login{suffix}", 303)
+
+    async def _show_login(self, request: Request, wrong: str = "", status: int = 200) -> Response:
+        if self.tokens is None:
+            raise HTTPException(404)
+        wanted = request.query_params.get("next", "")
+        return self.views.page(base_of(request), "login.html", status, wrong=wrong, wanted=wanted)
+
+    async def _log_in(self, request: Request) -> Response:
+        if self.tokens is None:
+            raise HTTPException(404)
+        source = request.client.host if request.client else "-"
+        wait = self._attempts.wait(source)
+        if wait:
+            answer = await self._show_login(request, f"Too many wrong tokens. Try again in {wait} seconds.", 429)
+            answer.headers["retry-after"] = str(wait)
+            return answer
+        form = await _form(request)
+        if not _from_here(request):
+            raise Refused(403, "This form is not from here", "Another site sent it. Nobody was logged in.")
+        ticket = self.tokens.ticket(form.get("token", "").strip())
+        operator = None if ticket is None else self.tokens.operator(ticket)
+        if ticket is None or operator is None:
+            self._attempts.failed(source)
+            log.warning("console: a wrong token was given from %s", source)
+            return await self._show_login(request, "This token is not known.", 401)
+        self._attempts.forget(source)
+        wanted = form.get("next", "")
+        inside = wanted if _INSIDE.fullmatch(wanted) else "/"
+        answer = RedirectResponse(f"{base_of(request)}{inside}", 303)
+        self._remember(request, answer, self.sessions.begin(operator, ticket))
+        log.info("console: %s logged in", operator.name)
+        return answer
+
+    async def _log_out(self, visit: Visit) -> Response:
+        answer = RedirectResponse(f"{visit.base}/login", 303)
+        answer.delete_cookie(COOKIE, path=visit.base or "/")
+        return answer
+
+    async def _asset(self, request: Request) -> Response:
+        found = self.views.asset(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404)
+        return found
+
+    # What is said when something is wrong
+
+    async def _on_refusal(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        heading = getattr(error, "heading", "There is no such page" if error.status_code == 404 else error.detail)  # noqa: PLR2004
+        sentence = error.detail if isinstance(error, Refused) else "The address may be from an older page."
+        return self._message(request, error.status_code, heading, sentence)
+
+    async def _on_silence(self, request: Request, error: Exception) -> Response:
+        log.error("console: the store does not answer (%s)", type(error).__name__)
+        sentence = "Nothing was changed. Requests are refused meanwhile, and nothing is executed twice. Try again."
+        return self._message(request, 503, "The store does not answer", sentence)
+
+    async def _on_ambiguity(self, request: Request, _: Exception) -> Response:
+        sentence = (
+            "The connection was lost while the change was committed, so it may have been made. Look at the timeline of "
+            "the record before you repeat it."
+        )
+        return self._message(request, 503, "Nobody knows whether it was changed", sentence)
+
+    async def _on_mistake(self, request: Request, error: Exception) -> Response:
+        log.error("console: %s", type(error).__name__)
+        return self._message(request, 500, "This does not work", f"{error}")
+
+    async def _on_fault(self, request: Request, error: Exception) -> Response:
+        """A mistake of ours: the server's log has it, and a move that was under way is seen in the timeline."""
+        log.error("console: %s on %s", type(error).__name__, request.method)
+        sentence = "It is a mistake in the console. If you were about to change something, look whether it was."
+        return self._message(request, 500, "Something broke here", sentence)
+
+    def _message(self, request: Request, status: int, heading: str, sentence: str) -> Response:
+        context = {"heading": heading, "sentence": sentence, "status_code": status}
+        return self.views.page(base_of(request), "message.html", status, **context)
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether the request is from this machine, and meant for it: a name that leads here may be anybody's."""
+    client = scope.get("client")
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    name = re.sub(r":\d+$", "", hosts[0]).lower() if hosts else ""
+    try:
+        near = client is None or ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        near = False
+    return near and name in _LOCAL_NAMES
+
+
+def _from_here(request: Request) -> bool:
+    """Whether a page of this site sent a form, as far as the browser tells it."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in {"same-origin", "none"}
+    origin = request.headers.get("origin")
+    return origin is None or origin.partition("://")[2] == request.headers.get("host")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form, of which the last of a name counts."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
+        raise Refused(415, "This is no form", "Nothing was changed.")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_FORM:
+            raise Refused(413, "This is too much", f"A form may have {LARGEST_FORM} bytes. Nothing was changed.")
+    try:
+        fields = dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict"))
+    except UnicodeDecodeError:
+        raise Refused(400, "This is no form", "It is not UTF-8. Nothing was changed.") from None
+    return {name: readable(value) for name, value in fields.items()}

@@ -1,0 +1,140 @@
+"""What the charts of the overview show: how requests ended, as the store tells it, and what waited, as it was seen.
+
+The store has no history of its numbers, so each look at them is kept for a while in this process. Whoever has a better
+memory, such as a metrics backend, hands in another `History`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from oncekey.core.model import MINUTE, SECOND, Outcome, State
+from oncekey.core.upkeep import percentile
+
+if TYPE_CHECKING:
+    from oncekey.core.census import Roll
+    from oncekey.core.model import Duration, Instant
+    from oncekey.core.survey import End, Tally
+
+WINDOWS: Final = {"15 min": 15 * MINUTE, "1 h": 60 * MINUTE, "6 h": 360 * MINUTE, "24 h": 1440 * MINUTE}
+BUCKETS: Final = 60
+ENDS: Final = 5000
+"""How many ends of requests are looked at, for each way to end."""
+KEPT: Final = 5000
+FRESH: Final = 5 * SECOND
+"""For so long the ends that were looked at serve everybody."""
+EVERY: Final = 2 * SECOND
+"""Two looks within this time are one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What waited at one moment."""
+
+    at: Instant
+    unknown: int
+    pending: int
+    in_progress: int
+    failed_retryable: int
+    dead: int
+    lag: Duration
+    """For how long the oldest parcel is due."""
+    oldest_unknown: Duration
+    workers: int
+
+
+class History(Protocol):
+    """Where samples are kept, and found again."""
+
+    def add(self, sample: Sample) -> None:
+        """Keep one."""
+
+    def since(self, at: Instant) -> Sequence[Sample]:
+        """Those that are younger, the oldest first."""
+
+
+class Recent:
+    """The latest samples, in this process."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+
+    def add(self, sample: Sample) -> None:
+        """Keep one, unless there is one of this moment."""
+        if not self._samples or sample.at - self._samples[-1].at >= EVERY:
+            self._samples.append(sample)
+
+    def since(self, at: Instant) -> Sequence[Sample]:
+        """Those that are younger, the oldest first."""
+        return [one for one in self._samples if one.at >= at]
+
+
+def sample_of(tally: Tally, roll: Roll) -> Sample:
+    """One look at the store as a sample."""
+
+    def age(what: str) -> Duration:
+        oldest = tally.of(what).oldest
+        return 0 if oldest is None else max(0, tally.now - oldest)
+
+    return Sample(
+        at=tally.now,
+        unknown=tally.of("unknown").found,
+        pending=tally.of("pending").found,
+        in_progress=tally.of("in_progress").found,
+        failed_retryable=tally.of("failed_retryable").found,
+        dead=tally.of("dead").found,
+        lag=age("due"),
+        oldest_unknown=age("unknown"),
+        workers=sum(worker.is_alive(roll.now) for worker in roll.workers),
+    )
+
+
+def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window: Duration) -> dict[str, Any]:
+    """All charts as the page's script draws them: columns of numbers, with instants in seconds."""
+    width = max(window // BUCKETS, SECOND)
+    start = (now - window) // width * width
+    places = [start + number * width for number in range(BUCKETS + 1)]
+    ended: Counter[tuple[str, int]] = Counter()
+    took: dict[int, list[Duration]] = {place: [] for place in places}
+    for end in ends:
+        place = end.at // width * width
+        ended[_ending(end), place] += 1
+        # A LOCAL request is written in one commit, so its record cannot tell how long it took.
+        if end.took > 0 and place in took:
+            took[place].append(end.took)
+    seconds = [place / SECOND for place in places]
+    return {
+        "now": now / SECOND,
+        "outcomes": [seconds, *([ended[name, place] for place in places] for name in ENDINGS)],
+        "latency": [seconds, *([_millis(took[place], rank) for place in places] for rank in (50, 95, 99))],
+        "states": _columns(samples, ("unknown", "failed_retryable", "in_progress", "pending", "dead")),
+        "lag": _columns(samples, ("lag", "oldest_unknown"), scale=SECOND),
+        "workers": _columns(samples, ("workers",)),
+    }
+
+
+ENDINGS: Final = ("succeeded", "failed for good", "to be retried", "unknown")
+
+
+def _ending(end: End) -> str:
+    match end.state:
+        case State.UNKNOWN:
+            return "unknown"
+        case State.FAILED_RETRYABLE:
+            return "to be retried"
+        case _:
+            return "failed for good" if end.outcome is Outcome.FAILURE else "succeeded"
+
+
+def _millis(took: list[Duration], rank: int) -> float | None:
+    return percentile(took, rank) / 1000 if took else None
+
+
+def _columns(samples: Sequence[Sample], names: Sequence[str], scale: int = 1) -> list[list[float]]:
+    return [
+        [sample.at / SECOND for sample in samples],
+        *([getattr(sample, name) / scale for sample in samples] for name in names),
+    ]

@@ -1,0 +1,398 @@
+"""The pages that only look: overview, search, one record, the queues, the audit, the books."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode, urlsplit
+from uuid import UUID
+
+from starlette.responses import JSONResponse, RedirectResponse
+
+from oncekey.console.access import Role
+from oncekey.console.charts import ENDS, FRESH, WINDOWS, sample_of, series
+from oncekey.console.dossier import TRIGGERS, gather, is_text, record_id_of, token_of
+from oncekey.console.views import Refused
+from oncekey.core.audit import Mover
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import HOUR, MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
+from oncekey.core.prospects import downstream_keys
+from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope
+from oncekey.core.survey import FINISHED, UNFINISHED, Walk
+from oncekey.core.transitions import Actor
+from oncekey.engine.operate import box_of, disclose, survey_of
+from oncekey.reconcile.ledger import MEANING
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from oncekey.console.app import Console
+    from oncekey.console.dossier import Dossier
+    from oncekey.console.views import Handler, Visit
+    from oncekey.core.census import Roll
+    from oncekey.core.model import Duration, Instant
+    from oncekey.core.survey import End, Place, Stretch, Tally
+    from oncekey.flow import Flow
+    from oncekey.ports import Store
+
+PAGE: Final = 50
+SHORTEST: Final = 4
+"""With fewer letters of a key nothing is looked for but the key itself."""
+NO_RECORD: Final = (
+    "There is no record of this key. It may have expired since, or it is a LOCAL request under way on PostgreSQL, "
+    "which has no row until it is done."
+)
+_LARGEST: Final = 2**63
+_UNITS: Final = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": 24 * HOUR}
+
+
+class Pages:
+    """What may be looked at."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._ends: tuple[Instant, tuple[End, ...]] | None = None
+        self.reads: tuple[tuple[str, Handler, Role], ...] = (
+            ("/", self.overview, Role.READ),
+            ("/live", self.live, Role.READ),
+            ("/series.json", self.series, Role.READ),
+            ("/records", self.records, Role.READ),
+            ("/record/{token}", self.record, Role.READ),
+            ("/unknown", self.unknown, Role.READ),
+            ("/letters", self.letters, Role.READ),
+            ("/letter/{id}", self.letter, Role.READ),
+            ("/audit", self.audit, Role.READ),
+            ("/ledger", self.ledger, Role.READ),
+        )
+        self.writes: tuple[tuple[str, Handler, Role], ...] = (
+            ("/find", self.find, Role.READ),
+            ("/record/{token}", self.contents, Role.READ),
+            ("/ledger", self.compare, Role.READ),
+        )
+
+    # Overview
+
+    async def overview(self, visit: Visit) -> Response:
+        """What waits, who works, and how requests end."""
+        tally, roll = await self._console.ask(_pulse)
+        self._console.history.add(sample_of(tally, roll))
+        window = visit.asked("window") or "1 h"
+        return self._console.page(
+            visit,
+            "overview.html",
+            tally=tally,
+            roll=roll,
+            windows=tuple(WINDOWS),
+            window=window,
+            headline=_headline(tally, roll),
+        )
+
+    async def live(self, visit: Visit) -> Response:
+        """The part of the overview that is asked for again and again."""
+        tally, roll = await self._console.ask(_pulse)
+        self._console.history.add(sample_of(tally, roll))
+        return self._console.page(visit, "_live.html", tally=tally, roll=roll, headline=_headline(tally, roll))
+
+    async def series(self, visit: Visit) -> Response:
+        """The numbers of the charts."""
+        window = WINDOWS.get(visit.asked("window"), WINDOWS["1 h"])
+        tally, roll = await self._console.ask(_pulse)
+        history = self._console.history
+        history.add(sample_of(tally, roll))
+        if self._ends is None or not 0 <= tally.now - self._ends[0] < FRESH:
+            self._ends = tally.now, await self._console.ask(lambda store: survey_of(store).ended(ENDS))
+        return JSONResponse(series(self._ends[1], history.since(tally.now - window), tally.now, window))
+
+    # Search
+
+    async def records(self, visit: Visit) -> Response:
+        """Records by what they are, the newest first."""
+        wanted, wrong = self._wanted(visit)
+        place = _place(visit.asked("before"))
+        part = await self._console.ask(lambda store: survey_of(store).walk(wanted, PAGE, place))
+        asked = {
+            name: visit.asked(name) for name in ("state", "tenant", "operation", "effects", "error", "older", "younger")
+        }
+        further = ""
+        if part.further:
+            further = urlencode(
+                {name: word for name, word in {**asked, "before": _token(part.further)}.items() if word}
+            )
+        template = "_rows.html" if visit.by_htmx else "records.html"
+        return self._console.page(
+            visit,
+            template,
+            part=part,
+            further=further,
+            asked=asked,
+            wrong=wrong,
+            beginning=place is None,
+            key="",
+            kinds=tuple(Effects),
+            narrowed=any(word for name, word in asked.items() if name != "state"),
+        )
+
+    async def find(self, visit: Visit) -> Response:
+        """Records by key, by its beginning, or by what the provider knows a call by."""
+        key, tenant = visit.given("key").strip().strip('"'), visit.given("tenant").strip()
+        if not key:
+            return RedirectResponse(f"{visit.base}/records", 303)
+        scope = self._scope(tenant)
+        page = await self._console.ask(lambda store: survey_of(store).named(key, scope, PAGE))
+        same = tuple(one for one in page.records if one.id.key == key)
+        found: tuple[RecordId, ...] = tuple(one.id for one in same)
+        if not found:
+            found = await self._console.ask(lambda store: _called(store, key))
+        if len(found) == 1:
+            return RedirectResponse(f"{visit.base}/record/{token_of(found[0])}", 303)
+        part: Stretch | None = None
+        if len(key) >= SHORTEST and not same:
+            wanted = Walk(states=(State.COMPLETED,), beginning=key, scope=scope)
+            part = await self._console.ask(lambda store: survey_of(store).walk(wanted, PAGE))
+        records = (same or page.records) + (() if part is None else part.records)
+        if len(records) == 1:
+            return RedirectResponse(f"{visit.base}/record/{token_of(records[0].id)}", 303)
+        return self._console.page(
+            visit,
+            "found.html",
+            records=records,
+            now=page.now,
+            key=key,
+            tenant=tenant,
+            cut=part is not None and part.broken_off,
+            short=len(key) < SHORTEST,
+        )
+
+    def _wanted(self, visit: Visit) -> tuple[Walk, str]:
+        state, wrong = visit.asked("state"), ""
+        older, younger = _span(visit.asked("older")), _span(visit.asked("younger"))
+        if older is None or younger is None:
+            wrong = "An age is a number with its unit: 90s, 15m, 2h or 3d."
+        effects = visit.asked("effects")
+        known: dict[str, tuple[State, ...]] = {"": UNFINISHED, "stuck": (State.IN_PROGRESS,)}
+        known |= {one.value: (one,) for one in (*UNFINISHED, *FINISHED)}
+        return Walk(
+            states=known.get(state, UNFINISHED),
+            scope=self._scope(visit.asked("tenant")),
+            operation=visit.asked("operation") or None,
+            effects=Effects(effects) if effects in set(Effects) else None,
+            error=visit.asked("error") or None,
+            older=older or 0,
+            younger=younger or 0,
+            stale=state == "stuck",
+        ), wrong
+
+    def _scope(self, tenant: str) -> str | None:
+        """The scope that a tenant's name means; what looks like a scope is one."""
+        if not tenant:
+            return None
+        if tenant.startswith("sha256:") or tenant.partition(":")[0].isdecimal():
+            return tenant
+        return bound_scope(BindTo.TENANT, self._console.namespace or NO_NAMESPACE, tenant)
+
+    # One record
+
+    async def record(self, visit: Visit) -> Response:
+        """All about one record; what it holds of others' data is shown when somebody asks for it."""
+        return self._shown(visit, await self.dossier(visit), contents=False)
+
+    async def contents(self, visit: Visit) -> Response:
+        """The same with what it holds; the audit keeps who asked."""
+        dossier = await self.dossier(visit)
+        mover = Mover(Actor.OPERATOR, visit.session.operator.name)
+        why = visit.given("why").strip() or "looked at it in the console"
+        await self._console.ask(lambda store: disclose(store, dossier.record.id, mover, why))
+        return self._shown(visit, await self.dossier(visit), contents=True)
+
+    async def dossier(self, visit: Visit) -> Dossier:
+        """The record that an address names."""
+        record_id = record_id_of(visit.request.path_params["token"])
+        if record_id is None:
+            raise Refused(404, "There is no such page", "The address may be from an older page, or cut off.")
+        dossier = await self._console.ask(lambda store: gather(store, record_id, None))
+        if dossier is None:
+            raise Refused(404, "There is no such record", NO_RECORD)
+        return dossier
+
+    def _shown(self, visit: Visit, dossier: Dossier, *, contents: bool) -> Response:
+        links = {} if self._console.links is None else self._console.links(dossier.record)
+        safe = {name: link for name, link in links.items() if urlsplit(link).scheme in {"http", "https"}}
+        return self._console.page(
+            visit,
+            "record.html",
+            dossier=dossier,
+            record=dossier.record,
+            now=dossier.now,
+            contents=contents,
+            links=safe,
+            moved=visit.asked("moved"),
+            slugs=SLUGS,
+        )
+
+    # Queues
+
+    async def unknown(self, visit: Visit) -> Response:
+        """What may have happened and is not known, the newest first."""
+        place = _place(visit.asked("before"))
+        part = await self._console.ask(lambda store: survey_of(store).walk(Walk(states=(State.UNKNOWN,)), PAGE, place))
+        calls = (await self._console.ask(_roll)).inline_calls
+        references = {one.id: downstream_keys(one, calls(one.operation)) for one in part.records}
+        further = urlencode({"before": _token(part.further)}) if part.further else ""
+        return self._console.page(
+            visit, "unknown.html", part=part, references=references, further=further, first=place is None
+        )
+
+    async def letters(self, visit: Visit) -> Response:
+        """The dead letters, the oldest first."""
+        after = _letter_place(visit.asked("after"))
+        letters = await self._console.ask(lambda store: box_of(store).dead_letters(PAGE, after))
+        tally, _ = await self._console.ask(_pulse)
+        further = f"{letters[-1].died_at}.{letters[-1].parcel.id}" if len(letters) == PAGE else ""
+        return self._console.page(
+            visit, "letters.html", letters=letters, now=tally.now, further=further, first=after is None
+        )
+
+    async def letter(self, visit: Visit) -> Response:
+        """One dead letter, without its payload."""
+        letter = await self.dead_letter(visit)
+        tally, _ = await self._console.ask(_pulse)
+        return self._console.page(visit, "letter.html", letter=letter, now=tally.now)
+
+    async def dead_letter(self, visit: Visit) -> DeadLetter:
+        """The letter that an address names."""
+        try:
+            letter_id = UUID(visit.request.path_params["id"])
+        except ValueError:
+            raise Refused(404, "There is no such page", "The address may be cut off.") from None
+        letter = await self._console.ask(lambda store: box_of(store).find_dead_letter(letter_id))
+        if letter is None:
+            raise Refused(
+                404, "There is no such dead letter", "Somebody may have sent it again or given it up: the audit tells."
+            )
+        return letter
+
+    # Audit and books
+
+    async def audit(self, visit: Visit) -> Response:
+        """What was done, the newest first: by people, or by everybody."""
+        before = int(text) if _is_number(text := visit.asked("before")) else None
+        everybody = visit.asked("who") == "all"
+        actor = None if everybody else Actor.OPERATOR
+        lines = await self._console.ask(lambda store: survey_of(store).notes(PAGE, before, actor))
+        further = ""
+        if lines.further is not None:
+            further = urlencode({"before": lines.further, **({"who": "all"} if everybody else {})})
+        tally, _ = await self._console.ask(_pulse)
+        return self._console.page(
+            visit, "audit.html", lines=lines, everybody=everybody, further=further, now=tally.now, triggers=TRIGGERS
+        )
+
+    async def ledger(self, visit: Visit) -> Response:
+        """The books, before they are compared."""
+        if self._console.ledger is None:
+            raise Refused(404, "There are no books here", "The application hands them in by Console(ledger=...).")
+        return self._console.page(visit, "ledger.html", report=None, span="24h", meanings=MEANING)
+
+    async def compare(self, visit: Visit) -> Response:
+        """The provider's books against ours, since some hours ago."""
+        ledger = self._console.ledger
+        if ledger is None:
+            raise Refused(404, "There are no books here", "The application hands them in by Console(ledger=...).")
+        span = visit.given("span")
+        since = _span(span)
+        if not since:
+            raise Refused(400, "Since when?", "Say it as 90s, 15m, 2h or 3d.")
+        tally, _ = await self._console.ask(_pulse)
+        engine = await self._console.engine()
+        report = await ledger.compared(engine, tally.now - since)
+        return self._console.page(visit, "ledger.html", report=report, span=span, meanings=MEANING)
+
+
+SLUGS: Final[Mapping[str, str]] = {
+    "keys resolve --executed": "executed",
+    "keys resolve --declined": "declined",
+    "keys resolve --not-executed": "not-executed",
+    "keys release": "release",
+    "keys bust": "bust",
+    "dlq retry": "retry",
+    "dlq discard": "discard",
+}
+"""Orders in addresses."""
+
+
+def _pulse(store: Store) -> Flow[tuple[Tally, Roll]]:
+    tally = yield from survey_of(store).tally()
+    return tally, (yield from _roll(store))
+
+
+def _roll(store: Store) -> Flow[Roll]:
+    if store.upkeep is None:
+        raise ConfigurationError("this store has no roll of workers")
+    return (yield from store.upkeep.workers())
+
+
+def _called(store: Store, name: str) -> Flow[tuple[RecordId, ...]]:
+    """Records whose call the provider knows by this key or by this name of its own."""
+    if store.reconcile is None:
+        return ()
+    calls = yield from store.reconcile.calls_of(name, name)
+    return tuple(dict.fromkeys(call.id for call in calls))
+
+
+def _headline(tally: Tally, roll: Roll) -> tuple[str, str]:
+    """How things are, in one word for the colour and one sentence."""
+    unknown, dead, stuck = (tally.of(what).found for what in ("unknown", "dead", "stuck"))
+    if not any(worker.is_alive(roll.now) for worker in roll.workers):
+        return "bad", "No worker lives: nothing is swept, sent or settled by itself."
+    if unknown or dead:
+        parts = [f"{unknown:,} of unknown outcome"] if unknown else []
+        parts += [f"{dead:,} dead letters" if dead > 1 else "one dead letter"] if dead else []
+        return "wait", f"Somebody has to look: {' and '.join(parts)}."
+    if stuck:
+        return "note", f"{stuck:,} stuck, which a worker releases soon. Nothing waits for a person."
+    return "good", "Nothing waits for a person."
+
+
+def _span(text: str) -> Duration | None:
+    """`90s`, `15m`, `2h` or `3d`; nothing is 0, and None is no span."""
+    if not text:
+        return 0
+    number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1] in _UNITS else (text, SECOND)
+    return int(number) * unit if _is_number(number) and len(number) < 7 else None  # noqa: PLR2004  (three thousand years)
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number that every store can take."""
+    return text.isascii() and text.isdigit() and int(text[:20]) < _LARGEST and len(text) < 20  # noqa: PLR2004
+
+
+def _token(places: Mapping[State, Place]) -> str:
+    said = json.dumps({state.value: place for state, place in places.items()}).encode()
+    return base64.urlsafe_b64encode(said).decode().rstrip("=")
+
+
+def _place(token: str) -> dict[State, Place] | None:
+    """Where a list is to be gone on with; what is no such place is the beginning."""
+    if not token:
+        return None
+    try:
+        said: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        places = {State(state): (int(at), scope, key) for state, (at, scope, key) in said.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return None
+    fit = all(abs(at) < _LARGEST and is_text(scope) and is_text(key) for at, scope, key in places.values())
+    return places if fit else None
+
+
+def _letter_place(token: str) -> DeadLetter | None:
+    """A letter of that place; only its place is looked at."""
+    at, _, name = token.partition(".")
+    if not _is_number(at):
+        return None
+    try:
+        parcel = Parcel(UUID(name), ParcelKind.EMIT, RecordId("", ""), UUID(int=0), "", "", "")
+    except ValueError:
+        return None
+    return DeadLetter(parcel, 0, 0, int(at), None, "")

@@ -1,0 +1,204 @@
+"""Pages from templates: what they all need, how things are shown, and the files that browsers load."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+
+from oncekey.console.dossier import body_of, indented, token_of
+from oncekey.core.model import SECOND, Outcome, State
+from oncekey.core.prospects import WHY
+from oncekey.core.scope import whose
+from oncekey.core.showing import lapse, moment
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from oncekey.console.access import Session
+    from oncekey.core.model import Instant, Record
+
+_MEDIA_TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
+ASSETS: Final = (
+    "console.css",
+    "console.js",
+    "charts.js",
+    "icon.svg",
+    "vendor/htmx.min.js",
+    "vendor/htmx.LICENSE.txt",
+    "vendor/uplot.min.js",
+    "vendor/uplot.min.css",
+    "vendor/uplot.LICENSE.txt",
+)
+HEADERS: Final[Mapping[str, str]] = {
+    "cache-control": "no-store",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""On every answer."""
+
+STATE_NAMES: Final[Mapping[State, str]] = {
+    State.PENDING: "pending",
+    State.IN_PROGRESS: "in progress",
+    State.COMPLETED: "completed",
+    State.FAILED_RETRYABLE: "retryable",
+    State.UNKNOWN: "unknown",
+    State.EXPIRED: "expired",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of somebody who may be here."""
+
+    request: Request
+    session: Session
+    form: Mapping[str, str]
+
+    @property
+    def base(self) -> str:
+        """The path under which the console is mounted."""
+        return base_of(self.request)
+
+    @property
+    def by_htmx(self) -> bool:
+        """Whether only a part of a page is asked for."""
+        return self.request.headers.get("hx-request") == "true"
+
+    def asked(self, name: str) -> str:
+        """What the address says, without the blanks around it."""
+        return readable(self.request.query_params.get(name, "")).strip()
+
+    def given(self, name: str) -> str:
+        """What the form says."""
+        return self.form.get(name, "")
+
+
+def readable(text: str) -> str:
+    """A text as every store can take it: no database has a letter for NUL."""
+    return text.replace("\0", "")
+
+
+def base_of(request: Request) -> str:
+    """The path under which the console is mounted."""
+    base: str = request.scope.get("root_path", "")
+    return base.rstrip("/")
+
+
+class Refused(HTTPException):
+    """Something that is answered with a sentence on a page of its own."""
+
+    def __init__(self, status: int, heading: str, sentence: str) -> None:
+        super().__init__(status, sentence)
+        self.heading = heading
+
+
+Handler: TypeAlias = Callable[[Visit], Awaitable[Response]]
+"""Answers somebody who may be here."""
+
+
+class Views:
+    """The templates, and the files beside them."""
+
+    def __init__(self, title: str) -> None:
+        self._assets = {name: files(__package__).joinpath("static", name).read_bytes() for name in ASSETS}
+        self._marks = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._assets.items()}
+        self._environment = Environment(
+            loader=PackageLoader(__package__, "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "when": when,
+            "age": age,
+            "whose": whose,
+            "token": lambda record: token_of(record.id),
+            "shortly": shortly,
+            "badge": badge,
+            "body": body_of,
+            "indented": indented,
+            "number": lambda count: f"{count.found:,}+" if count.more else f"{count.found:,}",
+            "times": times,
+            "latin": lambda raw: raw.decode("latin-1"),
+        }
+        self._environment.globals |= {
+            "title": title,
+            "State": State,
+            "STATE_NAMES": STATE_NAMES,
+            "WHY": WHY,
+            "asset": lambda name: f"{name}?v={self._marks[name]}",
+            "query": lambda **words: urlencode({name: word for name, word in words.items() if word}),
+        }
+
+    def page(self, base: str, template: str, status: int = 200, **context: Any) -> HTMLResponse:  # noqa: ANN401
+        """A page; everything in it that is not a template's own is escaped."""
+        text = self._environment.get_template(template).render(base=base, **context)
+        return HTMLResponse(text, status)
+
+    def asset(self, name: str) -> Response | None:
+        """A file that a page loads. Its address changes with its content, so it can be kept."""
+        content = self._assets.get(name)
+        if content is None:
+            return None
+        media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+        kept = {"cache-control": "public, max-age=31536000, immutable"}
+        return Response(content, media_type=media_type, headers=kept)
+
+
+def when(instant: Instant | None) -> Markup:
+    """An instant: UTC until the page's script shows it in the reader's own zone, with UTC when it is pointed at."""
+    if instant is None:
+        return Markup("&ndash;")
+    at = datetime.fromtimestamp(instant / SECOND, tz=UTC)
+    utc = f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(moment(instant), utc, utc)
+
+
+def age(since: Instant | None, now: Instant) -> Markup:
+    """How long ago, with the instant when it is pointed at."""
+    if since is None:
+        return Markup("&ndash;")
+    at = datetime.fromtimestamp(since / SECOND, tz=UTC)
+    return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC" data-age>{}</time>').format(
+        moment(since), at, lapse(max(0, now - since))
+    )
+
+
+def times(count: int, one: str = "time", many: str = "times") -> str:
+    """A number with its noun."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def shortly(text: str, most: int = 22) -> str:
+    """A long key by its two ends."""
+    half = most // 2 - 1
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def badge(record: Record, now: Instant) -> Markup:
+    """A state as a word on a colour; a lease that is over is told apart."""
+    kind, name = record.state.value, STATE_NAMES[record.state]
+    if record.state is State.COMPLETED and record.outcome is Outcome.FAILURE:
+        kind, name = "failure", "failed for good"
+    if record.state is State.IN_PROGRESS and record.lease_until is not None and record.lease_until <= now:
+        kind, name = "stuck", "stuck"
+    return Markup('<span class="badge {}">{}</span>').format(kind, name)

@@ -1,0 +1,334 @@
+-- What operators look through. Every list walks one index, from a place on, and looks at no more than :looked of its
+-- entries: what does not fit is passed over, and the edge is the place to go on from. Lists carry the clock even if they
+-- are empty, and no answers: bodies may be large.
+
+-- part: console_clock
+clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+)
+
+-- part: walked
+entry.scope, entry.key, entry.created_at, entry.expires_at, entry.operation, entry.effects, entry.last_error,
+            entry.lease_until
+
+-- part: fitting
+(:scope::text IS NULL OR seen.scope = :scope::text)
+          AND (:beginning::text IS NULL OR starts_with(seen.key, :beginning::text))
+          AND (:operation::text IS NULL OR seen.operation = :operation::text)
+          AND (:effects::text IS NULL OR seen.effects = :effects::text)
+          AND (:error::text IS NULL OR seen.last_error = :error::text)
+          AND (:older::bigint = 0 OR seen.created_at <= (SELECT clock.now FROM clock) - :older::bigint)
+          AND (:younger::bigint = 0 OR seen.created_at > (SELECT clock.now FROM clock) - :younger::bigint)
+          AND (NOT :stale::boolean OR seen.lease_until <= (SELECT clock.now FROM clock))
+
+-- part: shown
+record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+    record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+    record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+    record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+    record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, 1 AS response_schema,
+    record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+    record.finished_at, record.expires_at, NULL::bytea AS request
+
+-- name: walk_pending
+-- Served by record_waiting.
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'pending'
+      AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.key
+        FROM (
+            SELECT {walked}
+            FROM oncekey.record AS entry
+            WHERE entry.state = 'pending'
+              AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+            LIMIT :looked::bigint) AS seen
+        WHERE {fitting}
+        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
+        LIMIT :limit::bigint) AS page
+    JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
+ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+
+-- name: walk_in_progress
+-- Served by record_running.
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'in_progress'
+      AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.key
+        FROM (
+            SELECT {walked}
+            FROM oncekey.record AS entry
+            WHERE entry.state = 'in_progress'
+              AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+            LIMIT :looked::bigint) AS seen
+        WHERE {fitting}
+        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
+        LIMIT :limit::bigint) AS page
+    JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
+ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+
+-- name: walk_failed_retryable
+-- Served by record_waiting.
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'failed_retryable'
+      AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.key
+        FROM (
+            SELECT {walked}
+            FROM oncekey.record AS entry
+            WHERE entry.state = 'failed_retryable'
+              AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+            LIMIT :looked::bigint) AS seen
+        WHERE {fitting}
+        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
+        LIMIT :limit::bigint) AS page
+    JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
+ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+
+-- name: walk_unknown
+-- Served by record_waiting.
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'unknown'
+      AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.key
+        FROM (
+            SELECT {walked}
+            FROM oncekey.record AS entry
+            WHERE entry.state = 'unknown'
+              AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+            LIMIT :looked::bigint) AS seen
+        WHERE {fitting}
+        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
+        LIMIT :limit::bigint) AS page
+    JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
+ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+
+-- name: walk_completed
+-- Served by record_expiring.
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.expires_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'completed'
+      AND (entry.expires_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
+    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.key
+        FROM (
+            SELECT {walked}
+            FROM oncekey.record AS entry
+            WHERE entry.state = 'completed'
+              AND (entry.expires_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+            ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
+            LIMIT :looked::bigint) AS seen
+        WHERE {fitting}
+        ORDER BY seen.expires_at DESC, seen.scope DESC, seen.key DESC
+        LIMIT :limit::bigint) AS page
+    JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
+ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC;
+
+-- name: walk_expired
+-- Served by record_expired.
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.expires_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'expired'
+      AND (entry.expires_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
+    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.key
+        FROM (
+            SELECT {walked}
+            FROM oncekey.record AS entry
+            WHERE entry.state = 'expired'
+              AND (entry.expires_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+            ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
+            LIMIT :looked::bigint) AS seen
+        WHERE {fitting}
+        ORDER BY seen.expires_at DESC, seen.scope DESC, seen.key DESC
+        LIMIT :limit::bigint) AS page
+    JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
+ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC;
+
+-- name: tally
+-- How many there are of what is not finished, each counted up to :most, from the oldest.
+WITH {console_clock}
+SELECT clock.now, 'pending' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, LATERAL (
+    SELECT entry.created_at FROM oncekey.record AS entry
+    WHERE entry.state = 'pending'
+    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'in_progress' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, LATERAL (
+    SELECT entry.created_at FROM oncekey.record AS entry
+    WHERE entry.state = 'in_progress'
+    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'failed_retryable' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, LATERAL (
+    SELECT entry.created_at FROM oncekey.record AS entry
+    WHERE entry.state = 'failed_retryable'
+    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'unknown' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, LATERAL (
+    SELECT entry.created_at FROM oncekey.record AS entry
+    WHERE entry.state = 'unknown'
+    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'stuck', count(*), min(seen.lease_until)
+FROM clock, LATERAL (
+    SELECT entry.lease_until FROM oncekey.record AS entry
+    WHERE entry.state = 'in_progress'
+    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
+WHERE seen.lease_until <= clock.now
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'due', count(*), min(seen.due_at)
+FROM clock, LATERAL (
+    SELECT parcel.due_at FROM oncekey.outbox AS parcel
+    WHERE parcel.due_at <= clock.now
+    ORDER BY parcel.due_at, parcel.place LIMIT :most::bigint) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'dead', count(*), min(seen.died_at)
+FROM clock, LATERAL (
+    SELECT letter.died_at FROM oncekey.dead_letter AS letter
+    ORDER BY letter.died_at, letter.id LIMIT :most::bigint) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'now', 0, NULL FROM clock;
+
+-- name: ended
+-- What was finished last, and what failed or got doubtful last: as far as the store can tell requests from each other.
+SELECT done.*
+FROM (
+    SELECT entry.state, entry.outcome, entry.operation, entry.finished_at AS at, entry.finished_at - entry.last_run_at AS took
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'completed'
+    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
+    LIMIT :limit::bigint) AS done
+UNION ALL
+SELECT failed.*
+FROM (
+    SELECT entry.state, entry.outcome, entry.operation, entry.last_run_at, 0
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'failed_retryable'
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+    LIMIT :limit::bigint) AS failed
+UNION ALL
+SELECT doubted.*
+FROM (
+    SELECT entry.state, entry.outcome, entry.operation, entry.last_run_at, 0
+    FROM oncekey.record AS entry
+    WHERE entry.state = 'unknown'
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+    LIMIT :limit::bigint) AS doubted;
+
+-- name: calls_of_record
+SELECT call.* FROM oncekey.call AS call WHERE call.incarnation = :incarnation::uuid ORDER BY call.at, call.phase
+LIMIT :limit::bigint;
+
+-- name: heard_of_key
+-- Served by evidence_open_key and evidence_judged_key.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey.evidence AS heard WHERE heard.verdict IS NULL AND heard.downstream_key = :downstream_key::text
+    UNION ALL
+    SELECT judged.* FROM oncekey.evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.downstream_key = :downstream_key::text
+) AS evidence
+ORDER BY evidence.id LIMIT :limit::bigint;
+
+-- name: heard_of_provider
+-- Served by evidence_open_provider and evidence_judged_provider.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey.evidence AS heard WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id::text
+    UNION ALL
+    SELECT judged.* FROM oncekey.evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id::text
+) AS evidence
+ORDER BY evidence.id LIMIT :limit::bigint;
+
+-- name: parcels_in_full
+SELECT parcel.id, parcel.kind, parcel.aggregatetype AS topic, parcel.payload, parcel.downstream_key, parcel.attempts,
+       parcel.created_at, parcel.due_at, parcel.lease_until, parcel.first_error, parcel.last_error, NULL::bigint AS died_at
+FROM oncekey.outbox AS parcel
+WHERE parcel.incarnation = :incarnation::uuid
+UNION ALL
+SELECT letter.id, letter.kind, letter.aggregatetype, letter.payload, letter.downstream_key, letter.attempts,
+       letter.created_at, NULL, NULL, letter.first_error, letter.last_error, letter.died_at
+FROM oncekey.dead_letter AS letter
+WHERE letter.incarnation = :incarnation::uuid
+LIMIT :limit::bigint;
+
+-- name: latest_notes
+SELECT seen.*
+FROM (
+    SELECT line.* FROM oncekey.audit AS line WHERE line.id < :before::bigint ORDER BY line.id DESC
+    LIMIT :looked::bigint) AS seen
+WHERE :actor::text IS NULL OR seen.actor = :actor::text
+ORDER BY seen.id DESC
+LIMIT :limit::bigint;
+
+-- name: notes_edge
+SELECT line.id FROM oncekey.audit AS line WHERE line.id < :before::bigint ORDER BY line.id DESC
+OFFSET :looked::bigint - 1 LIMIT 1;

@@ -1,0 +1,272 @@
+"""What operators look through, as flows over named statements: lists by index, and bounded counts.
+
+Each state has a statement of its own, because the indexes are partial: with the state as a parameter no plan could rely
+on them. Several states are walked side by side and merged here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from oncekey.core.model import Outcome, ParcelKind, State
+from oncekey.core.survey import (
+    FINISHED,
+    LOOKED,
+    MOST,
+    START,
+    UNFINISHED,
+    Count,
+    End,
+    Lines,
+    ParcelView,
+    Place,
+    Stretch,
+    Tally,
+)
+from oncekey.core.upkeep import Page
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.audit import entry_of
+from oncekey.stores.operate import after
+from oncekey.stores.reconcile import call_of, evidence_of
+from oncekey.stores.rows import records_of
+from oncekey.stores.saying import said
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant, Record
+    from oncekey.core.resolution import Call, Evidence
+    from oncekey.core.survey import Walk
+    from oncekey.core.transitions import Actor
+    from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.stores.statements import Statements
+
+FINDS: tuple[str, ...] = ("find_key", "find_open_keys")
+"""How a key is looked for by an index: all of it, then as the beginning of unfinished ones."""
+
+STATEMENTS: tuple[str, ...] = (
+    *(f"walk_{state}" for state in (*UNFINISHED, *FINISHED)),
+    *FINDS,
+    "tally",
+    "ended",
+    "calls_of_record",
+    "heard_of_key",
+    "heard_of_provider",
+    "parcels_in_full",
+    "latest_notes",
+    "notes_edge",
+)
+
+_LAST: Final = 2**63 - 1
+_MANY: Final = 200
+"""Of what hangs on one record, so many are shown at most."""
+
+
+class SurveyStore:
+    """Lists and counts, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements) -> None:
+        statements.require(STATEMENTS)
+        self._statements = statements
+
+    def walk(
+        self, wanted: Walk, limit: int, before: Mapping[State, Place] | None = None, looked: int = LOOKED
+    ) -> Flow[Stretch]:
+        """Records of these states, the newest first; without their answers. `before` is where the last part ended."""
+        places = dict.fromkeys(wanted.states, START) if before is None else before
+
+        def body() -> Steps[Stretch]:
+            now, paths = 0, {}
+            for state, place in places.items():
+                rows = yield self._statements.say(f"walk_{state}", _walking(wanted, limit, place, looked))
+                now, paths[state] = int(rows[0]["now"]), _path(rows, state, place, limit)
+            return _merged(now, paths, limit)
+
+        return (yield from said(Transaction("walk", Mode.READ, body)))
+
+    def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
+        """Records of this key, else unfinished ones that begin like it; without answers."""
+        params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
+
+        def body() -> Steps[Page]:
+            page = Page(0, ())
+            for name in FINDS:
+                rows = yield self._statements.say(name, params)
+                page = Page(int(rows[0]["now"]), records_of(rows))
+                if page.records:
+                    break
+            return page
+
+        return (yield from said(Transaction("named", Mode.READ, body)))
+
+    def tally(self) -> Flow[Tally]:
+        """What waits, counted up to a bound."""
+
+        def body() -> Steps[Tally]:
+            rows = yield self._statements.say("tally", {"most": MOST})
+            return Tally(int(rows[0]["now"]), {row["what"]: Count(int(row["found"]), row["oldest"]) for row in rows})
+
+        return (yield from said(Transaction("tally", Mode.READ, body)))
+
+    def ended(self, limit: int) -> Flow[tuple[End, ...]]:
+        """How the requests ended that did so last: so many finished, failed and doubtful ones, in no order."""
+
+        def body() -> Steps[tuple[End, ...]]:
+            rows = yield self._statements.say("ended", {"limit": limit})
+            return tuple(_end(row) for row in rows if row["at"] is not None)
+
+        return (yield from said(Transaction("ended", Mode.READ, body)))
+
+    def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
+        """The calls that were announced in one life of a key."""
+
+        def body() -> Steps[tuple[Call, ...]]:
+            params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
+            rows = yield self._statements.say("calls_of_record", params)
+            return tuple(call_of(row) for row in rows)
+
+        return (yield from said(Transaction("calls_of_record", Mode.READ, body)))
+
+    def heard(self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]) -> Flow[tuple[Evidence, ...]]:
+        """All that was heard about these calls, judged or not, in the order in which it was heard."""
+
+        def body() -> Steps[tuple[Evidence, ...]]:
+            found: dict[int, Evidence] = {}
+            for name, column, names in (
+                ("heard_of_key", "downstream_key", downstream_keys),
+                ("heard_of_provider", "provider_id", provider_ids),
+            ):
+                for one in names:
+                    rows = yield self._statements.say(name, {column: one, "limit": _MANY})
+                    found |= {heard.id: heard for heard in map(evidence_of, rows)}
+            return tuple(found[number] for number in sorted(found))
+
+        return (yield from said(Transaction("heard", Mode.READ, body)))
+
+    def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
+        """The parcels of one life of a key, in the outbox and with the dead letters."""
+
+        def body() -> Steps[tuple[ParcelView, ...]]:
+            params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
+            rows = yield self._statements.say("parcels_in_full", params)
+            return tuple(_parcel(row) for row in rows)
+
+        return (yield from said(Transaction("parcels_in_full", Mode.READ, body)))
+
+    def notes(
+        self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = LOOKED
+    ) -> Flow[Lines]:
+        """Lines of the audit about all keys, the newest first."""
+        params: dict[str, Value] = {
+            "before": _LAST if before is None else before,
+            "actor": None if actor is None else actor.value,
+            "limit": limit,
+            "looked": looked,
+        }
+
+        def body() -> Steps[Lines]:
+            rows = yield self._statements.say("latest_notes", params)
+            entries = tuple(entry_of(row) for row in rows)
+            if len(rows) >= limit:
+                return Lines(entries, int(rows[-1]["id"]))
+            edge = yield self._statements.say("notes_edge", {"before": params["before"], "looked": looked})
+            return Lines(entries, int(edge[0]["id"]) if edge else None)
+
+        return (yield from said(Transaction("latest_notes", Mode.READ, body)))
+
+
+@dataclass(slots=True)
+class _Path:
+    """What one look at one state found, and how far it is gone."""
+
+    found: deque[Record]
+    place: Place
+    """The last that was taken."""
+    edge: Place | None
+    """Where the look ended, if there may be more behind it."""
+
+
+def _walking(wanted: Walk, limit: int, before: Place, looked: int) -> dict[str, Value]:
+    at, scope, key = before
+    return {
+        "scope": wanted.scope,
+        "beginning": wanted.beginning,
+        "operation": wanted.operation,
+        "effects": None if wanted.effects is None else wanted.effects.value,
+        "error": wanted.error,
+        "older": wanted.older,
+        "younger": wanted.younger,
+        "stale": wanted.stale,
+        "limit": limit,
+        "looked": looked,
+        "before_at": at,
+        "before_scope": scope,
+        "before_key": key,
+    }
+
+
+def _path(rows: Rows, state: State, place: Place, limit: int) -> _Path:
+    found = [row for row in rows if row["scope"] is not None]
+    edge, first = None, rows[0]
+    if len(found) == limit:
+        # By the row: a record that cannot be read is left out, and must not be met again.
+        last = found[-1]
+        edge = (int(last["expires_at" if state in FINISHED else "created_at"]), last["scope"], last["key"])
+    elif first["edge_at"] is not None:
+        edge = (int(first["edge_at"]), first["edge_scope"], first["edge_key"])
+    return _Path(deque(records_of(found)), place, edge)
+
+
+def _merged(now: Instant, paths: dict[State, _Path], limit: int) -> Stretch:
+    """The paths of several states as one, the newest first.
+
+    Each keeps a place of its own: texts are in the database's order, and nobody else can tell which of two records of
+    the same instant comes first in that.
+    """
+    taken: list[Record] = []
+    while len(taken) < limit:
+        ahead = {state: _place(path.found[0], state) for state, path in paths.items() if path.found}
+        # Where a path was broken off something newer may lie behind, so no other one goes beyond that place.
+        ends = [path.edge[0] for path in paths.values() if not path.found and path.edge is not None]
+        state = max(ahead, key=lambda one: ahead[one][0], default=None)
+        if state is None or ahead[state][0] < max(ends, default=ahead[state][0]):
+            break
+        taken.append(paths[state].found.popleft())
+        paths[state].place = ahead[state]
+    further = {}
+    for state, path in paths.items():
+        if path.found:
+            further[state] = path.place
+        elif path.edge is not None:
+            further[state] = path.edge
+    return Stretch(now, tuple(taken), further, broken_off=len(taken) < limit and bool(further))
+
+
+def _place(record: Record, state: State) -> Place:
+    return record.expires_at if state in FINISHED else record.created_at, record.id.scope, record.id.key
+
+
+def _end(row: Row) -> End:
+    outcome = row["outcome"]
+    return End(
+        State(row["state"]), None if outcome is None else Outcome(outcome), row["operation"], row["at"], row["took"]
+    )
+
+
+def _parcel(row: Row) -> ParcelView:
+    return ParcelView(
+        id=UUID(str(row["id"])),
+        kind=ParcelKind(row["kind"]),
+        topic=row["topic"],
+        payload=row["payload"],
+        downstream_key=row["downstream_key"],
+        attempts=row["attempts"],
+        created_at=row["created_at"],
+        due_at=row["due_at"],
+        held_until=row["lease_until"],
+        first_error=row["first_error"],
+        last_error=row["last_error"],
+        died_at=row["died_at"],
+    )

@@ -1,0 +1,334 @@
+"""The console in a real Chromium: what an operator does at night, with the keyboard and on a phone."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from console.trouble import ACME, INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, opened, put
+from console.visiting import ANN, BOB, TOKENS
+from harness.browser import chromium
+from harness.served import Served
+from oncekey.console import Console
+from oncekey.console.access import IDLE, Sessions
+from oncekey.console.dossier import token_of
+from oncekey.core.model import Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+PATIENCE = 30_000
+SHOTS = "ONCEKEY_TEST_SHOTS"
+"""The environment variable that names a folder for pictures of every page; without it they are not kept."""
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+BERLIN = {"timezone_id": "Europe/Berlin", "locale": "en-GB"}
+
+
+class Clock:
+    """The sessions' clock, which a test may put forward."""
+
+    def __init__(self):
+        self.ahead = 0.0
+
+    def __call__(self):
+        return time.time() + self.ahead
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def clock():
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('console') / 'shop.db'}"
+
+
+@pytest.fixture(scope="module")
+def world(url):
+    with opened(url) as world:
+        fill(world, finished=120)
+        yield world
+
+
+@pytest.fixture(scope="module")
+def served(url, world, clock):
+    with Served(Console(url, tokens=TOKENS, sessions=Sessions(clock=clock))) as running:
+        yield f"http://127.0.0.1:{running.port}"
+
+
+@pytest.fixture
+def visit(browser, served):
+    """Opens pages whose every fault fails the test: errors of scripts, and requests to anywhere else."""
+    contexts, broken = [], []
+
+    def opening(**options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **BERLIN, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        page.on("pageerror", lambda error: broken.append(f"script: {error}"))
+        page.on("console", lambda said: broken.append(said.text) if "Content Security Policy" in said.text else None)
+        page.on("request", lambda sent: broken.append(sent.url) if not sent.url.startswith(served) else None)
+        return page
+
+    yield opening
+    for context in contexts:
+        context.close()
+    assert broken == []
+
+
+def log_in(page, served, token=ANN):
+    page.goto(f"{served}/login")
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Lately")).to_be_visible()
+
+
+def find(page, key):
+    page.keyboard.press("/")
+    page.keyboard.type(key)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="What to do")).to_be_visible()
+
+
+def test_an_unknown_request_is_found_settled_and_audited(visit, served, world):
+    page = visit()
+    log_in(page, served)
+    expect(page.get_by_role("status")).to_contain_text("Somebody has to look")
+    find(page, INLINE_KEY)
+    expect(page.locator(".meaning")).to_contain_text("Unknown: its handler may have called the provider")
+    page.get_by_role("link", name="It happened").click()
+    expect(page.get_by_role("complementary")).to_contain_text("every retry of the client gets that answer")
+    page.get_by_label("Status").fill("201")
+    page.get_by_label("Body that the client gets").fill('{"id": "pay_1"}')
+    page.get_by_label("Why").fill("seen in their dashboard")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_text("A retry gets the stored answer (201)")).to_be_visible()
+    page.get_by_role("button", name="Do it").click()
+    expect(page.get_by_role("status")).to_contain_text("in the audit")
+    last = page.locator(".timeline li.operator").last
+    expect(last).to_contain_text("settled: it was executed")
+    expect(last).to_contain_text("seen in their dashboard")
+    expect(last).to_contain_text("by ann")
+    record = world.record(RecordId(ACME, INLINE_KEY))
+    assert (record.state, record.response.body) == (State.COMPLETED, b'{"id": "pay_1"}')
+    page.get_by_role("link", name="Audit").click()
+    expect(page.locator("tbody tr").first).to_contain_text("seen in their dashboard")
+
+
+def test_a_dead_letter_is_sent_again(visit, served, world):
+    page = visit()
+    log_in(page, served)
+    page.get_by_role("link", name=re.compile("^Dead letters")).first.click()
+    row = page.locator(".queue li", has_text=OUTBOX_KEY)
+    row.get_by_role("link", name="Try again").click()
+    page.get_by_label("Why").fill("the provider is back")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator(".lead")).to_contain_text("pending")
+    page.get_by_role("button", name="Do it").click()
+    expect(page.locator(".timeline li.operator").last).to_contain_text("sent back to the outbox")
+    assert world.record(RecordId(ZETA, OUTBOX_KEY)).state is State.PENDING
+
+
+def test_contents_are_veiled_until_somebody_asks(visit, served):
+    page = visit()
+    log_in(page, served, BOB)
+    find(page, PHASED_KEY)
+    expect(page.get_by_text("o_1017")).to_have_count(0)
+    page.get_by_role("button", name="Show the contents").click()
+    expect(page.get_by_text("o_1017")).to_be_visible()
+    expect(page.locator(".timeline li.operator").last).to_contain_text("its contents were shown")
+    expect(page.locator(".timeline li.operator").last).to_contain_text("by bob")
+
+
+def test_a_reader_is_refused_what_needs_an_operator(visit, served, world):
+    page = visit()
+    log_in(page, served, BOB)
+    find(page, PHASED_KEY)
+    expect(page.get_by_role("link", name="It happened")).to_have_count(0)
+    page.goto(f"{served}/record/{token_of(RecordId(ACME, PHASED_KEY))}/move/executed")
+    expect(page.get_by_role("heading", name="You may only look")).to_be_visible()
+
+
+def test_a_form_without_its_proof_is_refused(visit, served, world):
+    page = visit()
+    log_in(page, served)
+    page.goto(f"{served}/record/{token_of(RecordId(ACME, 'checkout-7701'))}/move/release")
+    page.get_by_label("Why").fill("x")
+    page.evaluate("document.querySelector('#move [name=proof]').value = 'forged'")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("heading", name="This form is not from here")).to_be_visible()
+    assert world.record(RecordId(ACME, "checkout-7701")).state is State.IN_PROGRESS
+
+
+def test_another_sites_form_changes_nothing(visit, served, world, browser):
+    page = visit()
+    log_in(page, served)
+    page.goto(f"{served}/record/{token_of(RecordId(ACME, 'checkout-7701'))}/move/release")
+    proof = page.locator("#move [name=proof]").get_attribute("value")
+    address = page.url
+    page.goto("about:blank")  # no page of this site, though in the same browser, and it even knows the proof
+    page.set_content(
+        f'<form method="post" action="{address}"><input name="proof" value="{proof}"><input name="reason" value="x">'
+        '<input name="confirmed" value="yes"><button>Go</button></form>'
+    )
+    page.get_by_role("button", name="Go").click()
+    expect(page.get_by_role("heading")).to_contain_text(re.compile("not logged in|not from here"))
+    assert world.record(RecordId(ACME, "checkout-7701")).state is State.IN_PROGRESS
+
+
+def test_a_session_that_is_over_leads_back_to_the_login(visit, served, clock):
+    page = visit()
+    log_in(page, served)
+    page.goto(f"{served}/records")
+    clock.ahead += IDLE + 1
+    try:
+        page.get_by_role("link", name="Unknown").first.click()
+        expect(page.get_by_role("heading", name="oncekey console")).to_be_visible()
+        page.get_by_label("Token").fill(ANN)
+        page.get_by_role("button", name="Log in").click()
+        expect(page).to_have_url(re.compile("/(unknown|records\\?state=unknown)"))
+    finally:
+        clock.ahead = 0.0
+
+
+def test_a_link_that_carries_its_token_logs_in(visit, served):
+    page = visit()
+    page.goto(f"{served}/login#{ANN}")
+    expect(page.get_by_role("heading", name="Lately")).to_be_visible()
+    assert ANN not in page.url
+
+
+def test_what_others_wrote_is_shown_and_never_run(visit, served, world):
+    memo = (MemoEntry(NASTY, EntryKind.PHASE, f'"{NASTY}"'.replace('\\"', "")),)
+    key = f"nasty-{NASTY}"
+    put(
+        world, State.UNKNOWN, Effects.PHASED, key, scope=NASTY, operation=NASTY, path=f"/{NASTY}", last_error=NASTY,
+        memo=memo, recovery_point=NASTY,
+    )  # fmt: skip
+    answer = StoredResponse(200, ((b"x-nasty", NASTY.encode()),), b"<script>document.title='owned'</script>")
+    put(world, State.COMPLETED, Effects.LOCAL, f"done-{NASTY}", scope=NASTY, response=answer)
+    page = visit()
+    log_in(page, served)
+    for path in ("/records", "/unknown", "/records?state=completed"):
+        page.goto(f"{served}{path}")
+        expect(page.get_by_text("<img src=x").first).to_be_visible()
+        assert "owned" not in page.title()
+    for name in (key, f"done-{NASTY}"):
+        page.goto(f"{served}/record/{token_of(RecordId(NASTY, name))}")
+        page.get_by_role("button", name="Show the contents").click()
+        expect(page.locator("h1")).to_contain_text(name)
+        expect(page.locator("main img")).to_have_count(0)
+        assert page.evaluate("document.title").startswith(("nasty", "done"))
+
+
+def test_the_keyboard_goes_everywhere(visit, served):
+    page = visit()
+    log_in(page, served)
+    for key, path in (("u", "/unknown"), ("r", "/records"), ("a", "/audit"), ("d", "/letters"), ("o", "/")):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page).to_have_url(re.compile(f"{re.escape(path)}$"))
+    page.goto(f"{served}/records")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    first = page.locator(".list a").first
+    expect(first).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/record/"))
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_list_goes_on_where_it_is(visit, served):
+    page = visit()
+    log_in(page, served)
+    page.goto(f"{served}/records?state=completed")
+    expect(page.locator(".list tbody:not(.more) tr")).to_have_count(50)
+    page.get_by_role("link", name="Show more").click()
+    expect(page.locator(".list tbody:not(.more) tr")).to_have_count(100)
+    expect(page).to_have_url(f"{served}/records?state=completed")
+
+
+def test_times_are_the_readers_with_utc_when_pointed_at(visit, served, world):
+    pages = {zone: visit(timezone_id=zone) for zone in ("Europe/Berlin", "America/New_York")}
+    shown = {}
+    for zone, page in pages.items():
+        log_in(page, served)
+        page.goto(f"{served}/record/{token_of(RecordId(ACME, PHASED_KEY))}")
+        begun = page.locator(".timeline time").first
+        expect(begun).not_to_contain_text("UTC")
+        shown[zone] = begun.inner_text(), begun.get_attribute("title")
+    (berlin, utc), (york, same) = shown.values()
+    assert berlin != york
+    assert utc == same
+    assert utc.endswith("UTC")
+
+
+def test_the_overview_is_drawn_and_stays_fresh(visit, served, world):
+    page = visit()
+    log_in(page, served)
+    expect(page.locator("#charts[data-drawn]")).to_be_attached()
+    expect(page.locator(".chart canvas")).to_have_count(5)
+    before = page.locator("#live").inner_html()
+    put(world, State.UNKNOWN, Effects.INLINE, f"late-{time.time_ns()}", last_error="handler_raised", at=1)
+    page.wait_for_function("before => document.querySelector('#live').innerHTML !== before", arg=before)
+
+
+PAGES = {
+    "login": "/login",
+    "overview": "/",
+    "records": "/records",
+    "completed": "/records?state=completed",
+    "nothing": "/records?operation=none-such",
+    "unknown": "/unknown",
+    "letters": "/letters",
+    "record": f"/record/{token_of(RecordId(ACME, PHASED_KEY))}",
+    "stuck": f"/record/{token_of(RecordId(ACME, 'checkout-7701'))}",
+    "move": f"/record/{token_of(RecordId(ACME, PHASED_KEY))}/move/executed",
+    "audit": "/audit?who=all",
+    "missing": "/nowhere",
+}
+SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_fit_for_everybody(visit, served, scheme, screen):
+    """No serious fault that axe knows, nothing wider than the screen; with a folder named, pictures of all."""
+    page = visit(color_scheme=scheme, viewport=SCREENS[screen])
+    faults = {}
+    for name, path in PAGES.items():
+        if name == "overview":
+            log_in(page, served)
+            expect(page.locator("#charts[data-drawn]")).to_be_attached()
+        else:
+            page.goto(f"{served}{path}")
+        page.evaluate(AXE.read_text("utf-8"))
+        found = page.evaluate("axe.run({resultTypes: ['violations']})")
+        assert len(found["passes"]) > 5, "axe has looked at nothing"
+        faults[name] = [
+            (one["id"], [node["html"][:120] for node in one["nodes"]])
+            for one in found["violations"]
+            if one["impact"] in {"serious", "critical"}
+        ]
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is {wide} pixels too wide"
+        if os.environ.get(SHOTS):
+            page.screenshot(path=Path(os.environ[SHOTS]) / f"{name}-{scheme}-{screen}.png", full_page=True)
+    assert {name: found for name, found in faults.items() if found} == {}

@@ -1,0 +1,307 @@
+"""Moves by hand: said beforehand, confirmed, done by the engine, and audited with the operator's name."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from console.trouble import ACME, INLINE_KEY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, opened, put
+from console.visiting import Visitor, console_on, said
+from oncekey.console.dossier import token_of
+from oncekey.core.model import (
+    HOUR,
+    Effects,
+    Outcome,
+    ParcelKind,
+    RecordId,
+    State,
+    StoredResponse,
+)
+from oncekey.core.transitions import Actor, Trigger
+
+INLINE, PHASED, OUTBOX = RecordId(ACME, INLINE_KEY), RecordId(ACME, PHASED_KEY), RecordId(ZETA, OUTBOX_KEY)
+WHY = "seen at the provider as ch_1"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shop.db'}"
+    return request.getfixturevalue("empty_dsn")
+
+
+@pytest.fixture
+def world(url):
+    with opened(url) as world:
+        fill(world, finished=2)
+        yield world
+
+
+class Desk:
+    """Ann at her desk."""
+
+    def __init__(self, visitor, world):
+        self.visitor, self.world = visitor, world
+
+    def page(self, record_id):
+        return f"record/{token_of(record_id)}"
+
+    def notes(self, record_id):
+        entries = self.world.go(self.world.store.audit.history(record_id))
+        return [(one.note.trigger, one.note.who, one.note.why) for one in entries if one.note.actor is Actor.OPERATOR]
+
+    def letter(self, kind):
+        letters = self.world.go(self.world.store.outbox.dead_letters(50))
+        return next(one.parcel for one in letters if one.parcel.kind is kind)
+
+    async def do(self, path, **fields):
+        """Fill in the form, read what will happen, and confirm it with what the second page carries."""
+        form = await self.visitor.get(path)
+        assert form.status_code == 200, said(form)
+        version = re.search(r'name="version" value="(\d*)"', form.text)
+        preview = await self.visitor.post(path, version=version[1], **fields)
+        assert preview.status_code == 200, said(preview)
+        assert "This will happen" in said(preview)
+        carried = dict(
+            re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', preview.text.partition('id="confirm"')[2])
+        )
+        carried = {name: value.replace("&#34;", '"').replace("&#39;", "'") for name, value in carried.items()}
+        done = await self.visitor.post(path, **carried)
+        assert done.status_code == 303, said(done)
+        return said(preview), done.headers["location"].lstrip("/")
+
+
+@pytest.fixture
+def at_desk(url, world):
+    async def working(body):
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            await body(Desk(visitor, world))
+
+    return working
+
+
+async def test_an_unknown_inline_request_is_answered(at_desk, world):
+    async def body(ann):
+        assert "every retry of the client gets that answer" in said(
+            await ann.visitor.get(f"{ann.page(INLINE)}/move/executed")
+        )
+        preview, there = await ann.do(
+            f"{ann.page(INLINE)}/move/executed",
+            status="201",
+            body='{"id": "pay_1"}',
+            content_type="application/json",
+            reason=WHY,
+        )
+        assert "unknown → completed" in preview
+        assert "A retry gets the stored answer (201). Nothing is executed." in preview
+        assert "Done, and in the audit" in said(await ann.visitor.get(there))
+        assert f"settled: it was executed unknown → completed {WHY} by ann" in said(await ann.visitor.get(there))
+        assert ann.notes(INLINE) == [(Trigger.EXECUTED, "ann", WHY)]
+
+    await at_desk(body)
+    record = world.record(INLINE)
+    assert (record.state, record.outcome) == (State.COMPLETED, Outcome.SUCCESS)
+    assert record.response == StoredResponse(201, ((b"content-type", b"application/json"),), b'{"id": "pay_1"}')
+
+
+async def test_a_final_no_is_a_failure(at_desk, world):
+    async def body(ann):
+        await ann.do(f"{ann.page(INLINE)}/move/declined", status="402", body="", reason=WHY)
+
+    await at_desk(body)
+    record = world.record(INLINE)
+    assert (record.outcome, record.response) == (Outcome.FAILURE, StoredResponse(402, (), b""))
+
+
+async def test_the_result_of_a_phased_call_is_given_and_replaced(at_desk, world):
+    async def body(ann):
+        preview, _ = await ann.do(f"{ann.page(PHASED)}/move/executed", result='{"charge": "ch_1"}', reason=WHY)
+        assert "goes on after the step 'charge_created'" in preview
+        record = world.record(PHASED)
+        assert (record.state, record.memo[-1].by_hand) == (State.FAILED_RETRYABLE, True)
+        assert json.loads(record.memo[-1].result) == {"charge": "ch_1"}
+        again = said(await ann.visitor.get(ann.page(PHASED)))
+        assert "The result that was given by hand is wrong, and was something else" in again
+        await ann.do(f"{ann.page(PHASED)}/move/executed", result='{"charge": "ch_2"}', reason="a slip")
+        assert json.loads(world.record(PHASED).memo[-1].result) == {"charge": "ch_2"}
+        assert ann.notes(PHASED) == [(Trigger.EXECUTED, "ann", WHY), (Trigger.REPLACE, "ann", "a slip")]
+
+    await at_desk(body)
+
+
+async def test_not_executed_is_believed_only_if_it_cannot_come_any_more(at_desk, world):
+    put(
+        world,
+        State.UNKNOWN,
+        Effects.INLINE,
+        "fresh",
+        last_error="handler_raised",
+        at=0,
+        deadline=world.clock.now + HOUR,
+    )
+    fresh = RecordId(ACME, "fresh")
+
+    async def body(ann):
+        path = f"{ann.page(fresh)}/move/not-executed"
+        await ann.visitor.get(path)
+        early = await ann.visitor.post(path, reason=WHY)
+        assert early.status_code == 422
+        assert "a call may still be under way" in said(early)
+        preview, _ = await ann.do(path, closed="yes", reason=WHY)
+        assert "A retry executes the operation, from the beginning." in preview
+        assert ann.notes(fresh) == [(Trigger.NOT_EXECUTED, "ann", f"{WHY} (the reference was closed at the provider)")]
+
+    await at_desk(body)
+    assert world.record(fresh).state is State.FAILED_RETRYABLE
+
+
+async def test_a_stuck_record_is_released(at_desk, world):
+    stuck = RecordId(ACME, "checkout-7701")
+
+    async def body(ann):
+        await ann.do(f"{ann.page(stuck)}/move/release", reason="web-1 is gone")
+        assert ann.notes(stuck) == [(Trigger.SWEEP, "ann", "web-1 is gone")]
+
+    await at_desk(body)
+    assert world.record(stuck).state is State.FAILED_RETRYABLE
+
+
+async def test_a_stored_failure_is_taken_away(at_desk, world):
+    put(
+        world, State.COMPLETED, Effects.LOCAL, "refused", outcome=Outcome.FAILURE,
+        response=StoredResponse(422, (), b"{}"),
+    )  # fmt: skip
+    refused = RecordId(ACME, "refused")
+
+    async def body(ann):
+        await ann.do(f"{ann.page(refused)}/move/bust", reason="the rule was wrong")
+
+    await at_desk(body)
+    assert (world.record(refused).state, world.record(refused).response) == (State.FAILED_RETRYABLE, None)
+
+
+async def test_a_requests_dead_letter_goes_back_with_its_record(at_desk, world):
+    async def body(ann):
+        letter = ann.letter(ParcelKind.DEFER)
+        preview, there = await ann.do(f"letter/{letter.id}/move/retry", reason="the provider is back")
+        assert "unknown → pending" in preview
+        assert there.startswith(ann.page(OUTBOX))
+        assert world.go(world.store.outbox.find_parcel(letter.id)) is not None
+        assert ann.notes(OUTBOX) == [(Trigger.DLQ_RETRY, "ann", "the provider is back")]
+
+    await at_desk(body)
+    assert world.record(OUTBOX).state is State.PENDING
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["usual answer", "own answer"])
+async def test_a_requests_dead_letter_is_given_up_with_an_answer(at_desk, world, own):
+    answer = {"status": "409", "body": '{"no": 1}', "content_type": "application/json"} if own else {}
+
+    async def body(ann):
+        letter = ann.letter(ParcelKind.DEFER)
+        await ann.do(f"letter/{letter.id}/move/discard", reason="cancelled", **answer)
+        assert world.go(world.store.outbox.find_dead_letter(letter.id)) is None
+
+    await at_desk(body)
+    record = world.record(OUTBOX)
+    assert (record.outcome, record.response.status) == (Outcome.FAILURE, 409 if own else 500)
+
+
+@pytest.mark.parametrize("verb", ["retry", "discard"])
+async def test_a_message_moves_by_itself(at_desk, world, verb):
+    async def body(ann):
+        letter = ann.letter(ParcelKind.EMIT)
+        preview, there = await ann.do(f"letter/{letter.id}/move/{verb}", reason="the warehouse is back")
+        assert "→" not in preview
+        assert there.startswith("letters")
+        back = world.go(world.store.outbox.find_parcel(letter.id))
+        assert (back is not None) is (verb == "retry")
+        trigger = Trigger.DLQ_RETRY if verb == "retry" else Trigger.DISCARD
+        assert ann.notes(letter.record_id) == [(trigger, "ann", "the warehouse is back")]
+
+    await at_desk(body)
+
+
+@pytest.mark.parametrize(
+    ("order", "fields", "why"),
+    [
+        ("executed", {"status": "201", "reason": ""}, "Say why"),
+        ("executed", {"status": "201", "reason": " ... "}, "Say why"),
+        ("executed", {"reason": WHY}, "its status is a number"),
+        ("executed", {"status": "٢٠١", "reason": WHY}, "its status is a number"),
+        ("executed", {"status": "402", "reason": WHY}, "if it was refused, say that instead"),
+        ("declined", {"status": "201", "reason": WHY}, "A final no is a failure"),
+        ("executed", {"status": "201", "body": "{", "reason": WHY}, "The body is no JSON"),
+        ("executed", {"status": "201", "body": "x", "content_type": "a\nb", "reason": WHY}, "plain text"),
+        ("executed", {"status": "201", "reason": WHY, "version": "6"}, "it has moved since you looked"),
+        ("release", {"reason": WHY}, "look at the provider, and say what became of it"),
+        ("bust", {"reason": WHY}, "only a stored answer is busted"),
+    ],
+)
+async def test_what_is_not_allowed_changes_nothing_and_says_why(at_desk, world, order, fields, why):
+    async def body(ann):
+        path = f"{ann.page(INLINE)}/move/{order}"
+        for confirmed in ({}, {"confirmed": "yes"}):
+            answer = await ann.visitor.post(path, **fields, **confirmed)
+            assert answer.status_code == 422
+            assert why in said(answer)
+        assert ann.notes(INLINE) == []
+
+    await at_desk(body)
+    assert (world.record(INLINE).state, world.record(INLINE).version) == (State.UNKNOWN, 7)
+
+
+async def test_a_result_that_is_no_json_changes_nothing(at_desk, world):
+    async def body(ann):
+        path = f"{ann.page(PHASED)}/move/executed"
+        answer = await ann.visitor.post(path, result="ch_1", reason=WHY, confirmed="yes")
+        assert answer.status_code == 422
+        assert "The result of the call is JSON" in said(answer)
+        assert "ch_1</textarea>" in answer.text  # what was typed is not lost
+
+    await at_desk(body)
+    assert world.record(PHASED).state is State.UNKNOWN
+
+
+async def test_who_confirms_too_late_is_told(at_desk, world):
+    async def body(ann):
+        path = f"{ann.page(INLINE)}/move/executed"
+        fields = {"status": "201", "reason": WHY, "version": "7"}
+        assert "This will happen" in said(await ann.visitor.post(path, **fields))
+        await ann.do(f"{ann.page(INLINE)}/move/declined", status="402", reason="somebody was quicker")
+        late = await ann.visitor.post(path, **fields, confirmed="yes")
+        assert late.status_code == 422
+        assert "it has moved since you looked" in said(late)
+        assert len(ann.notes(INLINE)) == 1
+
+    await at_desk(body)
+    assert world.record(INLINE).response.status == 402
+
+
+async def test_an_order_is_for_what_it_is_about(at_desk, world):
+    async def body(ann):
+        letter = ann.letter(ParcelKind.EMIT)
+        for path in (
+            f"{ann.page(INLINE)}/move/retry",
+            f"letter/{letter.id}/move/executed",
+            f"{ann.page(INLINE)}/move/x",
+        ):
+            assert (await ann.visitor.get(path)).status_code == 404
+
+    await at_desk(body)
+
+
+async def test_bodies_keep_their_line_ends(at_desk, world):
+    async def body(ann):
+        await ann.visitor.get(f"{ann.page(INLINE)}/move/executed")
+        done = await ann.visitor.post(
+            f"{ann.page(INLINE)}/move/executed", status="200", body="one\r\ntwo", content_type="text/plain", reason=WHY,
+            confirmed="yes",
+        )  # fmt: skip
+        assert done.status_code == 303
+
+    await at_desk(body)
+    assert world.record(INLINE).response.body == b"one\ntwo"

@@ -1,0 +1,349 @@
+"""What the pages say, on both stores."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import uuid
+from decimal import Decimal
+
+import pytest
+
+from console.trouble import ACME, DONE_KEY, INLINE_KEY, NASTY, PHASED_KEY, ZETA, fill, opened, put
+from console.visiting import ANN, Visitor, console_on, said
+from oncekey.console import Console, Ledger
+from oncekey.console.charts import ENDINGS, Recent, Sample, series
+from oncekey.console.dossier import record_id_of, token_of
+from oncekey.core.model import MINUTE, SECOND, Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
+from oncekey.core.survey import End
+from oncekey.core.transitions import Actor, Trigger
+from oncekey.reconcile import LedgerEntry
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shop.db'}"
+    return request.getfixturevalue("empty_dsn")
+
+
+@pytest.fixture
+def trouble(url):
+    with opened(url) as world:
+        fill(world, finished=60)
+        yield world
+
+
+async def test_the_overview_says_how_things_are(url, trouble):  # R135, R213
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        words = said(await visitor.get(""))
+        assert "Somebody has to look: 3 of unknown outcome and 4 dead letters." in words
+        for tile in ("Unknown 3", "Dead letters 4", "Stuck 1", "To be retried 7", "In progress 2", "Pending 1"):
+            assert tile in words
+        assert "worker-a:211 alive" in words
+        live = said(await visitor.get("live"))
+        assert "Somebody has to look" in live
+        assert "<html" not in live
+
+
+async def test_an_empty_store_is_said_to_be_well_but_for_its_workers(url):
+    with opened(url) as world:
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            assert "No worker lives" in said(await visitor.get(""))
+            world.go(world.store.upkeep.beat("w", ["sweeper"], 10 * SECOND))
+            assert "Nothing waits for a person." in said(await visitor.get(""))
+            assert "Every request that came is finished" in said(await visitor.get("records"))
+            assert "No request was finished yet" in said(await visitor.get("records?state=completed"))
+            assert "Nothing is unknown" in said(await visitor.get("unknown"))
+            assert "There are no dead letters" in said(await visitor.get("letters"))
+            assert "Nobody has moved anything by hand" in said(await visitor.get("audit"))
+
+
+async def test_the_charts_get_numbers(url, trouble):
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        data = (await visitor.get("series.json?window=1+h")).json()
+    assert [len(column) for column in data["outcomes"]] == [61] * 5
+    assert sum(data["outcomes"][1]) + sum(data["outcomes"][2]) >= 60
+    assert sum(data["outcomes"][3]) == 7
+    assert any(value for value in data["latency"][1])
+    assert data["states"][1] == [3]
+    assert data["lag"][2][0] > 3600
+
+
+async def test_records_are_filtered_and_gone_on_with(url, trouble):
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+
+        async def keys(path):
+            return re.findall(r'title="([^"]+)"><code>', (await visitor.get(path)).text)
+
+        assert len(await keys("records")) == 13
+        assert await keys("records?state=stuck") == ["checkout-7701"]
+        assert len(await keys("records?error=status_503&tenant=zeta")) == 3
+        assert await keys("records?operation=create_refund&state=pending") == ["refund-881"]
+        assert await keys("records?effects=inline") == [INLINE_KEY]
+        assert set(await keys("records?older=30m")) == {INLINE_KEY, PHASED_KEY}
+        assert "An age is a number with its unit" in said(await visitor.get("records?older=soon"))
+        assert "Nothing fits" in said(await visitor.get("records?operation=none"))
+
+        page = await visitor.get("records?state=completed")
+        found = re.findall(r'title="([^"]+)"><code>', page.text)
+        while further := re.search(r'hx-get="/([^"]+)"', page.text):
+            page = await visitor.get(further[1].replace("&amp;", "&"), headers={"hx-request": "true"})
+            assert "<html" not in page.text
+            found += re.findall(r'title="([^"]+)"><code>', page.text)
+        assert len(found) == len(set(found)) == 63
+
+
+async def test_a_key_is_found_by_all_that_people_know_of_it(url, trouble):
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        for known in (PHASED_KEY, f'"{PHASED_KEY}"', "ch_3Pq8"):
+            assert PHASED_KEY in (await visitor.get(await visitor.find(known))).text
+        assert DONE_KEY in (await visitor.get(await visitor.find(DONE_KEY))).text
+        several = await visitor.post("find", key="order-2026-11-00")
+        assert several.text.count("/record/") >= 50
+        assert several.url.query == b""  # what was looked for is in nobody's log
+        assert "There is no such key" in said(await visitor.post("find", key="no-such-key"))
+        assert "With fewer than four letters" in said(await visitor.post("find", key="or"))
+        assert "There is no such key" in said(await visitor.post("find", key=PHASED_KEY, tenant="zeta"))
+        assert (await visitor.post("find", key="")).headers["location"] == "/records"
+
+
+async def test_the_page_of_a_record_tells_what_it_means_and_what_happened(url, trouble):
+    async with Visitor(
+        console_on(url, links=lambda record: {"Trace": f"https://traces.example/{record.operation}"})
+    ) as visitor:
+        await visitor.log_in()
+        page = await visitor.get(await visitor.find(PHASED_KEY))
+        words = said(page)
+        assert "Unknown: the call 'charge_created' may have been made" in words
+        assert "Nothing is executed until somebody settles it" in words
+        assert "A resolver has asked 3 times, and will ask again." in words
+        assert "https://traces.example/create_order" in page.text
+        timeline = words.partition("Timeline")[2]
+        places = [
+            timeline.index(one) for one in ("claimed", "asked about, still unknown", "no answer in 10 s", "announced")
+        ]
+        assert places == sorted(places)
+        assert "by resolver worker-a:211, fence 3" in timeline
+        assert "ch_3Pq8" in words
+
+
+async def test_contents_are_shown_when_asked_for_and_that_is_audited(url, trouble):
+    secrets = ("o_1017", "4242", "r_77")
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        path = await visitor.find(PHASED_KEY)
+        veiled = await visitor.get(path)
+        assert not any(secret in veiled.text for secret in secrets)
+        shown = await visitor.post(path, why="the customer called")
+        assert all(secret in shown.text for secret in secrets)
+        assert "its contents were shown" in said(shown)
+        again = await visitor.get(path)
+        assert not any(secret in again.text for secret in secrets)
+        audit = said(await visitor.get("audit"))
+        assert "ann operator its contents were shown unknown the customer called" in audit
+    record_id = RecordId(ACME, PHASED_KEY)
+    notes = [entry.note for entry in trouble.go(trouble.store.audit.history(record_id))]
+    assert (notes[-1].trigger, notes[-1].actor, notes[-1].who) == (Trigger.DISCLOSE, Actor.OPERATOR, "ann")
+    record = trouble.record(record_id)
+    assert (record.version, record.fence) == (7, 3)
+
+
+async def test_the_audit_is_by_people_or_by_everybody(url, trouble):
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        assert "no answer in 10 s" not in said(await visitor.get("audit"))
+        assert "no answer in 10 s" in said(await visitor.get("audit?who=all"))
+
+
+async def test_the_queues_say_where_to_look(url, trouble):
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        words = said(await visitor.get("unknown"))
+        assert "the provider knows charge by" in words
+        assert "given up a resolver asked 8 times" in words
+        letters = await visitor.get("letters")
+        assert letters.text.count('class="line"') == 4
+        (defer,) = [
+            one.parcel for one in trouble.go(trouble.store.outbox.dead_letters(9)) if one.parcel.kind == "defer"
+        ]
+        assert "A request's own call" in said(await visitor.get(f"letter/{defer.id}"))
+        assert (await visitor.get(f"letter/{uuid.uuid4()}")).status_code == 404
+        assert (await visitor.get("letter/nonsense")).status_code == 404
+
+
+async def test_everything_that_others_wrote_is_text(url):
+    with opened(url) as world:
+        memo = (MemoEntry(NASTY, EntryKind.PHASE, json.dumps(NASTY)),)
+        put(
+            world, State.FAILED_RETRYABLE, Effects.PHASED, NASTY, scope=NASTY, operation=NASTY, path=f"/{NASTY}",
+            method=NASTY, last_error=NASTY, memo=memo, recovery_point=NASTY,
+        )  # fmt: skip
+        answer = StoredResponse(200, ((b"x-nasty", NASTY.encode()),), NASTY.encode())
+        put(world, State.COMPLETED, Effects.LOCAL, f"done{NASTY}", scope=ZETA, response=answer)
+        world.go(world.store.upkeep.beat(NASTY, [NASTY], SECOND))
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            pages = [await visitor.get(path) for path in ("", "records", "records?state=completed")]
+            for record_id in (RecordId(NASTY, NASTY), RecordId(ZETA, f"done{NASTY}")):
+                pages += [
+                    await visitor.get(f"record/{token_of(record_id)}"),
+                    await visitor.post(f"record/{token_of(record_id)}", why=NASTY),
+                ]
+            pages += [await visitor.get("audit")]
+            pages += [await visitor.post("find", key=NASTY + "x", tenant=NASTY)]
+            pages += [await visitor.get("records", params={"tenant": NASTY, "operation": NASTY, "error": NASTY})]
+            pages += [await visitor.get("login", params={"next": NASTY})]
+    for page in pages:
+        assert page.status_code in {200, 422}, page.text
+        assert "<img src=x" not in page.text
+        assert 'src="x"' not in page.text
+        assert "&lt;img src=x" in page.text
+
+
+async def test_what_cannot_be_shown_as_text_is_shown_as_base64(url):
+    with opened(url) as world:
+        put(world, State.COMPLETED, Effects.LOCAL, "binary", response=StoredResponse(200, (), b"\xff\xfe\x00"))
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            path = await visitor.find("binary")
+            assert "//4A" in (await visitor.post(path)).text
+
+
+def coded(value):
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+async def test_an_address_that_is_none_is_a_page(url):
+    with opened(url):
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            strange = [coded(one) for one in ([1, 2], ["a"], {}, ["a", "b\0"], ["a", "\ud800"], ["a", "b"])]
+            for token in ("", "abc", "====", "%00", *strange):
+                answer = await visitor.get(f"record/{token}")
+                assert answer.status_code == 404
+                assert "There is no such" in said(answer)
+
+
+async def test_what_nobody_can_mean_is_passed_over(url):
+    places = (
+        {"unknown": [1, "a\0", "b"]},
+        {"unknown": [2**70, "a", "b"]},
+        {"unknown": [1e999, "a", "b"]},
+        {"x": 1},
+        [1],
+    )
+    with opened(url):
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            for path in (
+                *(f"records?before={coded(place)}" for place in places),
+                "records?before=!!&tenant=%00&operation=a%00b&error=%F0%9F%94%91",
+                "records?older=999999d&younger=999999d",
+                "records?state=none&effects=none",
+                "letters?after=99999999999999999999.x",
+                "letters?after=1.00000000-0000-4000-8000-000000000000",
+                "audit?before=99999999999999999999",
+                "audit?before=9223372036854775807",
+                "?window=none",
+            ):
+                answer = await visitor.get(path)
+                assert answer.status_code == 200, path
+            for key in ("\0\0\0\0", "a\0bcd", "\U0010ffff" * 5, "%" * 300):
+                assert (await visitor.post("find", key=key, tenant="t\0")).status_code in {200, 303}
+
+
+async def test_a_store_that_is_away_is_a_page(tmp_path):
+    async with Visitor(Console("postgresql://nobody@127.0.0.1:9/none", tokens=f"ann:operate:{ANN}")) as visitor:
+        await visitor.http.post("login", data={"token": ANN})
+        answer = await visitor.get("")
+        assert answer.status_code == 503
+        assert "The store does not answer" in said(answer)
+        assert "nobody@" not in answer.text
+
+
+async def test_a_store_without_tables_is_a_page(tmp_path):
+    async with Visitor(console_on(f"sqlite:///{tmp_path / 'empty.db'}")) as visitor:
+        await visitor.http.post("login", data={"token": ANN})
+        answer = await visitor.get("")
+        assert answer.status_code == 500
+        assert "oncekey migrate up" in said(answer)
+
+
+@pytest.mark.parametrize("key", ["plain", "ключ", "a/b?c#d", NASTY, "\U0001f511"])
+def test_a_record_has_an_address(key):
+    record_id = RecordId(ACME, key)
+    token = token_of(record_id)
+    assert re.fullmatch(r"[\w-]+", token)
+    assert record_id_of(token) == record_id
+
+
+def test_ends_are_counted_by_when_they_were():
+    now = 1_000 * MINUTE
+    ends = [
+        End(State.COMPLETED, None, "a", now - 90 * SECOND, 5_000),
+        End(State.COMPLETED, None, "a", now - 91 * SECOND, 0),
+        End(State.UNKNOWN, None, "a", now - 90 * SECOND, 0),
+        End(State.COMPLETED, None, "a", now - 90 * MINUTE, 7_000),
+    ]
+    data = series(ends, [], now, 60 * MINUTE)
+    columns = dict(zip(ENDINGS, data["outcomes"][1:], strict=True))
+    assert (sum(columns["succeeded"]), sum(columns["unknown"])) == (2, 1)
+    assert columns["succeeded"][-3:] == [2, 0, 0]
+    assert [value for value in data["latency"][1] if value is not None] == [5.0]
+    assert data["states"] == [[]] + [[]] * 5
+
+
+def test_samples_of_one_moment_are_one():
+    history = Recent()
+    for at in (0, SECOND, 3 * SECOND, 4 * SECOND, 6 * SECOND):
+        history.add(Sample(at, 0, 0, 0, 0, 0, 0, 0, 0))
+    assert [one.at for one in history.since(SECOND)] == [3 * SECOND, 6 * SECOND]
+
+
+async def test_no_key_and_no_token_is_logged(url, trouble, caplog):  # R195
+    caplog.set_level(0)
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in("a-wrong-token-0123456789")
+        await visitor.log_in()
+        path = await visitor.find(PHASED_KEY)
+        await visitor.get(path)
+        await visitor.post(path)
+        await visitor.get(f"{path}/move/nonsense")
+    ours = [one.getMessage() for one in caplog.records if one.name.startswith("oncekey")]
+    assert any("a wrong token was given" in line for line in ours)
+    assert any("ann logged in" in line for line in ours)
+    for secret in (PHASED_KEY, ANN, "a-wrong-token-0123456789", path.removeprefix("record/")):
+        assert not any(secret in line for line in ours)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
+async def test_the_books_are_compared(url, trouble, waits):  # R140
+    entries = [LedgerEntry("nobody-sent-this", "ch_orphan", Decimal(1999), "EUR"), LedgerEntry(None, "ch_3Pq8")]
+    asked = []
+
+    def booked(since):
+        asked.append(since)
+        return entries
+
+    async def booked_later(since):
+        return booked(since)
+
+    async with Visitor(console_on(url, ledger=Ledger(booked_later if waits else booked))) as visitor:
+        await visitor.log_in()
+        assert "Every call that was announced since then is read" in said(await visitor.get("ledger"))
+        words = said(await visitor.post("ledger", span="2h"))
+        assert "2 differences in 2 charges and 1 calls." in words
+        assert "orphan charge the provider charged, and we never announced such a call" in words
+        assert "charged while unknown" in words
+    assert len(asked) == 1
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        assert (await visitor.get("ledger")).status_code == 404
+        assert (await visitor.post("ledger", span="2h")).status_code == 404

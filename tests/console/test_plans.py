@@ -1,0 +1,178 @@
+"""Every list and count of the console goes along an index, whatever the size of the table."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import psycopg
+import pytest
+
+from harness.filling import fill_postgres
+from oncekey.core.survey import LOOKED, MOST
+from oncekey.drivers.placeholders import numbered
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.stores import survey
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+
+DAY = 86_400_000_000
+ANY = {
+    "scope": None,
+    "beginning": None,
+    "operation": None,
+    "effects": None,
+    "error": None,
+    "older": 0,
+    "younger": 0,
+    "stale": False,
+    "limit": 51,
+    "looked": LOOKED,
+    "before_at": 2**62,
+    "before_scope": "",
+    "before_key": "",
+}
+NAMED = {"first": "key-12", "last": "key-13", "scope": None, "limit": 21}
+INCARNATION = "00000000-0000-4000-8000-000000000000"
+WANTED = {
+    "walk_unknown": (ANY, {"record_waiting"}),
+    "walk_failed_retryable": (ANY, {"record_waiting"}),
+    "walk_pending": (ANY, {"record_waiting"}),
+    "walk_in_progress": (ANY, {"record_running"}),
+    "walk_completed": (ANY, {"record_expiring"}),
+    "walk_expired": (ANY, {"record_expired"}),
+    "find_key": (NAMED, {"record_pkey"}),
+    "find_open_keys": (NAMED, {"record_key"}),
+    "tally": ({"most": MOST}, {"record_waiting", "record_running", "outbox_due"}),
+    "ended": ({"limit": 2000}, {"record_expiring", "record_waiting"}),
+    "calls_of_record": ({"incarnation": INCARNATION, "limit": 9}, {"call_pkey"}),
+    "heard_of_key": ({"downstream_key": "dk", "limit": 9}, {"evidence_open_key", "evidence_judged_key"}),
+    "heard_of_provider": ({"provider_id": "ch", "limit": 9}, {"evidence_open_provider", "evidence_judged_provider"}),
+    "parcels_in_full": ({"incarnation": INCARNATION, "limit": 9}, {"outbox_incarnation"}),
+    "latest_notes": ({"before": 2**62, "actor": None, "limit": 51, "looked": LOOKED}, {"audit_pkey"}),
+    "notes_edge": ({"before": 2**62, "looked": LOOKED}, {"audit_pkey"}),
+}
+# An answer to every question that fills in as much of the form as can be filled in.
+NARROW = ANY | {
+    "scope": "shop|tenant-7",
+    "beginning": "ab",
+    "operation": "create_order",
+    "effects": "local",
+    "error": "time_out",
+    "older": DAY,
+    "younger": 3 * DAY,
+    "before_at": 4_000_000_000_000_000,
+    "before_scope": "shop|tenant-9",
+    "before_key": "abc",
+}
+
+
+def test_every_statement_of_the_console_is_looked_at():
+    assert set(WANTED) == set(survey.STATEMENTS)
+
+
+@pytest.fixture(scope="module")
+def full(console_dsn):
+    """100,000 records of two days in all states, with parcels, calls, evidence and lines of the audit."""
+    with psycopg.connect(console_dsn, autocommit=True) as connection:
+        connection.execute(
+            "TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, oncekey.audit,"
+            " oncekey.call, oncekey.evidence"
+        )
+        fill_postgres(connection, 1, 50_000)
+        fill_postgres(connection, 50_001, 100_000, age=DAY)
+        connection.execute(
+            "UPDATE oncekey.record SET state = 'expired' WHERE state = 'completed' AND abs(hashtext(key)) % 8 = 0"
+        )
+        connection.execute(
+            "UPDATE oncekey.record SET state = 'pending', effects = 'outbox', outcome = NULL, response_status = NULL,"
+            " finished_at = NULL WHERE state = 'completed' AND abs(hashtext(key)) % 8 = 1"
+        )
+        rows = {
+            "work (incarnation, scope, key)": "md5('w' || n)::uuid, 's', 'k' || n",
+            "audit (at, scope, key_digest, incarnation, operation, fence, trigger, actor, who, why)": (
+                "n, 's', md5(n::text), md5(n::text)::uuid, 'o', 1, 'purge', 'reaper', 'w', ''"
+            ),
+            "call (incarnation, phase, downstream_key, provider_id, scope, key, operation, at)": (
+                "md5(n::text)::uuid, 'charge', 'dk-' || n, 'ch-' || n, 's', 'k', 'o', n"
+            ),
+            "evidence (at, source, event_id, downstream_key, provider_id, said, verdict)": (
+                "n, 'hook', n::text, 'dk-' || n, 'ch-' || n, '{}', CASE WHEN n % 2 = 0 THEN 'settled' END"
+            ),
+            "outbox (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key,"
+            " position, state, attempts, fence, due_at, created_at)": (
+                "md5(n::text)::uuid, 't', 'a', 't', '{}', 'emit', 's', 'k', md5(n::text)::uuid, 'dk', 0, 'ready',"
+                " 0, 0, n, n"
+            ),
+        }
+        for table, values in rows.items():
+            connection.execute(f"INSERT INTO oncekey.{table} SELECT {values} FROM generate_series(1, 20000) AS n")
+        connection.execute("VACUUM ANALYZE")
+        yield connection
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def explained(connection, name, params, *, analyze=False):
+    said = numbered(PostgresStore()._statements._commands[name])
+    values = said.arguments({**params, "now": None})
+    connection.execute(f"PREPARE one ({', '.join(['unknown'] * len(values))}) AS {said.text}")
+    literals = ", ".join("NULL" if value is None else psycopg.sql.quote(value) for value in values)
+    how = "FORMAT JSON, ANALYZE" if analyze else "FORMAT JSON"
+    try:
+        [[[plan]]] = connection.execute(f"EXPLAIN ({how}) EXECUTE one({literals})").fetchall()
+    finally:
+        connection.execute("DEALLOCATE one")
+    return list(nodes(plan["Plan"]))
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["any", "narrow"])
+@pytest.mark.parametrize("name", WANTED)
+def test_postgres_uses_the_index(full, name, narrow):
+    params, indexes = WANTED[name]
+    params = {word: NARROW.get(word, value) for word, value in params.items()} if narrow else params
+    plan = explained(full, name, params)
+    assert indexes <= {node.get("Index Name") for node in plan}
+    scanned = {node.get("Relation Name") for node in plan if node["Node Type"] == "Seq Scan"}
+    assert scanned <= {"dead_letter"}  # there are none, so no plan of any kind is better than another
+
+
+@pytest.mark.parametrize("name", [name for name in WANTED if name.startswith("walk_")])
+def test_a_page_sorts_nothing_and_reads_no_more_than_it_looks_at(full, name):
+    plan = explained(full, name, NARROW | {"looked": 500, "operation": "none such"}, analyze=True)
+    rows = max(node["Actual Rows"] for node in plan if node.get("Relation Name") == "record")
+    assert rows <= 500
+    plan = explained(full, name, ANY, analyze=True)
+    sorted_rows = [node["Actual Rows"] for node in plan if "Sort" in node["Node Type"]]
+    assert all(rows <= ANY["limit"] for rows in sorted_rows)
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_sqlite_uses_the_index(tmp_path, name):
+    path = tmp_path / "plans.db"
+    driver = SqliteDriver(path)
+    drive(migrate.up(SqliteStore().schema), driver.run)
+    driver.close()
+    params, indexes = WANTED[name]
+    command = SqliteStore()._statements._commands[name]
+    connection = sqlite3.connect(path)
+    rows = connection.execute(f"EXPLAIN QUERY PLAN {command}", {**params, "now": None}).fetchall()
+    connection.close()
+    plan = "\n".join(row[3] for row in rows)
+    known = {
+        "record_pkey": "sqlite_autoindex_oncekey_record_",
+        "record_key": "sqlite_autoindex_oncekey_record_",
+        "call_pkey": "USING PRIMARY KEY",
+        "audit_pkey": "INTEGER PRIMARY KEY",
+    }
+    for index in indexes:
+        assert known.get(index, f"oncekey_{index}") in plan, plan
+    # A table is called by its alias; "SCAN ... USING INDEX" goes along an index from its end.
+    tables = {"entry", "record", "one", "parcel", "letter", "line", "call", "heard", "judged"}
+    words = [line.split() for line in plan.splitlines() if line.startswith("SCAN ")]
+    assert [line for line in words if line[1] in tables and len(line) == 2] == [], plan

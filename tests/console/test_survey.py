@@ -1,0 +1,219 @@
+"""What operators look through: complete, in order, and bounded, on every store that has operators."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from oncekey.core.audit import Mover, Note
+from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Outcome, ParcelKind, RecordId, State, StoredResponse
+from oncekey.core.resolution import Call, Heard, Verdict
+from oncekey.core.scope import scope_of
+from oncekey.core.survey import FINISHED, UNFINISHED, Walk
+from oncekey.core.transitions import Actor, Trigger
+from oncekey.flow import Mode, Transaction
+from operate.rows import NOW, a_parcel, a_row, an_intent, write
+
+
+def put(world, state, number, *, scope="1:-4:acme", **changes):
+    made = {"created_at": NOW - number * MINUTE, "expires_at": NOW + HOUR - number * MINUTE, **changes}
+    return write(world, a_row(state, **{"id": RecordId(scope, f"key-{number:04}"), **made}))
+
+
+def numbers(records):
+    return [int(one.id.key.removeprefix("key-")) for one in records]
+
+
+def all_of(world, wanted, limit, **options):
+    """Every record of a walk, page by page, and how many pages that took."""
+    found, pages, before = [], 0, None
+    while before is None or before:
+        part = world.go(world.store.survey.walk(wanted, limit, before, **options))
+        found += part.records
+        before, pages = dict(part.further), pages + 1
+        assert pages < 200
+    return found, pages
+
+
+@pytest.mark.parametrize("state", [*UNFINISHED, *FINISHED])
+def test_a_state_is_walked_whole_and_in_order(world, state):
+    for number in range(1, 12):
+        put(world, state, number)
+    found, pages = all_of(world, Walk(states=(state,)), 4)
+    assert numbers(found) == list(range(1, 12))
+    assert pages == 3
+    assert {one.state for one in found} == {state}
+    assert all(one.response is None or one.response.body is None for one in found)
+
+
+def test_states_are_walked_as_one(world):
+    states = [State.UNKNOWN, State.PENDING, State.IN_PROGRESS, State.FAILED_RETRYABLE, State.COMPLETED]
+    for number in range(1, 41):
+        put(world, states[number % 5], number)
+    found, _ = all_of(world, Walk(), 7)
+    assert numbers(found) == [number for number in range(1, 41) if number % 5 != 4]
+
+
+def test_records_of_one_instant_are_met_once_each(world):
+    # The order of texts is the database's: nobody else may guess it.
+    keys = [f"{letter}{number}" for number in range(3) for letter in "aBä_-~Zz"]
+    for place, key in enumerate(keys):
+        write(world, a_row(UNFINISHED[place % 4], id=RecordId("1:-4:acme", key), created_at=NOW - MINUTE))
+    found, _ = all_of(world, Walk(), 5)
+    assert sorted(one.id.key for one in found) == sorted(keys)
+
+
+def test_it_is_filtered_by_all_that_it_is_asked_for(world):
+    put(world, State.UNKNOWN, 1, operation="pay", last_error="status_503")
+    put(world, State.UNKNOWN, 2, operation="pay", last_error="call_uncertain", effects=Effects.INLINE)
+    put(world, State.UNKNOWN, 3, operation="ship", last_error="status_503", scope="1:-5:other")
+    put(world, State.IN_PROGRESS, 90, lease_until=NOW, operation="slow")
+    put(world, State.IN_PROGRESS, 91, lease_until=NOW + 1, operation="slow")
+
+    def found(**asked):
+        return numbers(all_of(world, Walk(**asked), 10)[0])
+
+    assert found() == [1, 2, 3, 90, 91]
+    assert found(operation="pay") == [1, 2]
+    assert found(error="status_503") == [1, 3]
+    assert found(effects=Effects.INLINE) == [2]
+    assert found(scope="1:-5:other") == [3]
+    assert found(beginning="key-000") == [1, 2, 3]
+    assert found(beginning="key-009", scope="1:-4:acme") == [90, 91]
+    assert found(older=2 * MINUTE) == [2, 3, 90, 91]
+    assert found(younger=2 * MINUTE) == [1]
+    assert found(states=(State.IN_PROGRESS,), stale=True) == [90]
+    assert found(beginning="KEY") == []
+
+
+def test_a_page_looks_at_a_bounded_number_and_can_be_gone_on_with(world):
+    for number in range(1, 31):
+        put(world, State.UNKNOWN, number, operation="rare" if number in {3, 25} else "usual")
+        put(world, State.PENDING, number + 100, operation="usual")
+    survey, wanted = world.store.survey, Walk(operation="rare")
+    part = world.go(survey.walk(wanted, 10, looked=10))
+    assert numbers(part.records) == [3]
+    assert part.broken_off
+    found, pages = all_of(world, wanted, 10, looked=10)
+    assert numbers(found) == [3, 25]
+    assert pages >= 3
+    # What one path found behind the place where another was broken off is not shown too early.
+    put(world, State.PENDING, 99, operation="rare")
+    found, _ = all_of(world, wanted, 10, looked=10)
+    assert numbers(found) == [3, 25, 99]
+
+
+def test_the_store_that_is_empty_says_what_time_it_is(world):
+    part = world.go(world.store.survey.walk(Walk(), 10))
+    assert (part.now, part.records, dict(part.further), part.broken_off) == (NOW, (), {}, False)
+    tally = world.go(world.store.survey.tally())
+    assert tally.now == NOW
+    assert tally.of("unknown").found == tally.of("dead").found == 0
+    assert world.go(world.store.survey.ended(10)) == ()
+    assert world.go(world.store.survey.notes(10)).entries == ()
+
+
+def test_a_key_is_found_whole_or_by_the_beginning_of_an_unfinished_one(world):
+    put(world, State.COMPLETED, 11)
+    put(world, State.UNKNOWN, 12)
+    survey = world.store.survey
+    assert numbers(world.go(survey.named("key-0011", None, 5)).records) == [11]
+    assert numbers(world.go(survey.named("key-", None, 5)).records) == [12]
+    assert world.go(survey.named("key-0011", "1:-5:other", 5)).records == ()
+
+
+def test_what_waits_is_counted_with_its_oldest(world):
+    put(world, State.UNKNOWN, 5)
+    put(world, State.UNKNOWN, 9)
+    put(world, State.IN_PROGRESS, 1, lease_until=NOW - SECOND)
+    put(world, State.IN_PROGRESS, 2, lease_until=NOW + SECOND)
+    put(world, State.FAILED_RETRYABLE, 3)
+    pending = a_row(State.PENDING, Effects.OUTBOX)
+    write(world, pending, a_parcel(pending), dead=False)
+    lost = a_row(State.UNKNOWN, Effects.OUTBOX, created_at=NOW - MINUTE)
+    write(world, lost, a_parcel(lost))
+    tally = world.go(world.store.survey.tally())
+    counted = {name: (one.found, one.oldest) for name, one in tally.counts.items() if one.found}
+    assert counted == {
+        "unknown": (3, NOW - 9 * MINUTE),
+        "in_progress": (2, NOW - 2 * MINUTE),
+        "stuck": (1, NOW - SECOND),
+        "failed_retryable": (1, NOW - 3 * MINUTE),
+        "pending": (1, pending.created_at),
+        "due": (1, NOW),
+        "dead": (1, NOW),
+    }
+    assert not tally.of("unknown").more
+
+
+def test_how_requests_ended(world):
+    put(world, State.COMPLETED, 1, last_run_at=NOW - 3 * SECOND, finished_at=NOW - SECOND)
+    put(world, State.COMPLETED, 2, outcome=Outcome.FAILURE, response=StoredResponse(402, (), b"no"))
+    put(world, State.UNKNOWN, 3, last_run_at=NOW - MINUTE)
+    put(world, State.IN_PROGRESS, 4)
+    ends = world.go(world.store.survey.ended(10))
+    assert [(one.state, one.outcome) for one in ends] == [
+        (State.COMPLETED, Outcome.SUCCESS),
+        (State.COMPLETED, Outcome.FAILURE),
+        (State.UNKNOWN, None),
+    ]
+    assert (ends[0].at, ends[0].took) == (NOW - SECOND, 2 * SECOND)
+    assert ends[2].at == NOW - MINUTE
+
+
+def test_all_that_hangs_on_a_record(world):
+    record = a_row(State.UNKNOWN, Effects.OUTBOX, intent=an_intent())
+    dead, ready = a_parcel(record), a_parcel(record, ParcelKind.EMIT)
+    write(world, record, dead)
+    world.go(_alone(world, lambda: world.store.outbox.putting((ready,))))
+    reconcile, survey = world.store.reconcile, world.store.survey
+    call = Call(record.id, record.incarnation, "pay", "charge", "dk-9", None, 0)
+    assert world.go(reconcile.add_call(call))
+    assert world.go(reconcile.name(call, "ch_9"))
+    by_key, _ = world.go(reconcile.add(Heard("hook", "e1", "{}", downstream_key="dk-9")))
+    world.go(reconcile.judge(by_key, Verdict.SETTLED))
+    world.go(reconcile.add(Heard("hook", "e2", "{}", provider_id="ch_9")))
+    world.go(reconcile.add(Heard("hook", "e3", "{}", downstream_key="another")))
+
+    (found,) = world.go(survey.calls(record.incarnation))
+    assert (found.phase, found.downstream_key, found.provider_id) == ("charge", "dk-9", "ch_9")
+    heard = world.go(survey.heard(("dk-9",), ("ch_9",)))
+    assert [(one.heard.event_id, one.verdict) for one in heard] == [("e1", Verdict.SETTLED), ("e2", None)]
+    parcels = {one.kind: one for one in world.go(survey.parcels(record.incarnation))}
+    assert parcels[ParcelKind.DEFER].is_dead
+    assert parcels[ParcelKind.DEFER].last_error == "call_uncertain"
+    assert not parcels[ParcelKind.EMIT].is_dead
+    assert parcels[ParcelKind.EMIT].payload == ready.payload
+
+
+def test_the_audit_is_read_backwards(world):
+    record = a_row(State.UNKNOWN)
+    for number in range(9):
+        actor = Actor.OPERATOR if number in {1, 7} else Actor.SWEEPER
+        note = Note.of(record, State.COMPLETED, Trigger.EXECUTED, Mover(actor, "ann"), str(number))
+        world.go(_alone(world, lambda note=note: world.store.audit.noting((note,))))
+    survey, said, before = world.store.survey, [], None
+    while True:
+        lines = world.go(survey.notes(4, before))
+        said += [one.note.why for one in lines.entries]
+        before = lines.further
+        if before is None:
+            break
+    assert said == list("876543210")
+    assert [one.note.why for one in world.go(survey.notes(4, None, Actor.OPERATOR)).entries] == ["7", "1"]
+    few = world.go(survey.notes(4, None, Actor.OPERATOR, looked=3))
+    assert [one.note.why for one in few.entries] == ["7"]
+    assert few.further is not None
+
+
+def test_two_tenants_with_the_same_key_are_two_records(world):
+    record = a_row(State.UNKNOWN, id=RecordId(scope_of("-", "a"), "same"))
+    write(world, record)
+    write(world, replace(record, id=RecordId(scope_of("-", "b"), "same"), incarnation=uuid.uuid4()))
+    assert len(all_of(world, Walk(), 1)[0]) == 2
+
+
+def _alone(world, body):
+    return (yield Transaction("test", Mode.ATOMIC, body))
