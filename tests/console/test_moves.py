@@ -20,6 +20,8 @@ from oncekey.core.model import (
     StoredResponse,
 )
 from oncekey.core.transitions import Actor, Trigger
+from oncekey.observe import Operated
+from oncekey.once import Once
 
 INLINE, PHASED, OUTBOX = RecordId(ACME, INLINE_KEY), RecordId(ACME, PHASED_KEY), RecordId(ZETA, OUTBOX_KEY)
 WHY = "seen at the provider as ch_1"
@@ -105,6 +107,17 @@ async def test_an_unknown_inline_request_is_answered(at_desk, world):
     record = world.record(INLINE)
     assert (record.state, record.outcome) == (State.COMPLETED, Outcome.SUCCESS)
     assert record.response == StoredResponse(201, ((b"content-type", b"application/json"),), b'{"id": "pay_1"}')
+
+
+async def test_who_observes_the_application_hears_of_it(url, world):
+    events = []
+    once = Once(url, observers=[events.append])
+    async with once.lifespan(), Visitor(console_on(once)) as visitor:
+        await visitor.log_in()
+        path = f"record/{token_of(INLINE)}/move/executed"
+        await Desk(visitor, world).do(path, status="201", body="{}", content_type="application/json", reason=WHY)
+    moved = [event for event in events if isinstance(event, Operated)]
+    assert [(event.trigger, event.to, event.who) for event in moved] == [(Trigger.EXECUTED, State.COMPLETED, "ann")]
 
 
 async def test_a_final_no_is_a_failure(at_desk, world):

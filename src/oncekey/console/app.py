@@ -96,6 +96,8 @@ class Console:
         if isinstance(store, str) and understand(store).kind is Kind.MEMORY:
             raise ConfigurationError(NOT_HERE)
         self.store = store
+        self.tell = None if isinstance(store, str) else store.tell
+        """Tells those who observe the application what operators do here."""
         self.tokens = Tokens.read(tokens) if isinstance(tokens, str) else tokens
         self.namespace = namespace
         self.links = links

@@ -117,7 +117,8 @@ class Moves:
                 return self._form(visit, order, dossier, None, decided.why)
             return self._preview(visit, order, dossier, None, _plan(order, decided, dossier))
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
-        done = await self._console.ask(lambda store: operate.act(store, record.id, wish, mover))
+        tell = self._console.tell
+        done = await self._console.ask(lambda store: operate.act(store, record.id, wish, mover, tell=tell))
         if isinstance(done, Forbidden):
             return self._form(visit, order, await self._pages.dossier(visit), None, done.why)
         return RedirectResponse(f"{visit.base}/record/{token_of(record.id)}?moved={SLUGS[order]}", 303)
@@ -146,7 +147,8 @@ class Moves:
             return self._preview(visit, order, dossier, letter, plan)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         flow = operate.retry if order is Order.RETRY else operate.discard
-        done = await self._console.ask(lambda store: flow(store, letter.parcel.id, wish, mover))
+        tell = self._console.tell
+        done = await self._console.ask(lambda store: flow(store, letter.parcel.id, wish, mover, tell=tell))
         if isinstance(done, Forbidden):
             return self._form(visit, order, dossier, letter, done.why)
         if dossier is None:
