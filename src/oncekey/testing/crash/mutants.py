@@ -18,7 +18,7 @@ from oncekey.engine.answering import refused
 from oncekey.engine.phases import Course
 from oncekey.engine.relay import Ended
 from oncekey.flow import Mode, Transaction
-from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi import exchange
 from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
 from oncekey.stores.saying import said
@@ -97,8 +97,9 @@ def _answers_first(real: Callable[..., Any]) -> Callable[..., Any]:
     return finish
 
 
-async def _lets_it_be(_exchange: Exchange, _flow: object) -> None:
+def _lets_it_be(_run: Run, _life: object, *, entered: bool) -> Life[None]:  # noqa: ARG001  (as the real one)
     """The exchange is over before its settlement, which goes on in a task of its own."""
+    yield from ()
 
 
 def _takes_it_for_failure(run: Run) -> Life[Answer]:
@@ -171,7 +172,7 @@ _ALL: Final = (
         Fault(Point.parse("before:commit"), Manner.DIE),
         _code(
             (AsyncRuntime, "finish", _answers_first(AsyncRuntime.finish)),
-            (Exchange, "_abandon", _lets_it_be),
+            (exchange, "abandon", _lets_it_be),
         ),
     ),
     Mutant(
