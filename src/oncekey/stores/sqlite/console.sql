@@ -2,6 +2,9 @@
 -- entries: what does not fit is passed over, and the edge is the place to go on from. Lists carry the clock even if they
 -- are empty, and no answers: bodies may be large.
 -- SQLite takes a partial index only where the words of its condition stand in the statement.
+--
+-- The walks differ in their states, and in what they are ordered by: when a record was born, or when it ends. A state is
+-- written into the statement and not sent along: only so does the planner find the index of that state.
 
 -- part: console_clock
 clock AS (SELECT COALESCE(:now, now) AS now FROM oncekey_clock)
@@ -29,16 +32,17 @@ record.scope, record.key, record.incarnation, record.operation, record.effects, 
     record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
     record.finished_at, record.expires_at, NULL AS request
 
--- name: walk_pending
--- Served by oncekey_record_waiting.
+-- part: born_from
 WITH {console_clock}
 SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
 FROM clock
 LEFT JOIN (
     SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
     FROM oncekey_record AS entry
-    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending'
-      AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
+    WHERE
+
+-- part: born_page
+AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
     ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
     LIMIT 1 OFFSET :looked - 1) AS edge ON true
 LEFT JOIN (
@@ -48,160 +52,85 @@ LEFT JOIN (
         FROM (
             SELECT {walked}
             FROM oncekey_record AS entry
-            WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending'
-              AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
+            WHERE
+
+-- part: born_rest
+AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
             ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
             LIMIT :looked) AS seen
         WHERE {fitting}
         ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
         LIMIT :limit) AS page
     JOIN oncekey_record AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+ORDER BY record.created_at DESC, record.scope DESC, record.key DESC
+
+-- part: ending_from
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.expires_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    FROM oncekey_record AS entry
+    WHERE
+
+-- part: ending_page
+AND (entry.expires_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
+    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
+    LIMIT 1 OFFSET :looked - 1) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.key
+        FROM (
+            SELECT {walked}
+            FROM oncekey_record AS entry
+            WHERE
+
+-- part: ending_rest
+AND (entry.expires_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
+            ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
+            LIMIT :looked) AS seen
+        WHERE {fitting}
+        ORDER BY seen.expires_at DESC, seen.scope DESC, seen.key DESC
+        LIMIT :limit) AS page
+    JOIN oncekey_record AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
+ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC
+
+-- name: walk_pending
+-- Served by oncekey_record_waiting.
+{born_from} entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending'
+{born_page} entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending'
+{born_rest};
 
 -- name: walk_in_progress
 -- Served by oncekey_record_running.
-WITH {console_clock}
-SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
-FROM clock
-LEFT JOIN (
-    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
-    FROM oncekey_record AS entry
-    WHERE entry.state = 'in_progress'
-      AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
-    LIMIT 1 OFFSET :looked - 1) AS edge ON true
-LEFT JOIN (
-    SELECT {shown}
-    FROM (
-        SELECT seen.scope, seen.key
-        FROM (
-            SELECT {walked}
-            FROM oncekey_record AS entry
-            WHERE entry.state = 'in_progress'
-              AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
-            LIMIT :looked) AS seen
-        WHERE {fitting}
-        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
-        LIMIT :limit) AS page
-    JOIN oncekey_record AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+{born_from} entry.state = 'in_progress'
+{born_page} entry.state = 'in_progress'
+{born_rest};
 
 -- name: walk_failed_retryable
 -- Served by oncekey_record_waiting.
-WITH {console_clock}
-SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
-FROM clock
-LEFT JOIN (
-    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
-    FROM oncekey_record AS entry
-    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'
-      AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
-    LIMIT 1 OFFSET :looked - 1) AS edge ON true
-LEFT JOIN (
-    SELECT {shown}
-    FROM (
-        SELECT seen.scope, seen.key
-        FROM (
-            SELECT {walked}
-            FROM oncekey_record AS entry
-            WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'
-              AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
-            LIMIT :looked) AS seen
-        WHERE {fitting}
-        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
-        LIMIT :limit) AS page
-    JOIN oncekey_record AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+{born_from} entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'
+{born_page} entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'
+{born_rest};
 
 -- name: walk_unknown
 -- Served by oncekey_record_waiting.
-WITH {console_clock}
-SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
-FROM clock
-LEFT JOIN (
-    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
-    FROM oncekey_record AS entry
-    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'
-      AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
-    LIMIT 1 OFFSET :looked - 1) AS edge ON true
-LEFT JOIN (
-    SELECT {shown}
-    FROM (
-        SELECT seen.scope, seen.key
-        FROM (
-            SELECT {walked}
-            FROM oncekey_record AS entry
-            WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'
-              AND (entry.created_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
-            LIMIT :looked) AS seen
-        WHERE {fitting}
-        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
-        LIMIT :limit) AS page
-    JOIN oncekey_record AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.created_at DESC, record.scope DESC, record.key DESC;
+{born_from} entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'
+{born_page} entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'
+{born_rest};
 
 -- name: walk_completed
 -- Served by oncekey_record_expiring.
-WITH {console_clock}
-SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
-FROM clock
-LEFT JOIN (
-    SELECT entry.expires_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
-    FROM oncekey_record AS entry
-    WHERE entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed'
-      AND (entry.expires_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
-    LIMIT 1 OFFSET :looked - 1) AS edge ON true
-LEFT JOIN (
-    SELECT {shown}
-    FROM (
-        SELECT seen.scope, seen.key
-        FROM (
-            SELECT {walked}
-            FROM oncekey_record AS entry
-            WHERE entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed'
-              AND (entry.expires_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-            ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
-            LIMIT :looked) AS seen
-        WHERE {fitting}
-        ORDER BY seen.expires_at DESC, seen.scope DESC, seen.key DESC
-        LIMIT :limit) AS page
-    JOIN oncekey_record AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC;
+{ending_from} entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed'
+{ending_page} entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed'
+{ending_rest};
 
 -- name: walk_expired
 -- Served by oncekey_record_expired.
-WITH {console_clock}
-SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
-FROM clock
-LEFT JOIN (
-    SELECT entry.expires_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
-    FROM oncekey_record AS entry
-    WHERE entry.state = 'expired'
-      AND (entry.expires_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
-    LIMIT 1 OFFSET :looked - 1) AS edge ON true
-LEFT JOIN (
-    SELECT {shown}
-    FROM (
-        SELECT seen.scope, seen.key
-        FROM (
-            SELECT {walked}
-            FROM oncekey_record AS entry
-            WHERE entry.state = 'expired'
-              AND (entry.expires_at, entry.scope, entry.key) < (:before_at, :before_scope, :before_key)
-            ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
-            LIMIT :looked) AS seen
-        WHERE {fitting}
-        ORDER BY seen.expires_at DESC, seen.scope DESC, seen.key DESC
-        LIMIT :limit) AS page
-    JOIN oncekey_record AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC;
+{ending_from} entry.state = 'expired'
+{ending_page} entry.state = 'expired'
+{ending_rest};
 
 -- name: tally
 -- How many there are of what is not finished, each counted up to :most, from the oldest.
