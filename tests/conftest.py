@@ -14,6 +14,8 @@ from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
 
+pytest.register_assert_rewrite("oncekey.testing.contract")  # before any test imports it
+
 
 def pytest_configure() -> None:
     """Leave the width of a terminal to the tests that are about it: pytest-xdist tells its workers one."""

@@ -8,18 +8,16 @@ from contextlib import closing
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
-pytest.register_assert_rewrite("oncekey.testing.contract")
-
-from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver  # noqa: E402  (asserts are rewritten first)
-from oncekey.drivers.sqlite import SqliteDriver  # noqa: E402
-from oncekey.drivers.sqlite_async import AsyncSqliteDriver  # noqa: E402
-from oncekey.drivers.threads import threaded  # noqa: E402
-from oncekey.drivers.within import Within, sqlite_execute  # noqa: E402
-from oncekey.engine import migrate  # noqa: E402
-from oncekey.flow import drive  # noqa: E402
-from oncekey.stores.memory import MemoryStore  # noqa: E402
-from oncekey.stores.sqlite import SqliteStore  # noqa: E402
-from oncekey.testing.contract import StoreContract, blocking, under_asyncio  # noqa: E402
+from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite_async import AsyncSqliteDriver
+from oncekey.drivers.threads import threaded
+from oncekey.drivers.within import Within, sqlite_execute
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 
 class TestMemory(StoreContract):

@@ -8,13 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-pytest.register_assert_rewrite("oncekey.testing.contract")
-
-from oncekey.drivers.memory import MemoryDriver  # noqa: E402  (asserts are rewritten first)
-from oncekey.stores.keystore import KeyStore  # noqa: E402
-from oncekey.stores.memory import COMMANDS  # noqa: E402
-from oncekey.testing.contract import StoreContract, blocking  # noqa: E402
-from oncekey.testing.contract.racing import Racing  # noqa: E402
+from oncekey.drivers.memory import MemoryDriver
+from oncekey.stores.keystore import KeyStore
+from oncekey.stores.memory import COMMANDS
+from oncekey.testing.contract import StoreContract, blocking
+from oncekey.testing.contract.racing import Racing
 
 OWNERS = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "discard")
 STRANGERS = ("take_over", "supersede", "doubt")

@@ -9,20 +9,18 @@ import asyncpg
 import psycopg
 import pytest
 
-pytest.register_assert_rewrite("oncekey.testing.contract")
-
-from oncekey.drivers.asyncpg import AsyncpgDriver, AsyncpgWithin  # noqa: E402  (asserts are rewritten first)
-from oncekey.drivers.psycopg import (  # noqa: E402
+from oncekey.drivers.asyncpg import AsyncpgDriver, AsyncpgWithin
+from oncekey.drivers.psycopg import (
     AsyncPsycopgDriver,
     AsyncPsycopgWithin,
     PsycopgDriver,
     PsycopgWithin,
 )
-from oncekey.drivers.threads import threaded  # noqa: E402
-from oncekey.engine import migrate  # noqa: E402
-from oncekey.flow import drive  # noqa: E402
-from oncekey.stores.postgres import PostgresStore  # noqa: E402
-from oncekey.testing.contract import StoreContract, blocking, under_asyncio  # noqa: E402
+from oncekey.drivers.threads import threaded
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.stores.postgres import PostgresStore
+from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 
 @pytest.fixture(scope="class")

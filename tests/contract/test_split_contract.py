@@ -6,15 +6,13 @@ import uuid
 
 import pytest
 
-pytest.register_assert_rewrite("oncekey.testing.contract")
-
-from contract.older import EitherStore, OlderStore  # noqa: E402  (asserts are rewritten first)
-from oncekey.core.migrations import Phase  # noqa: E402
-from oncekey.drivers.psycopg import PsycopgDriver  # noqa: E402
-from oncekey.engine import migrate  # noqa: E402
-from oncekey.flow import drive  # noqa: E402
-from oncekey.stores.postgres import PostgresStore  # noqa: E402
-from oncekey.testing.contract import StoreContract, blocking  # noqa: E402
+from contract.older import EitherStore, OlderStore
+from oncekey.core.migrations import Phase
+from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.engine import migrate
+from oncekey.flow import drive
+from oncekey.stores.postgres import PostgresStore
+from oncekey.testing.contract import StoreContract, blocking
 
 
 @pytest.fixture(scope="class")

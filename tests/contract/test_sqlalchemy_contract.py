@@ -8,12 +8,10 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-pytest.register_assert_rewrite("oncekey.testing.contract")
-
-from oncekey.drivers.sqlalchemy import SqlalchemyDriver  # noqa: E402  (asserts are rewritten first)
-from oncekey.stores import postgres  # noqa: E402
-from oncekey.stores.postgres import PostgresStore  # noqa: E402
-from oncekey.testing.contract import StoreContract, under_asyncio  # noqa: E402
+from oncekey.drivers.sqlalchemy import SqlalchemyDriver
+from oncekey.stores import postgres
+from oncekey.stores.postgres import PostgresStore
+from oncekey.testing.contract import StoreContract, under_asyncio
 
 
 class Owner(SqlalchemyDriver):
