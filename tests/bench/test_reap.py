@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_short_run(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    words = ("--rows", "3000", "--turn", "0.3", "--json", str(figures))
+    words = ("--rows", "30000", "--turn", "0.3", "--json", str(figures))
     done = subprocess.run(
         [sys.executable, "-m", "bench.reap", *words], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(figures.read_text())
-    assert found["moved"] == 3000
+    assert found["moved"] == 30000
     assert found["load_alone_ms"]["count"] > 0
     assert found["load_beside_ms"]["count"] > 0
     with_audit, without = found["wal"]
