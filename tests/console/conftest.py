@@ -7,6 +7,7 @@ import uuid
 import psycopg
 import pytest
 
+from harness.tables import make_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite import SqliteDriver
@@ -21,11 +22,7 @@ from oncekey.testing.contract.world import blocking, under_asyncio
 def console_dsn(postgres_server):
     """One database with the tables for all tests of the console; each finds it empty."""
     name = f"console_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    yield dsn
+    yield make_tables(postgres_server.create_database(name))
     postgres_server.drop_database(name)
 
 

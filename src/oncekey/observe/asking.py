@@ -7,6 +7,8 @@ LOCAL handler begins and commits does not pass there; `Reserved.seconds` and `Se
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import StoreError
@@ -23,15 +25,8 @@ def watch(driver: AsyncDriver, tell: Tell) -> None:
     run = driver.run
 
     async def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
-        began = time.perf_counter()
-        failed = None
-        try:
+        with _told(transaction.name, tell):
             return await run(transaction)
-        except StoreError as error:
-            failed = type(error).__name__
-            raise
-        finally:
-            tell(Asked(transaction.name, time.perf_counter() - began, failed))
 
     setattr(driver, "run", timed)  # noqa: B010  (a method of one object)
 
@@ -41,14 +36,19 @@ def watch_blocking(driver: Driver, tell: Tell) -> None:
     run = driver.run
 
     def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
-        began = time.perf_counter()
-        failed = None
-        try:
+        with _told(transaction.name, tell):
             return run(transaction)
-        except StoreError as error:
-            failed = type(error).__name__
-            raise
-        finally:
-            tell(Asked(transaction.name, time.perf_counter() - began, failed))
 
     setattr(driver, "run", timed)  # noqa: B010
+
+
+@contextmanager
+def _told(name: str, tell: Tell) -> Iterator[None]:
+    began, failed = time.perf_counter(), None
+    try:
+        yield
+    except StoreError as error:
+        failed = type(error).__name__
+        raise
+    finally:
+        tell(Asked(name, time.perf_counter() - began, failed))

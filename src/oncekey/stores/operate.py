@@ -104,17 +104,7 @@ class OperateStore:
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         """Records of this key, else unfinished ones that begin like it, else finished ones; without answers."""
-        params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
-
-        def body() -> Steps[Page]:
-            page = Page(0, ())
-            for name in FINDS:
-                rows = yield self._statements.say(name, params)
-                page = Page(int(rows[0]["now"]), records_of(rows))
-                if page.records:
-                    break
-            return page
-
+        body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from said(Transaction("find_keys", Mode.READ, body)))
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
@@ -265,6 +255,20 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
             return "operator_bust", {"last_error": move.last_error, "recovery_point": recovery_point_after(move)}
         case number:
             raise AssertionError(f"row {number} is not an operator's")
+
+
+def first_found(
+    statements: Statements, finds: tuple[str, ...], beginning: str, scope: str | None, limit: int
+) -> Steps[Page]:
+    """What the first of these statements finds that finds anything."""
+    params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
+    page = Page(0, ())
+    for name in finds:
+        rows = yield statements.say(name, params)
+        page = Page(int(rows[0]["now"]), records_of(rows))
+        if page.records:
+            break
+    return page
 
 
 def after(beginning: str) -> str:

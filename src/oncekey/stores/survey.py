@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -30,7 +31,7 @@ from oncekey.core.survey import (
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.audit import entry_of
-from oncekey.stores.operate import after
+from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
 from oncekey.stores.rows import records_of
 from oncekey.stores.saying import said
@@ -88,17 +89,7 @@ class SurveyStore:
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         """Records of this key, else unfinished ones that begin like it; without answers."""
-        params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
-
-        def body() -> Steps[Page]:
-            page = Page(0, ())
-            for name in FINDS:
-                rows = yield self._statements.say(name, params)
-                page = Page(int(rows[0]["now"]), records_of(rows))
-                if page.records:
-                    break
-            return page
-
+        body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from said(Transaction("named", Mode.READ, body)))
 
     def tally(self) -> Flow[Tally]:
