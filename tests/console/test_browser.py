@@ -96,8 +96,15 @@ def log_in(page, served, token=ANN):
     expect(page.get_by_role("heading", name="Lately")).to_be_visible()
 
 
+def press(page, *keys):
+    page.wait_for_load_state("load")  # the page is shown before its script listens to the keyboard
+    for key in keys:
+        page.keyboard.press(key)
+
+
 def find(page, key):
-    page.keyboard.press("/")
+    press(page, "/")
+    expect(page.get_by_role("searchbox", name="Find a key")).to_be_focused()
     page.keyboard.type(key)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="What to do")).to_be_visible()
@@ -238,20 +245,17 @@ def test_the_keyboard_goes_everywhere(visit, served):
     page = visit()
     log_in(page, served)
     for key, path in (("u", "/unknown"), ("r", "/records"), ("a", "/audit"), ("d", "/letters"), ("o", "/")):
-        page.keyboard.press("g")
-        page.keyboard.press(key)
+        press(page, "g", key)
         expect(page).to_have_url(re.compile(f"{re.escape(path)}$"))
     page.goto(f"{served}/records")
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    page.keyboard.press("k")
+    press(page, "j", "j", "k")
     first = page.locator(".list a").first
     expect(first).to_be_focused()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/record/"))
-    page.keyboard.press("?")
+    press(page, "?")
     expect(page.get_by_role("dialog")).to_be_visible()
-    page.keyboard.press("Escape")
+    press(page, "Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
