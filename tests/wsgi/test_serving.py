@@ -170,6 +170,18 @@ def test_what_nobody_protects_passes_through(small_shop: Shop, kind: str) -> Non
             assert "idempotency-key" not in reply.headers
 
 
+def test_the_link_of_a_refusal_leads_to_a_page(small_shop: Shop, kind: str) -> None:
+    # R11, R230
+    with served(small_shop.application(kind)) as port:
+        refused = send(port, "/local", {"item": "tea"}, key=None)
+        path, _, slug = refused.headers["link"].partition(">")[0].lstrip("<").partition("#")
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+            connection.request("GET", path)
+            page = connection.getresponse()
+            assert (page.status, page.getheader("Content-Type")) == (200, "text/html; charset=utf-8")
+            assert f'<h3 id="{slug}">' in page.read().decode()
+
+
 def test_bodies_that_cannot_be_compared(small_shop: Shop) -> None:
     limit = small_shop.once.policy.max_request_bytes
     with served(small_shop.application("plain")) as port:

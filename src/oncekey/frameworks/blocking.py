@@ -40,7 +40,7 @@ from oncekey.engine.serve import Unkeyed, abandon, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks.limits import Limits
 from oncekey.frameworks.premises import Premises
-from oncekey.frameworks.status import status_of
+from oncekey.frameworks.resources import documentation, status_of
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -158,8 +158,15 @@ class Threads(Premises):
             principal = self._principal(asked.shown)
         return Caller(self._tenant(asked.shown), principal, asked.token if bind_to is BindTo.TOKEN else None)
 
-    def status(self, asked: Asked, key: str) -> Answer:
-        """The status resource of a key."""
+    def resource(self, asked: Asked, path: str) -> Answer | None:
+        """What a GET of this path is answered with, if it is no path of the application's."""
+        if path == self.policy.docs_url:
+            return documentation(self.policy)
+        if self.status_path is None or not path.startswith(f"{self.status_path}/"):
+            return None
+        return self._status(asked, path.removeprefix(f"{self.status_path}/"))
+
+    def _status(self, asked: Asked, key: str) -> Answer:
         caller = self.caller_of(asked, self.policy)
         if not self.ready():
             return refusal(UNAVAILABLE, self.policy)

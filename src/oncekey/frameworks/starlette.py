@@ -17,10 +17,9 @@ from starlette.routing import Route
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.claiming import caller_of
-from oncekey.frameworks.asgi.documentation import documentation, is_served
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
+from oncekey.frameworks.resources import documentation, is_served, status_of
 from oncekey.frameworks.routes import installations_of
-from oncekey.frameworks.status import status_of
 from oncekey.options import SINGLE_TENANT
 
 if TYPE_CHECKING:

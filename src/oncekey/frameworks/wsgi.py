@@ -17,6 +17,7 @@ from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.blocking import Exchange, current, read_up_to
+from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.resuming import RESUMPTION
 
 if TYPE_CHECKING:
@@ -38,16 +39,16 @@ _NO_LENGTH: Final = Refuse(Code.BODY_INVALID, detail="The body has no Content-Le
 class OncekeyWsgi:
     """Captures the answers of claimed requests, settles them, and only then hands them to the server."""
 
-    def __init__(self, app: WSGIApplication, threads: Threads, *, serves_status: bool) -> None:
-        self.app = app
-        self.threads = threads
-        self._status = f"{threads.status_path}/" if serves_status and threads.status_path else None
+    def __init__(self, app: WSGIApplication, threads: Threads, *, serves_resources: bool) -> None:
+        self.app, self.threads = app, threads
+        self._serves_resources = serves_resources
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO") or "/"
-        if self._status is not None and method == "GET" and path.startswith(self._status):
-            return self.status(environ, path.removeprefix(self._status))(environ, start_response)
+        own = self._serves_resources and method == "GET" and self.threads.resource(_Environ(environ), path)
+        if own:
+            return _saying(own)(environ, start_response)
         enrolment = self.threads.patterns.find(method, path)
         # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
         keyed = KEY in environ and (enrolment is not None or method not in SAFE)
@@ -84,33 +85,33 @@ class OncekeyWsgi:
                 raise
         return _sent(exchange, start_response)
 
-    def status(self, environ: WSGIEnvironment, key: str) -> WSGIApplication:
-        """The status resource of a key, as an application, which is a response in Flask."""
-        return _saying(self.threads.status(_Environ(environ), key))
-
 
 def installed(app: WSGIApplication, threads: Threads) -> WSGIApplication:
     """The application in its middleware. Flask's goes into the application, where its own test client meets it, too."""
     inner = getattr(app, "wsgi_app", None)
     if inner is None:
-        return OncekeyWsgi(app, threads, serves_status=True)
+        return OncekeyWsgi(app, threads, serves_resources=True)
     flask: Any = app
-    flask.wsgi_app = middleware = OncekeyWsgi(inner, threads, serves_status=False)
-    ensure_sync, path = flask.ensure_sync, threads.status_path
+    flask.wsgi_app = OncekeyWsgi(inner, threads, serves_resources=False)
+    ensure_sync = flask.ensure_sync
 
     def as_it_is(view: Any) -> Any:  # noqa: ANN401  (a view, or any other function of the application)
         # ASGI frameworks await a protected `def`; here it returns its result, and needs no event loop.
         enrolment: Enrolment | None = getattr(view, "__oncekey__", None)
         return view if enrolment is not None and enrolment.blocking else ensure_sync(view)
 
-    def idempotency_key_status(key: str) -> WSGIApplication:
+    def idempotency_resource(**_: str) -> WSGIApplication:  # Flask takes an application for a response
         exchange = current.get()  # that of this request, which knows its environ
         assert exchange is not None
-        return middleware.status(exchange.asked.shown, key)
+        answer = threads.resource(exchange.asked, exchange.asked.shown["PATH_INFO"])
+        assert answer is not None
+        return _saying(answer)
 
     flask.ensure_sync = as_it_is
-    if path is not None:
-        flask.add_url_rule(f"{path}/<path:key>", view_func=idempotency_key_status)
+    if threads.status_path is not None:
+        flask.add_url_rule(f"{threads.status_path}/<path:key>", view_func=idempotency_resource)
+    if is_served(threads.policy):
+        flask.add_url_rule(threads.policy.docs_url, view_func=idempotency_resource)
     return app
 
 

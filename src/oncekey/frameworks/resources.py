@@ -1,19 +1,34 @@
-"""The page that every refusal links to: how this API uses keys, written from its policy (R11, R230)."""
+"""The two resources beside the application's own: the status of a key, and the page that every refusal links to."""
 
 from __future__ import annotations
 
+import json
+import logging
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from oncekey.core.answers import Answer
+from oncekey.core.answers import Answer, retry_after
 from oncekey.core.choices import InProgress
+from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
-from oncekey.core.model import Code
+from oncekey.core.locks import lock_number
+from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State
 from oncekey.core.problems import PROBLEMS
-from oncekey.engine.enrolment import SAFE
+from oncekey.core.rulings import Situation, situate
+from oncekey.core.scope import bound_scope
+from oncekey.core.showing import describe, in_flight
+from oncekey.engine.answering import refusal
+from oncekey.engine.enrolment import NO_NAMESPACE, SAFE, SCHEMA
+from oncekey.engine.operate import look
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
+    from oncekey.engine.claiming import Caller
+    from oncekey.engine.effects import Life
+    from oncekey.frameworks.premises import Premises
+    from oncekey.ports import Store
+
+log = logging.getLogger("oncekey")
 
 _SYNTAX = {
     HeaderSyntax.STRICT: 'a structured-field string in double quotes (<code>"8e03978e-…"</code>)',
@@ -29,13 +44,53 @@ _IN_FLIGHT = {
 _STYLE = "body{font:16px/1.6 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}code{font-size:.9em}"
 
 
+def status_of(premises: Premises, store: Store, caller: Caller, key: str) -> Life[Answer]:
+    """The key's state; a stranger's key, an expired one and one that never was are all the same 404."""
+    policy = premises.policy
+    if not (key.isascii() and key.isprintable()):
+        # No request could have had such a key, and not every store can be asked for it.
+        return refusal(Refuse(Code.KEY_NOT_FOUND), policy)
+    tenant, principal, token = caller
+    scope = bound_scope(policy.bind_to, policy.namespace or NO_NAMESPACE, tenant, principal=principal, token=token)
+    turned_away = yield from premises.limits.looks_up(scope, policy)
+    if turned_away is not None:
+        return refusal(turned_away, policy)
+    record_id = RecordId(scope, key)
+    try:
+        # A request of LOCAL in one commit that is under way has no row yet, but a lock (L8, F21).
+        sight = yield from look(store, record_id, lock_number(SCHEMA, record_id, policy.secret))
+    except RecordUnreadableError as error:
+        log.error("oncekey: %s", error)
+        return refusal(Refuse(Code.RECORD_UNREADABLE), policy)
+    except StoreError:
+        return refusal(UNAVAILABLE, policy)
+    record, now = sight.snapshot.record, sight.snapshot.now
+    if record is None or situate(record, now) is Situation.EXPIRED:
+        if sight.busy:
+            return _shown(in_flight(key), wait=1)
+        return refusal(Refuse(Code.KEY_NOT_FOUND), policy)
+    wait = None
+    if record.state in (State.PENDING, State.IN_PROGRESS, State.UNKNOWN):
+        left = (record.lease_until or record.reconcile_after or now) - now
+        wait = retry_after(max(left, SECOND), running_for=now - record.last_run_at)
+    return _shown(describe(record), wait=wait)
+
+
+def _shown(description: dict[str, Any], *, wait: int | None) -> Answer:
+    body = json.dumps(description, separators=(",", ":")).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if wait is not None:
+        headers.append((b"retry-after", b"%d" % wait))
+    return Answer(200, (*headers, (b"cache-control", b"no-store")), body)
+
+
 def is_served(policy: Policy) -> bool:
     """Whether the policy's link leads to this application, and not to a page that is kept elsewhere."""
     return policy.docs_url.startswith("/") and not policy.docs_url.startswith("//")
 
 
 def documentation(policy: Policy) -> Answer:
-    """The page."""
+    """The page: how this API uses keys, written from its policy."""
     body = _page(policy).encode()
     headers = (
         (b"content-type", b"text/html; charset=utf-8"),
