@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.promtool import Case, check, try_out
+from harness.checkers import Case, check, try_out
 from kit.exported import exported, labels_in, names_in
 from observe.shop import AsgiShop
 from oncekey.core.doctor import Limits
@@ -22,8 +22,6 @@ from oncekey.kit.making import ALERTS, OPERATOR_RULES, made
 from oncekey.kit.settings import SETTINGS, Part, chosen, seconds
 from oncekey.observe.gauges import TASKS
 from oncekey.stores.operate import WAITING
-
-SCRAPED = {"job", "instance"}
 
 
 def rules_of(*said: str) -> str:
@@ -174,9 +172,13 @@ CASES = [
            {_oldest("resumable"): "3601x60"}, {_oldest("resumable"): "3600x60"}),
     *_pair(_alert("OncekeyReaperBehind", "warning"), 20,
            {_oldest("expired"): "86401x60"}, {_oldest("expired"): "86400x60"}),
+    Case("what waits is given a moment to be worked off",
+         healthy(**{"outbox_lag_seconds": "0x19 400x20", _oldest("stale"): "0x18 400x20",
+                    _oldest("expired"): "0x14 90000x20"}), 20),
     # What a process saw before it lost the store is not told again and again; that it lost it is.
     Case("gauges of who does not reach the store are left out",
-         healthy(**{"store_up": "0x60", "dlq_depth": "7x60", _oldest("unknown"): "9999x60", **AND_NOBODY_WORKS}), 20,
+         healthy(**{"store_up": "0x60", "dlq_depth": "7x60", "outbox_lag_seconds": "400x60",
+                    **{_oldest(what): "90000x60" for what in WAITING}, **AND_NOBODY_WORKS}), 20,
          (_alert("OncekeyStoreDown"),)),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Prometheus' own checker of rules: it parses them, and runs them against series that a test gives."""
+"""Programs that know whether what `oncekey kit` writes is right: Prometheus' promtool, and systemd-analyze."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "ONCEKEY_TEST_PROMTOOL"
-MISSING = (
-    "No promtool was found: `make promtool` takes it out of Debian's package prometheus; elsewhere install Prometheus, "
-    f"or set {VARIABLE} to the program."
-)
+VARIABLES = {"promtool": "ONCEKEY_TEST_PROMTOOL", "systemd-analyze": "ONCEKEY_TEST_SYSTEMD_ANALYZE"}
+"""The environment variables that name the programs, where they are not found by their own names."""
+TARGETS = {"promtool": "promtool", "systemd-analyze": "systemd"}
 
 
-class PromtoolMissingError(Exception):
-    """Tests need a promtool and there is none: a failure, never a skip."""
+class CheckerMissingError(Exception):
+    """Tests need a program that is not on this machine: a failure, never a skip."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +33,21 @@ class Case:
     """The labels of each alert, beside the job."""
 
 
-def program() -> str:
-    """The named one, the one of this environment, or one on PATH."""
-    named = os.environ.get(VARIABLE)
+def program(name: str) -> str:
+    """The one that is named, the one of this environment, or one on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    found = shutil.which(named or "promtool", path=path)
+    found = shutil.which(os.environ.get(VARIABLES[name]) or name, path=path)
     if found is None:
-        raise PromtoolMissingError(MISSING)
+        raise CheckerMissingError(
+            f"No {name} was found: `make {TARGETS[name]}` gets it on Debian and Ubuntu as root; elsewhere install it, "
+            f"or set {VARIABLES[name]} to the program."
+        )
     return found
 
 
 def check(rules: Path) -> str:
-    """What it says of a file of rules."""
-    return _run("check", "rules", str(rules))
+    """What promtool says of a file of rules."""
+    return _run("promtool", "check", "rules", str(rules))
 
 
 def try_out(rules: Path, cases: Sequence[Case], folder: Path) -> str:
@@ -56,7 +56,7 @@ def try_out(rules: Path, cases: Sequence[Case], folder: Path) -> str:
     file = folder / "cases.json"  # JSON is YAML, and needs no package to be written
     tests = [_world(busy, jobs=True)] * bool(busy) + [_world([case], jobs=False) for case in empty]
     file.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
-    return _run("test", "rules", str(file))
+    return _run("promtool", "test", "rules", str(file))
 
 
 def _world(cases: Sequence[Case], *, jobs: bool) -> dict[str, Any]:
@@ -80,8 +80,13 @@ def _expected(case: Case, whose: str) -> dict[str, Any]:
     }
 
 
-def _run(*words: str) -> str:
-    done = subprocess.run([program(), *words], capture_output=True, text=True, check=False, timeout=120)
+def verify(units: Sequence[Path]) -> str:
+    """What systemd says of units: nothing, if nothing is wrong. The exit code is 0 also for a key that it ignores."""
+    return _run("systemd-analyze", "verify", *map(str, units))
+
+
+def _run(name: str, *words: str) -> str:
+    done = subprocess.run([program(name), *words], capture_output=True, text=True, check=False, timeout=120)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     return said
