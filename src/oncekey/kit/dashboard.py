@@ -71,7 +71,7 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
             _stat(
                 "Refused for the store",
                 "The share of requests whose key could not be reserved.",
-                f"{_rate('requests_total', f'{ops},{_REFUSED}')} / {everything}",
+                f"({_rate('requests_total', f'{ops},{_REFUSED}')} / {everything}) or vector(0)",
                 "percentunit",
                 bad=ratio,
             ),

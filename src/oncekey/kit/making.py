@@ -60,8 +60,9 @@ def _all(values: Mapping[str, str]) -> Iterator[tuple[Part, str, str]]:
     fills = filled(values)
     yield Part.ALERTS, ALERTS, _filled(ALERTS, fills)
     yield Part.DASHBOARD, DASHBOARD, dashboard(values, said=fills["said"])
+    shut_in = {**fills, "hardening": _template("systemd/hardening.conf").rstrip()}
     for name in UNITS:
-        yield Part.SYSTEMD, name, _filled(name, fills)
+        yield Part.SYSTEMD, name, _filled(name, shut_in)
     for name in MANIFESTS:
         yield Part.KUBERNETES, name, _filled(name, fills)
     yield Part.KUBERNETES, OPERATOR_RULES, _filled(OPERATOR_RULES, {**fills, "rules": _rules(_filled(ALERTS, fills))})
@@ -70,8 +71,11 @@ def _all(values: Mapping[str, str]) -> Iterator[tuple[Part, str, str]]:
 
 
 def _filled(template: str, fills: Mapping[str, str]) -> str:
-    text = files("oncekey.kit").joinpath("templates", *template.split("/")).read_text(encoding="utf-8")
-    return _BLANK.sub(lambda blank: fills[blank[1]], text)
+    return _BLANK.sub(lambda blank: fills[blank[1]], _template(template))
+
+
+def _template(name: str) -> str:
+    return files("oncekey.kit").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
 
 
 def _rules(alerts: str) -> str:
@@ -89,10 +93,10 @@ def runbooks() -> tuple[Traversable, ...]:
 
 
 def write(folder: Path, kit: Iterable[File], *, force: bool) -> tuple[tuple[File, Fate], ...]:
-    """Put the files into the folder: all of them, or none.
+    """Put the files into the folder, unless one is in the way: then none is written.
 
-    A file that is there and says something else is in the way, and stays as it is, unless `force` replaces it. Each
-    file is whole at any moment: it is written beside its place, and then moved there.
+    In the way is a file that says something else, if `force` does not replace it. Each file is whole at any moment: it
+    is written beside its place, and then moved there.
     """
     fates = tuple((file, _fate(folder / file.name, file.content, force=force)) for file in kit)
     if any(fate is Fate.IN_THE_WAY for _, fate in fates):
