@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from kubernetes_validate import ValidationError, validate
+from kubernetes_validate import ValidationError, latest_version, validate
 
 from harness.checkers import VARIABLES, CheckerMissingError, program, verify
 from oncekey.cli.app import make_app
@@ -19,7 +19,6 @@ from oncekey.kit.making import ALERTS, MANIFESTS, OPERATOR_RULES, UNITS, made
 from oncekey.kit.settings import SETTINGS, Part, chosen
 from oncekey.workers.service import GRACE
 
-KUBERNETES = "1.31"
 OF_THE_OPERATOR = {"PodMonitor", "PrometheusRule"}
 """Kinds of the Prometheus Operator, whose schemas Kubernetes does not bring."""
 
@@ -160,9 +159,9 @@ def test_kubernetes_finds_nothing_wrong() -> None:
         if shape["kind"] in OF_THE_OPERATOR:
             assert shape["apiVersion"] == "monitoring.coreos.com/v1"
         else:
-            validate(shape, KUBERNETES, strict=True)
+            validate(shape, latest_version(), strict=True)
     with pytest.raises(ValidationError):
-        validate({**shapes[0], "specs": {}}, KUBERNETES, strict=True)
+        validate({**shapes[0], "specs": {}}, latest_version(), strict=True)
 
 
 def test_selectors_find_the_pods_and_ports_are_those_that_are_named() -> None:

@@ -43,7 +43,7 @@ def kit(
 
     Alert rules for Prometheus, a dashboard for Grafana, units for systemd and manifests for Kubernetes (a worker, the
     migrations), and a runbook for each alert. Thresholds and names are set by --set: --set unknown-age=15m --set
-    runbooks=https://wiki.example.com/oncekey. Each file says in its first lines how it was made.
+    runbooks=https://wiki.example.com/oncekey. Rules, units and manifests say in their first line how they were made.
 
     A file that is there already and says something else is in the way: then nothing is written, unless --force says to
     replace it. What is the same is left alone, so the command can be said again.
@@ -123,9 +123,9 @@ def _steps(folder: Path, parts: Sequence[Part], values: Mapping[str, str]) -> It
                 yield f"            cp {_typed(folder / 'systemd')}/* /etc/systemd/system/ && systemctl daemon-reload"
                 yield "            systemctl enable --now oncekey-worker"
             case Part.KUBERNETES:
-                stored = f"{values['secret']} --from-file={values['secret-key']}=/dev/stdin"
                 worker, migrate, *_ = MANIFESTS
-                yield f"kubernetes  kubectl create secret generic {stored}"
+                yield f"kubernetes  put {values['secret-key']}=URL into a file that only you read, and remove it after"
+                yield f"            kubectl create secret generic {values['secret']} --from-env-file=FILE"
                 yield f"            kubectl apply -f {_typed(folder / migrate)}"
                 yield "            kubectl wait --for=condition=complete job/oncekey-migrate --timeout=15m"
                 yield f"            kubectl apply -f {_typed(folder / worker)}"

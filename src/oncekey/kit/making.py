@@ -53,21 +53,22 @@ class File:
 def made(parts: Iterable[Part], values: Mapping[str, str]) -> tuple[File, ...]:
     """The files of some parts. `values` has every setting."""
     wanted = frozenset(parts)
-    return tuple(File(part, name, content) for part, name, content in _all(values) if part in wanted)
+    return tuple(file for file in _all(values) if file.part in wanted)
 
 
-def _all(values: Mapping[str, str]) -> Iterator[tuple[Part, str, str]]:
+def _all(values: Mapping[str, str]) -> Iterator[File]:
     fills = filled(values)
-    yield Part.ALERTS, ALERTS, _filled(ALERTS, fills)
-    yield Part.DASHBOARD, DASHBOARD, dashboard(values, said=fills["said"])
+    alerts = _filled(ALERTS, fills)
+    yield File(Part.ALERTS, ALERTS, alerts)
+    yield File(Part.DASHBOARD, DASHBOARD, dashboard(values, said=fills["said"]))
     shut_in = {**fills, "hardening": _template("systemd/hardening.conf").rstrip()}
     for name in UNITS:
-        yield Part.SYSTEMD, name, _filled(name, shut_in)
+        yield File(Part.SYSTEMD, name, _filled(name, shut_in))
     for name in MANIFESTS:
-        yield Part.KUBERNETES, name, _filled(name, fills)
-    yield Part.KUBERNETES, OPERATOR_RULES, _filled(OPERATOR_RULES, {**fills, "rules": _rules(_filled(ALERTS, fills))})
+        yield File(Part.KUBERNETES, name, _filled(name, fills))
+    yield File(Part.KUBERNETES, OPERATOR_RULES, _filled(OPERATOR_RULES, {**fills, "rules": _rules(alerts)}))
     for page in sorted(runbooks(), key=lambda one: one.name):
-        yield Part.RUNBOOKS, f"runbooks/{page.name}", page.read_text(encoding="utf-8")
+        yield File(Part.RUNBOOKS, f"runbooks/{page.name}", page.read_text(encoding="utf-8"))
 
 
 def _filled(template: str, fills: Mapping[str, str]) -> str:
