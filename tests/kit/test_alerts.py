@@ -227,8 +227,10 @@ def recorded(pages: list[bytes]) -> dict[str, str]:
     return {name: " ".join(values) for name, values in series.items()}
 
 
-def test_a_shop_whose_store_goes_away_is_told_of(tmp_path: Path, rules: Path) -> None:
+def test_a_shop_whose_store_goes_away_is_told_of(tmp_path: Path) -> None:
     # R212
+    rules = tmp_path / "alerts.yaml"
+    rules.write_text(rules_of("store-errors=2"))  # after five in a row the breaker lets one through per second only
     shop = AsgiShop(f"sqlite:///{tmp_path}/shop.db")
 
     async def life() -> list[bytes]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Part(StrEnum):
-    """The parts of a kit, which are also its folders' contents."""
+    """The parts of a kit, as `--only` names them."""
 
     ALERTS = "alerts"
     DASHBOARD = "dashboard"
