@@ -13,7 +13,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler check bench soak torture pins clean
+.PHONY: help install run test lowest browser pooler promtool systemd check bench soak torture pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,7 +26,7 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev browser pooler ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser pooler promtool systemd ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS) $(ARGS)
 
 lowest: $(LOWEST)/.made pooler ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
@@ -51,6 +51,29 @@ pooler: ## Look for the PgBouncer of the tests, and install it where that can be
 	else \
 		echo 'no PgBouncer is here, and tests/drivers/postgres/test_pgbouncer.py will fail: install it' \
 			'(Debian: apt-get install pgbouncer), or name it in ONCEKEY_TEST_PGBOUNCER' >&2; \
+	fi
+
+# The package is taken apart and not installed: installing it would start a server.
+promtool: ## Look for the promtool of the tests, and get it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_PROMTOOL" ] || PATH="$$PATH:$(VENV)/bin" command -v promtool >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no promtool is here: taking it out of the package prometheus by apt-get, for the tests of the kit'; \
+		apt-get update -qq && mkdir -p $(VENV)/bin $(VENV)/prometheus && cd $(VENV)/prometheus \
+			&& apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb . \
+			&& mv usr/bin/promtool ../bin && rm -rf ../prometheus; \
+	else \
+		echo 'no promtool is here, and tests/kit/test_alerts.py will fail: install it (it comes with Prometheus),' \
+			'or name it in ONCEKEY_TEST_PROMTOOL' >&2; \
+	fi
+
+systemd: ## Look for the systemd-analyze of the tests, and install it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_SYSTEMD_ANALYZE" ] || command -v systemd-analyze >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no systemd-analyze is here: installing it by apt-get, for the tests of the kit'; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd >/dev/null; \
+	else \
+		echo 'no systemd-analyze is here, and tests/kit/test_running.py will fail: install it (Debian: apt-get install systemd),' \
+			'or name it in ONCEKEY_TEST_SYSTEMD_ANALYZE' >&2; \
 	fi
 
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows

@@ -82,7 +82,7 @@ def test_the_lowest_versions_have_an_environment_of_their_own(tmp_path: Path) ->
 
 
 def _looked_for(target: str, tmp_path: Path, *programs: str, user: int, **variables: str) -> tuple[int, str, list[str]]:
-    """`make browser` or `pooler` on a machine with these programs: its code, what it says, what apt-get is asked."""
+    """`make browser` and its like on a machine with these programs: its code, what it says, what they are asked."""
     folder = tmp_path / "programs"
     folder.mkdir()
     asked = tmp_path / "asked"
@@ -95,28 +95,46 @@ def _looked_for(target: str, tmp_path: Path, *programs: str, user: int, **variab
         _script(folder / name, f'echo "$*" >> {asked}')
     _script(folder / "id", f"echo {user}")
     environment = {"PATH": str(folder), **variables}
-    command = [str(folder / "make"), target, "SBIN="]
+    command = [str(folder / "make"), target, "SBIN=", f"VENV={tmp_path / 'venv'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     return done.returncode, done.stdout + done.stderr, asked.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [("browser", "chromium"), ("browser", "chromium-browser"), ("browser", "google-chrome"), ("pooler", "pgbouncer")],
+    [
+        ("browser", "chromium"),
+        ("browser", "chromium-browser"),
+        ("browser", "google-chrome"),
+        ("pooler", "pgbouncer"),
+        ("promtool", "promtool"),
+        ("systemd", "systemd-analyze"),
+    ],
 )
 def test_what_is_there_is_taken(tmp_path: Path, target: str, name: str) -> None:
     assert _looked_for(target, tmp_path, "apt-get", name, user=0) == (0, "", [])
 
 
 @pytest.mark.parametrize(
-    ("target", "variable"), [("browser", "ONCEKEY_TEST_BROWSER"), ("pooler", "ONCEKEY_TEST_PGBOUNCER")]
+    ("target", "variable"),
+    [
+        ("browser", "ONCEKEY_TEST_BROWSER"),
+        ("pooler", "ONCEKEY_TEST_PGBOUNCER"),
+        ("promtool", "ONCEKEY_TEST_PROMTOOL"),
+        ("systemd", "ONCEKEY_TEST_SYSTEMD_ANALYZE"),
+    ],
 )
 def test_what_is_named_is_taken(tmp_path: Path, target: str, variable: str) -> None:
     assert _looked_for(target, tmp_path, "apt-get", user=0, **{variable: "mine"}) == (0, "", [])
 
 
 @pytest.mark.parametrize(
-    ("target", "installs"), [("browser", "chromium"), ("pooler", "--no-install-recommends pgbouncer")]
+    ("target", "installs"),
+    [
+        ("browser", "chromium"),
+        ("pooler", "--no-install-recommends pgbouncer"),
+        ("systemd", "--no-install-recommends systemd"),
+    ],
 )
 def test_root_installs_what_is_missing(tmp_path: Path, target: str, installs: str) -> None:
     code, said, asked = _looked_for(target, tmp_path, "apt-get", user=0)
@@ -124,10 +142,24 @@ def test_root_installs_what_is_missing(tmp_path: Path, target: str, installs: st
     assert "installing it by apt-get" in said
 
 
+def test_promtool_is_taken_out_of_its_package_so_that_no_server_starts(tmp_path: Path) -> None:
+    (tmp_path / "venv" / "prometheus").mkdir(parents=True)
+    code, said, asked = _looked_for("promtool", tmp_path, "apt-get", "mkdir", "dpkg", "mv", "rm", user=0)
+    assert (code, "taking it out of the package prometheus" in said) == (0, True)
+    update, _, download, *unpack = asked
+    assert (update, download.split()[0], download.split()[-1]) == ("update -qq", "download", "prometheus")
+    assert unpack == ["-x prometheus_*.deb .", "usr/bin/promtool ../bin", "-rf ../prometheus"]
+
+
 @pytest.mark.parametrize(("programs", "user"), [(["apt-get"], 1000), ([], 0)])
 @pytest.mark.parametrize(
     ("target", "fails"),
-    [("browser", "tests/demo/test_browser.py"), ("pooler", "tests/drivers/postgres/test_pgbouncer.py")],
+    [
+        ("browser", "tests/demo/test_browser.py"),
+        ("pooler", "tests/drivers/postgres/test_pgbouncer.py"),
+        ("promtool", "tests/kit/test_alerts.py"),
+        ("systemd", "tests/kit/test_running.py"),
+    ],
 )
 def test_where_it_cannot_be_installed_a_sentence_says_what_to_do(
     tmp_path: Path, programs: list[str], user: int, target: str, fails: str

@@ -19,6 +19,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "dlq": ("dlq", "Dead letters: what the outbox does not try any more."),
         "doctor": ("doctor", "Say what is wrong with a store, or will be."),
         "keys": ("keys", "Look at keys, and settle by hand what nothing else can."),
+        "kit": ("kit", "Write alerts, a dashboard, units, manifests and runbooks."),
         "migrate": ("migrate", "Create and update oncekey's own tables."),
         "provider": ("provider", "Serve a simulated payment provider that can fail in any way."),
         "reap": ("upkeep", "End keys whose time is over."),

@@ -1,0 +1,204 @@
+"""The runbooks: one for each alert, all of one shape, and every command in them works on a store with such trouble."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import yaml
+
+from cli.operating import oncekey
+from harness.pages import ROOT, Page, pages
+from kit.exported import exported, names_in
+from oncekey import wire
+from oncekey.core.keys import key_digest
+from oncekey.core.model import (
+    MINUTE,
+    Doubtful,
+    Effects,
+    Lease,
+    Parcel,
+    ParcelKind,
+    RecordId,
+    Recovery,
+    Retryable,
+)
+from oncekey.core.policy import Policy
+from oncekey.core.scope import scope_of
+from oncekey.flow import Flow, Mode, Transaction, drive
+from oncekey.kit.making import ALERTS, MANIFESTS, UNITS, made, runbooks
+from oncekey.kit.settings import Part, chosen
+from oncekey.testing.claims import a_claim, answered
+
+INDEX = ROOT / "docs" / "runbooks" / "README.md"
+BOOKS = [page for page in pages("docs/runbooks/*.md") if page.path != INDEX]
+HEADINGS = ["What it means", "What users feel", "Look first", "Do", "It is over when", "Never"]
+TENANT = "acme"
+KIT = {file.name: file.content for file in made(Part, chosen(()))}
+
+UNKNOWN, STALE, LETTER = "unknown-key-0000-0", "stale-key-0000-000", UUID(int=7)
+VERDICTS = ("oncekey doctor", "oncekey migrate status", "oncekey reconcile ledger")
+
+SHOP = """
+from fastapi import FastAPI
+from oncekey import INLINE, PHASED, SINGLE_TENANT, Message, Once, Question, Undecided
+
+once = Once("sqlite:///shop.db")
+app = FastAPI(lifespan=once.lifespan)
+once.install(app, tenant=SINGLE_TENANT)
+
+
+@app.post("/payments")
+@once.protect(effects=INLINE, operation="pay")
+async def pay() -> None: ...
+
+
+@app.post("/orders")
+@once.protect(effects=PHASED)
+async def order() -> None: ...
+
+
+@once.topic("parcel")
+def deliver(message: Message) -> None: ...
+
+
+@once.resolver("pay", call="charge")
+def look(question: Question) -> Undecided:
+    return Undecided()
+"""
+"""The application that the pages call shop.main."""
+
+
+def _alerts() -> dict[str, dict[str, str]]:
+    rules = [rule for group in yaml.safe_load(KIT[ALERTS])["groups"] for rule in group["rules"]]
+    return {rule["alert"]: rule["annotations"] | rule["labels"] for rule in rules}
+
+
+def _named(alert: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", alert.removeprefix("Oncekey")).lower()
+
+
+def test_every_alert_has_its_page_and_links_there() -> None:
+    alerts = _alerts()
+    assert {page.path.stem for page in BOOKS} == {_named(alert) for alert in alerts}
+    for alert, said in alerts.items():
+        assert said["runbook_url"] == f"https://runbooks.example.com/oncekey/{_named(alert)}.md"
+
+
+@pytest.mark.parametrize("page", BOOKS, ids=lambda page: page.path.stem)
+def test_every_page_has_the_same_parts_in_the_same_order(page: Page) -> None:
+    (title,) = re.findall(r"^# (.+)$", page.text, re.MULTILINE)
+    assert _named(title) == page.path.stem
+    assert re.findall(r"^## (.+)$", page.text, re.MULTILINE) == HEADINGS
+    assert all(part.strip() for part in re.split(r"^## .+$", page.text, flags=re.MULTILINE)[1:])
+
+
+def test_the_list_tells_of_every_alert_how_bad_it_is() -> None:
+    listed = re.findall(r"^\| \[(\w+)\]\(([\w-]+)\.md\) \| (\w+) \|", INDEX.read_text(), re.MULTILINE)
+    wakes = {"page": "critical", "ticket": "warning"}
+    assert {name: wakes[severity] for name, _, severity in listed} == {
+        name: said["severity"] for name, said in _alerts().items()
+    }
+    assert all(_named(name) == file for name, file, _ in listed)
+
+
+@pytest.mark.parametrize("page", [*BOOKS, Page(INDEX)], ids=lambda page: page.path.stem)
+def test_a_page_names_only_what_there_is(page: Page) -> None:
+    # It is read without the rest of the documentation, so it leads to other runbooks only.
+    assert all(re.fullmatch(r"[\w-]+\.md", link) for link in page.links())
+    assert names_in(page.text) <= set(exported())
+    for unit in re.findall(r"(?:-u|restart) (oncekey-[\w-]+)", page.text):
+        assert f"systemd/{unit}.service" in UNITS
+    for deployment in re.findall(r"deployment/([\w-]+)", page.text):
+        assert f"kind: Deployment\nmetadata:\n  name: {deployment}\n" in KIT[MANIFESTS[0]]
+    for panel in re.findall(r"dashboard's (?:row )?\"([^\"]+)\"", page.text):
+        assert f'"title": "{panel}"' in KIT["grafana/oncekey-dashboard.json"]
+
+
+def test_the_kit_has_the_pages_as_they_are() -> None:
+    assert {page.name for page in runbooks()} == {path.name for path in INDEX.parent.iterdir()}
+    for page in [*BOOKS, Page(INDEX)]:
+        assert KIT[f"runbooks/{page.path.name}"] == page.text
+
+
+# The commands
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with an unknown outcome, a dead owner, a failure that can be retried, and a dead letter."""
+    folder = tmp_path_factory.mktemp("troubled")
+    engine = wire.connect(f"sqlite:///{folder}/shop.db")
+    engine.migrate()
+
+    def own(key: str, effects: Effects = Effects.LOCAL, recovery: Recovery = Recovery.RETRY) -> Lease:
+        claim = a_claim(id=RecordId(scope_of("-", TENANT), key), effects=effects, recovery=recovery, operation="pay")
+        return engine.begin(claim, Policy()).lease
+
+    engine.settle(own(UNKNOWN, Effects.INLINE, Recovery.UNKNOWN), Doubtful("call_uncertain"))
+    engine.settle(own("done-key-0000-0000"), answered())
+    engine.settle(own("failed-key-0000-00"), Retryable("handler_raised"))
+    own(STALE)
+    box, parcel = engine.store.outbox, Parcel(LETTER, ParcelKind.EMIT, RecordId("-", "k"), LETTER, "parcel", "{}", "dk")
+    put = Transaction("put", Mode.ATOMIC, lambda: box.putting((parcel,)))
+
+    def bury() -> Flow[bool]:
+        yield put
+        (held,) = yield from box.due("worker", ("parcel",), 10, MINUTE)
+        return (yield from box.bury(held, "no such mailbox"))
+
+    assert drive(bury(), engine.driver.run)
+    engine.close()
+    with closing(sqlite3.connect(folder / "shop.db")) as connection, connection:
+        connection.execute("UPDATE oncekey_record SET lease_until = 1 WHERE key = ?", (STALE,))
+    (folder / "shop").mkdir()
+    (folder / "shop" / "main.py").write_text(SHOP)
+    (folder / "answer.json").write_text("{}")
+    (folder / "charges.json").write_text("[]")
+    return folder
+
+
+def _typed(line: str) -> list[str]:
+    """A command with the names of this store in the places of those that the reader has to fill in."""
+    key = STALE if "release" in line else UNKNOWN
+    own = {"KEY": key, "ID": str(LETTER), "TENANT": TENANT, "DIGEST": key_digest(key)}
+    return [own.get(word, word) for word in shlex.split(line)]
+
+
+COMMANDS = [
+    (page, line) for page in [*BOOKS, Page(INDEX)] for block in page.blocks("sh") for line in block.text.splitlines()
+]
+
+
+def test_the_commands_are_all_ours() -> None:
+    assert {line.split()[0] for _, line in COMMANDS} == {"oncekey"}
+    assert {page.path.stem for page, _ in COMMANDS} == {page.path.stem for page in [*BOOKS, Page(INDEX)]}
+    fenced = {block.language for page in BOOKS for block in page.blocks()}
+    assert fenced == {"sh"}, "what stands in another fence is not run"
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in COMMANDS}))
+def test_every_command_does_what_it_should(
+    line: str, troubled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(troubled, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ONCEKEY_STORE", "sqlite:///shop.db")
+    for name in ("shop", "shop.main"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    try:
+        done = oncekey(*_typed(line)[1:])
+    finally:
+        for name in ("shop", "shop.main"):
+            sys.modules.pop(name, None)
+    told = line.startswith(VERDICTS)  # whose exit code says what was found
+    assert done.exit_code in ({0, 1} if told else {0}), done.output
+    assert done.output.strip()

@@ -1,0 +1,198 @@
+"""Units and manifests: the programs that read them find nothing wrong, and the command takes every word of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from kubernetes_validate import ValidationError, latest_version, validate
+
+from harness.checkers import VARIABLES, CheckerMissingError, program, verify
+from oncekey.cli.app import make_app
+from oncekey.kit.making import ALERTS, MANIFESTS, OPERATOR_RULES, UNITS, made
+from oncekey.kit.settings import SETTINGS, Part, chosen
+from oncekey.workers.service import GRACE
+
+OF_THE_OPERATOR = {"PodMonitor", "PrometheusRule"}
+"""Kinds of the Prometheus Operator, whose schemas Kubernetes does not bring."""
+
+
+def kit(*said: str) -> dict[str, str]:
+    return {file.name: file.content for file in made(Part, chosen(said))}
+
+
+# Every word is one that the command takes
+
+
+def accepted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse a command line as the command itself does, without doing it."""
+    monkeypatch.setenv("ONCEKEY_STORE", "sqlite:///shop.db")
+    command: Any = typer.main.get_command(make_app())
+    context, rest = None, words[1:]
+    while hasattr(command, "resolve_command"):
+        context = command.make_context(words[0], rest, parent=context, allow_extra_args=True)
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    command.make_context(name, rest, parent=context)
+
+
+def _units(files: dict[str, str]) -> list[list[str]]:
+    return [shlex.split(line) for name in UNITS for line in re.findall(r"^ExecStart=(.*)$", files[name], re.MULTILINE)]
+
+
+def _containers(files: dict[str, str]) -> list[dict[str, Any]]:
+    shapes = [shape for name in MANIFESTS for shape in yaml.safe_load_all(files[name])]
+    return [
+        one
+        for shape in shapes
+        if "template" in shape["spec"]
+        for one in shape["spec"]["template"]["spec"]["containers"]
+    ]
+
+
+def _told(files: dict[str, str]) -> list[list[str]]:
+    """The commands that alerts tell operators to type."""
+    text = yaml.safe_load(files[ALERTS])
+    described = [rule["annotations"]["description"] for group in text["groups"] for rule in group["rules"]]
+    return [shlex.split(one) for said in described for one in re.findall(r"`(oncekey [^`]+ --[^`]+)`", said)]
+
+
+def test_the_command_takes_every_line_of_units_manifests_and_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = kit()
+    units, told = _units(files), _told(files)
+    containers = [[*one["command"], *one["args"]] for one in _containers(files)]
+    assert [line[1:3] for line in units] == [
+        ["worker", "--app"],
+        ["migrate", "up"],
+        ["sweep", "--once"],
+        ["reap", "--once"],
+    ]
+    assert [line[:2] for line in containers] == [["oncekey", "worker"], ["oncekey", "migrate"]]
+    assert len(told) > 8
+    for line in [*units, *containers, *told]:
+        accepted(line, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "line", ["oncekey worker --app a:b --bogus", "oncekey worker", "oncekey wrk", "oncekey migrate up --phase never"]
+)
+def test_a_line_that_the_command_does_not_take_is_found(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Exception, match=r"bogus|Missing|No such command|never"):
+        accepted(shlex.split(line), monkeypatch)
+
+
+def test_a_supervisor_waits_longer_than_the_grace() -> None:
+    assert int(SETTINGS["grace"].default) == GRACE
+    files = kit("grace=90")
+    assert "--grace 90" in files[UNITS[0]]
+    assert "TimeoutStopSec=105\n" in files[UNITS[0]]
+    (worker, *_) = yaml.safe_load_all(files[MANIFESTS[0]])
+    assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 105
+
+
+# systemd
+
+
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    # It looks for what units name: this environment's own command, and a folder and a user of this machine.
+    own = Path(sys.executable).with_name("oncekey")
+    files = kit(f"program={own}", f"directory={tmp_path}", f"environment={tmp_path / 'environment'}", "user=root")
+    paths = [tmp_path / Path(name).name for name in UNITS]
+    for path, name in zip(paths, UNITS, strict=True):
+        path.write_text(files[name])
+    assert verify(paths) == ""
+    with paths[0].open("a") as unit:
+        unit.write("[Service]\nRestrat=always\n")
+    assert "Restrat" in verify(paths)
+
+
+def test_a_checker_that_is_missing_is_a_failure_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, variable in VARIABLES.items():
+        monkeypatch.setenv(variable, "no-such-program")
+        with pytest.raises(CheckerMissingError, match=f"No {name} was found: `make "):
+            program(name)
+
+
+def _unit(text: str) -> dict[str, list[tuple[str, str]]]:
+    """Sections of a unit, with their lines in order."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for line in text.splitlines():
+        if line.startswith("["):
+            sections[line.strip("[]")] = here = []
+        elif line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            here.append((name, value))
+    return sections
+
+
+def test_units_hold_no_secret_and_are_shut_in() -> None:
+    for name in UNITS[:3]:
+        service = dict(_unit(kit()[name])["Service"])
+        assert service["EnvironmentFile"] == "/etc/oncekey/environment"
+        assert {service[one] for one in ("NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
+        assert service["ProtectSystem"] == "strict"
+        assert service["User"] == "shop"
+    worker = _unit(kit()[UNITS[0]])
+    assert dict(worker["Service"])["Restart"] == "always"
+    assert ("Wants", "network-online.target oncekey-migrate.service") in worker["Unit"]
+    assert "Requires" not in dict(worker["Unit"]), "a migration that fails would leave the worker dead"
+
+
+# Kubernetes
+
+
+def _shapes(files: dict[str, str]) -> list[dict[str, Any]]:
+    return [shape for name in (*MANIFESTS, OPERATOR_RULES) for shape in yaml.safe_load_all(files[name])]
+
+
+def test_kubernetes_finds_nothing_wrong() -> None:
+    shapes = _shapes(kit())
+    assert [shape["kind"] for shape in shapes] == [
+        "Deployment", "PodDisruptionBudget", "Job", "PodMonitor", "PrometheusRule",
+    ]  # fmt: skip
+    for shape in shapes:
+        if shape["kind"] in OF_THE_OPERATOR:
+            assert shape["apiVersion"] == "monitoring.coreos.com/v1"
+        else:
+            validate(shape, latest_version(), strict=True)
+    with pytest.raises(ValidationError):
+        validate({**shapes[0], "specs": {}}, latest_version(), strict=True)
+
+
+def test_selectors_find_the_pods_and_ports_are_those_that_are_named() -> None:
+    deployment, budget, _, monitor, _ = _shapes(kit("health-port=9100"))
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    for selector in (deployment["spec"]["selector"], budget["spec"]["selector"], monitor["spec"]["selector"]):
+        assert selector["matchLabels"].items() <= labels
+    (worker,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert worker["ports"] == [{"name": "health", "containerPort": 9100}]
+    assert "0.0.0.0:9100" in worker["args"]
+    probes = {name: worker[name]["httpGet"] for name in ("livenessProbe", "readinessProbe", "startupProbe")}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+        "startupProbe": "/healthz",
+    }
+    assert {probe["port"] for probe in probes.values()} == {"health"}
+    (scraped,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (scraped["port"], scraped["path"]) == ("health", "/metrics")
+
+
+def test_the_stores_url_comes_from_a_secret_and_nothing_runs_as_root() -> None:
+    for container in _containers(kit("secret=store", "secret-key=url")):
+        (url,) = (one for one in container["env"] if one["name"] == "ONCEKEY_STORE")
+        assert url == {"name": "ONCEKEY_STORE", "valueFrom": {"secretKeyRef": {"name": "store", "key": "url"}}}
+        own = container["securityContext"]
+        assert own["readOnlyRootFilesystem"]
+        assert not own["allowPrivilegeEscalation"]
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        assert "memory" in container["resources"]["limits"]
+    for shape in _shapes(kit())[:3:2]:
+        pod = shape["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
