@@ -48,18 +48,17 @@ NO_ACCEPTED: Final = "in_progress='accepted' is a status of HTTP: a function tak
 
 
 class Protects(Protocol):
-    """What `once.function` decorates with: callers leave out the operation, if it is the first parameter."""
+    """What `once.function` decorates with: callers leave out the operation, which is the first parameter.
+
+    A function without one is protected, too, but not known to type checkers: of two signatures that fit a function, one
+    being any at all, they choose neither.
+    """
 
     @overload
-    def __call__(
-        self, function: Callable[Concatenate[Operation[Any], P], Coroutine[Any, Any, R]], /
-    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    def __call__(self, function: Callable[Concatenate[Operation[Any], P], R], /) -> Callable[P, R]: ...
 
     @overload
     def __call__(self, function: Callable[Concatenate[SyncOperation[Any], P], R], /) -> Callable[P, R]: ...
-
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 class Receives(Protocol):
@@ -67,21 +66,13 @@ class Receives(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Operation[Any], P], Coroutine[Any, Any, Any]], /
+        self, function: Callable[Concatenate[Operation[Any], P], Any], /
     ) -> Callable[Concatenate[str, P], Coroutine[Any, Any, Receipt]]: ...
 
     @overload
     def __call__(
         self, function: Callable[Concatenate[SyncOperation[Any], P], Any], /
     ) -> Callable[Concatenate[str, P], Receipt]: ...
-
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, Any]], /
-    ) -> Callable[Concatenate[str, P], Coroutine[Any, Any, Receipt]]: ...
-
-    @overload
-    def __call__(self, function: Callable[P, Any], /) -> Callable[Concatenate[str, P], Receipt]: ...
 
 
 class Owner(Protocol):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import flask
+import httpx
 import pytest
+from fastapi import FastAPI
 
+from frameworks.realshop import SqliteFile
 from functions.stage import Bought, Order, Stage, deliver
 from oncekey import (
     INLINE,
     LOCAL,
     PHASED,
+    SINGLE_TENANT,
     ConfigurationError,
     ExecutionFailedError,
     InProgressError,
@@ -215,8 +222,6 @@ async def test_a_silent_owner_leaves_a_doubt_that_its_late_word_ends(stage: Stag
 
 
 async def test_a_cancelled_function_is_settled_by_its_effects(tmp_path: Path) -> None:
-    from frameworks.realshop import SqliteFile
-
     stage = Stage(SqliteFile(tmp_path / "shop.db"), blocking=False)
     local, inline = stage.function("local"), stage.function("inline")
     stage.faults |= {"local": stage.wait, "inline": stage.wait}
@@ -398,3 +403,87 @@ async def test_an_async_function_outside_of_a_lifespan_says_what_is_missing(once
         await early("k")
     async with once.lifespan():
         await early("k")
+
+
+async def test_a_stop_hands_phases_back_to_somebody_else(tmp_path: Path) -> None:
+    stage = Stage(SqliteFile(tmp_path / "shop.db"), blocking=False)
+    pay = stage.function("phased")
+    stage.faults["ordered"] = stage.wait
+    async with stage.open():
+        task = asyncio.create_task(pay("o-1", TEA))
+        await stage.is_entered()
+        loops = stage.once._functions.loops
+        assert loops is not None
+        stage.once.quiesce()
+        loops._interrupt()  # what a stop does when its patience is over
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (stage.states, stage.rows) == (["failed_retryable"], ["tea"])
+        stage.go_on.set()
+        stage.faults.clear()
+        loops.stopping = False
+        assert (await pay("o-1", TEA)).charge == "ch_1"
+    assert stage.rows == ["tea", "tea paid"]
+
+
+FORKS = """
+import os, sys
+from oncekey import LOCAL, Once, SyncOperation
+
+once = Once(sys.argv[1])
+
+@once.function(key="key", effects=LOCAL)
+def backend(op: SyncOperation, key: str) -> list[int]:
+    return [os.getpid(), *op.connection.execute("SELECT pg_backend_pid()").fetchone()]
+
+first = backend("parent")
+child = os.fork()
+if not child:
+    mine = backend("child")
+    os._exit(0 if mine[0] == os.getpid() and mine[1] != first[1] and backend("parent") == first else 1)
+assert os.waitpid(child, 0)[1] == 0, "the child used its parent's connection"
+assert backend("parent") == first and backend("parent again")[1] == first[1]
+"""
+
+
+def test_a_process_that_forks_after_a_call_has_connections_of_its_own(functions_dsn: str) -> None:
+    program = [sys.executable, "-c", FORKS, functions_dsn.replace("postgresql://", "postgresql+psycopg://")]
+    subprocess.run(program, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+async def test_a_protected_function_inside_of_a_handlers_transaction_is_refused(once: Once, kind: str) -> None:
+    @once.function(key="key", effects=LOCAL, operation="inner")
+    def inner(key: str) -> str:
+        return "inner"
+
+    @once.function(key="key", effects=LOCAL, operation="ainner")
+    async def ainner(key: str) -> str:
+        return "inner"
+
+    if kind == "wsgi":
+        web = flask.Flask("shop")
+        web.testing = True
+        web.post("/orders")(once.protect(effects=LOCAL, operation="order")(lambda: inner("k")))
+        web.post("/unprotected", endpoint="unprotected")(lambda: inner("k"))
+        once.wsgi(web, tenant=SINGLE_TENANT)
+        with pytest.raises(RuntimeError, match="inner was called while order holds a transaction"):
+            web.test_client().post("/orders", headers={"Idempotency-Key": "a-key-of-the-test"})
+        assert web.test_client().post("/unprotected").data == b"inner"
+        return
+    app = FastAPI()
+    once.install(app, tenant=SINGLE_TENANT)
+
+    @app.post("/orders")
+    @once.protect(effects=LOCAL, operation="order")
+    async def order() -> str:
+        return await ainner("k")
+
+    @app.post("/unprotected")
+    async def unprotected() -> str:
+        return await ainner("k")
+
+    async with once.lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as client:
+        with pytest.raises(RuntimeError, match="ainner was called while order holds a transaction"):
+            await client.post("/orders", headers={"Idempotency-Key": "a-key-of-the-test"})
+        assert (await client.post("/unprotected")).json() == "inner"
