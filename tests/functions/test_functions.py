@@ -22,6 +22,8 @@ from oncekey import (
     PHASED,
     SINGLE_TENANT,
     ConfigurationError,
+    Declined,
+    Executed,
     ExecutionFailedError,
     InProgressError,
     KeyReusedError,
@@ -29,16 +31,19 @@ from oncekey import (
     Once,
     Operation,
     OutcomeUnknownError,
+    Question,
     Rejected,
+    Reply,
     ResultNotKeptError,
     StoreUnavailableError,
     SyncOperation,
 )
 from oncekey.core.errors import BodyInvalidError, KeyMalformedError, ResultInvalidError, ResultNotStorableError
+from oncekey.core.model import MINUTE
 from oncekey.core.policy import Policy
 from oncekey.testing import operation, sync_operation
 from oncekey.workers.completer import Completer
-from oncekey.workers.tasks import tasks_for
+from oncekey.workers.tasks import reconciler_of, tasks_for
 
 TEA = Order("tea")
 
@@ -115,6 +120,31 @@ async def test_what_was_provably_not_sent_is_sent_again(small_stage: Stage) -> N
         with pytest.raises(NotExecuted):
             await buy("o-1", TEA)
         assert (await buy("o-1", TEA)).charge == "ch_1"
+
+
+@pytest.mark.parametrize("declined", [False, True])
+async def test_a_resolver_settles_what_is_unknown(small_stage: Stage, declined: bool) -> None:
+    buy = small_stage.function("inline")
+    small_stage.faults["inline"] = ConnectionError("reset")
+    found = {"item": "tea", "price": "9.90", "charge": "ch_of_the_provider"}
+
+    @small_stage.once.resolver("inline", call="charge")
+    async def ask(question: Question) -> Any:
+        assert question.downstream_key == small_stage.charges[0]
+        return Declined(Reply(402, {"why": "no money"})) if declined else Executed(found)
+
+    async with small_stage.open():
+        with pytest.raises(ConnectionError):
+            await buy("o-1", TEA)
+        small_stage.clock.advance(MINUTE)
+        assert await reconciler_of(small_stage.once).run_once() == 1
+        if declined:
+            with pytest.raises(Rejected) as no:
+                await buy("o-1", TEA)
+            assert no.value.value == {"why": "no money"}
+        else:
+            assert await buy("o-1", TEA) == Bought("tea", Decimal("9.90"), "ch_of_the_provider")
+    assert len(small_stage.charges) == 1
 
 
 async def test_a_second_call_meanwhile_is_told_so_or_waits(stage: Stage) -> None:
