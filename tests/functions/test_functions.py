@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import celery.exceptions
 import flask
 import httpx
 import pytest
@@ -41,6 +42,8 @@ from oncekey import (
 from oncekey.core.errors import BodyInvalidError, KeyMalformedError, ResultInvalidError, ResultNotStorableError
 from oncekey.core.model import MINUTE
 from oncekey.core.policy import Policy
+from oncekey.frameworks.calling import running
+from oncekey.observe.events import Replayed, Reserved, Settled
 from oncekey.testing import operation, sync_operation
 from oncekey.workers.completer import Completer
 from oncekey.workers.tasks import reconciler_of, tasks_for
@@ -88,6 +91,18 @@ async def test_what_is_raised_is_rolled_back_and_runs_again(stage: Stage) -> Non
         assert (stage.rows, stage.states) == ([], [])
         assert await buy("o-1", TEA) == Bought("tea", Decimal("9.90"))
     assert len(stage.runs) == 2
+
+
+@pytest.mark.parametrize("signal", [celery.exceptions.Retry, celery.exceptions.Ignore, celery.exceptions.Reject])
+async def test_what_a_task_tells_its_queue_is_never_an_answer(small_stage: Stage, signal: type[Exception]) -> None:
+    # apishape 7: each is raised
+    buy = small_stage.function("local")
+    small_stage.faults["local"] = signal()
+    async with small_stage.open():
+        with pytest.raises(signal):
+            await buy("o-1", TEA)
+        assert (small_stage.rows, small_stage.states) == ([], [])
+        assert (await buy("o-1", TEA)).item == "tea"
 
 
 async def test_a_rejection_is_final_and_its_rows_are_gone(stage: Stage) -> None:
@@ -345,6 +360,27 @@ def test_what_cannot_be_stored_is_not_done(once: Once) -> None:
 
     with pytest.raises(ResultNotStorableError):
         refusing("k")
+
+
+def test_observers_hear_of_functions_and_nothing_stays_behind_in_the_thread(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True, observers=[heard.append])
+
+    @once.function(key="key", effects=INLINE, operation="ping")
+    def ping(key: str, fails: bool = False) -> None:
+        assert running.get() is not None
+        if fails:
+            raise NotExecuted
+
+    ping("k")
+    ping("k")
+    with pytest.raises(NotExecuted):
+        ping("other", fails=True)
+    assert running.get() is None
+    told = [type(event).__name__ for event in heard if isinstance(event, Reserved | Replayed | Settled)]
+    assert told == ["Reserved", "Settled", "Replayed", "Reserved", "Settled"]
+    assert once.healthy()
+    once.blocking().close()
 
 
 def test_a_store_that_is_away_runs_nothing(tmp_path: Path) -> None:

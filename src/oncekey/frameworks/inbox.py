@@ -3,7 +3,8 @@
 What a consumer does about a message is one of five things, whatever its broker is called. `Receipt` says which; the
 consumer says it to the broker in the broker's own words.
 
-    handled     the function has run, and its result is stored          acknowledge
+    handled     the function has run, and its result is stored,         acknowledge
+                or a worker was handed what is left of it
     duplicate   an earlier delivery was handled                         acknowledge
     busy        another delivery is being handled, or the store is      do not acknowledge: let it come again
                 away: nothing was done now
