@@ -9,13 +9,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 from celery import Celery
 
 from harness.pages import ROOT, Page
@@ -90,18 +88,18 @@ class Worker:
             self.log.close()
 
 
-@pytest.fixture(scope="module")
-def worker(functions_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def test_tasks_are_executed_once_whatever_happens_to_their_deliveries(functions_dsn: str, tmp_path: Path) -> None:
+    """One test, because a worker takes seconds to start."""
     with Valkey() as broker:
-        worker = Worker(tmp_path_factory.mktemp("celery"), broker.url, functions_dsn)
+        worker = Worker(tmp_path, broker.url, functions_dsn)
         try:
-            yield worker
+            delivered_three_times(worker)
+            killed_between_two_steps(worker)
         finally:
             worker.stop()
 
 
-@pytest.mark.xdist_group("celery")
-def test_a_task_that_is_delivered_three_times_is_executed_once(worker: Worker) -> None:
+def delivered_three_times(worker: Worker) -> None:
     task, other = worker.send("tasks.order", "tea", times=3), worker.send("tasks.order", "coffee")
     results = worker.until(f"{task} SUCCESS", times=3)
     worker.until(f"{other} SUCCESS")
@@ -111,8 +109,7 @@ def test_a_task_that_is_delivered_three_times_is_executed_once(worker: Worker) -
     assert sold == [("coffee", 1), ("tea", 1)]
 
 
-@pytest.mark.xdist_group("celery")
-def test_a_task_whose_process_is_killed_is_delivered_again_and_goes_on(worker: Worker) -> None:
+def killed_between_two_steps(worker: Worker) -> None:
     worker.send("bank_tasks.move", 7)
     assert worker.until("moved") == ["moved 7 in 2 runs"]
     (killed,) = worker.until("killed")
