@@ -16,6 +16,7 @@ from oncekey.core.calls import Chooses, Shape, operation_name
 from oncekey.core.choices import InProgress
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
+from oncekey.core.selection import Selection
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.annotations import operation_parameter
@@ -50,8 +51,8 @@ NO_ACCEPTED: Final = "in_progress='accepted' is a status of HTTP: a function tak
 class Protects(Protocol):
     """What `once.function` decorates with: callers leave out the operation, which is the first parameter.
 
-    A function without one is protected, too, but not known to type checkers: of two signatures that fit a function, one
-    being any at all, they choose neither.
+    A function without one is protected, too, but type checkers refuse it: with a signature for it beside these two they
+    could not choose where a parameter is of any type, and would know nothing of either.
     """
 
     @overload
@@ -138,12 +139,10 @@ class Functions:
     ) -> tuple[Function, str | None]:
         operation = operation_name(function, options.pop("operation", None), decorator=word)
         if operation in self._owner.enrolled:
-            raise ConfigurationError(f"two operations are called {operation}: name one with @{word}(...)")
+            raise ConfigurationError(f"two operations are called {operation}: give one of them another name")
         tenant, result = options.pop("tenant", None), options.pop("result", None)
         ignore, blocking = tuple(options.pop("ignore", ())), not inspect.iscoroutinefunction(function)
-        policy = self._owner.policy.override(require_key=True, max_request_age=None, **settings_of(effects, options))
-        if policy.on_in_progress is InProgress.ACCEPTED:
-            raise ConfigurationError(f"{operation}: {NO_ACCEPTED}")
+        policy = self._policy(operation, settings_of(effects, options))
         if blocking and not isinstance(self._owner.store, str):
             raise ConfigurationError(f"{operation}: {NO_THREADS}")
         enrolment = Enrolment(operation, effects, policy, self._owner, blocking=blocking)
@@ -161,6 +160,16 @@ class Functions:
         )
         self.by_operation[operation] = self._owner.enrolled[operation] = enrolled
         return enrolled, op
+
+    def _policy(self, operation: str, settings: dict[str, Any]) -> Policy:
+        """The application's policy with the function's own settings, and without those that are about HTTP."""
+        policy = self._owner.policy
+        if policy.on_in_progress is InProgress.ACCEPTED:
+            policy = policy.override(on_in_progress=InProgress.CONFLICT)
+        policy = policy.override(require_key=True, max_request_age=None, selection=Selection(), **settings)
+        if policy.on_in_progress is InProgress.ACCEPTED:
+            raise ConfigurationError(f"{operation}: {NO_ACCEPTED}")
+        return policy
 
     def _places(self) -> tuple[Threads, Installation]:
         if self._premises is None:

@@ -22,7 +22,7 @@ def note(what: str) -> None:
         connection.execute("INSERT INTO happened VALUES (%s)", (what,))
 
 
-@bank.function(key="task_id", effects=PHASED, lease=1)
+@bank.function(key="task_id", effects=PHASED, lease=3)
 def transfer(op: SyncOperation, task_id: str, amount: int) -> dict[str, Any]:
     op.phase("taken", lambda connection: connection.execute("INSERT INTO orders VALUES ('taken')").rowcount)
     if op.attempt == 1:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, ConfigurationError, Once, Operation, SyncOperation
+from oncekey import (
+    INLINE,
+    LOCAL,
+    OUTBOX,
+    PHASED,
+    SINGLE_TENANT,
+    ConfigurationError,
+    KeyReusedError,
+    Once,
+    Operation,
+    Policy,
+    Selection,
+    SyncOperation,
+)
 
 if TYPE_CHECKING:
     from decimal import Decimal as Money
@@ -149,6 +164,21 @@ def test_routes_and_functions_are_not_the_same() -> None:
         del once.enrolled["route"]
 
 
+def test_settings_of_the_application_that_are_about_http_do_not_count(tmp_path: Path) -> None:
+    policy = Policy(
+        on_in_progress="accepted",  # type: ignore[arg-type]
+        selection=Selection(exclude=("amount",)),
+        key_format="uuid",  # type: ignore[arg-type]
+        bind_to="principal",  # type: ignore[arg-type]
+    )
+    shop = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True, policy=policy)
+    buy = shop.function(key="key", effects=LOCAL)(plain)  # type: ignore[arg-type]
+    assert buy("7", 1) == 1
+    with pytest.raises(KeyReusedError):
+        buy("7", 2)
+    shop.blocking().close()
+
+
 def test_threads_need_blocking_connections() -> None:
     engine = create_async_engine("sqlite+aiosqlite://")
     with pytest.raises(ConfigurationError, match="plain: effects=LOCAL on a plain `def` handler needs a blocking"):
@@ -165,8 +195,6 @@ async def test_an_application_with_functions_starts(tmp_path: Any) -> None:
         ("deferring", OUTBOX),
     ]
     async with shop.lifespan(app):  # no route serves them, and none has to
-        import asyncio
-
         assert await asyncio.to_thread(buy, "k", 7) == 7
     threads = shop._functions.threads
     assert threads is not None
