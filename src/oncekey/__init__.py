@@ -20,10 +20,21 @@ if TYPE_CHECKING:
     from oncekey.core.fingerprint import Selection
     from oncekey.core.model import Effects, Record, State, StoredResponse
     from oncekey.core.policy import Policy, lifetime
+    from oncekey.core.refusals import (
+        ExecutionFailedError,
+        InProgressError,
+        KeyExpiredError,
+        KeyReusedError,
+        LimitedError,
+        NotRunError,
+        OutcomeUnknownError,
+        ResultNotKeptError,
+    )
     from oncekey.drivers.sqlite_files import repaired_module
     from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation, SyncOperation
+    from oncekey.frameworks.inbox import Handling, Receipt
     from oncekey.frameworks.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
     from oncekey.resolvers import Declined, Executed, Question, Sighting, Undecided, Unexecuted
@@ -45,10 +56,21 @@ _PLACES = {
     "oncekey.core.fingerprint": ("Selection",),
     "oncekey.core.model": ("Effects", "Record", "State", "StoredResponse"),
     "oncekey.core.policy": ("Policy", "lifetime"),
+    "oncekey.core.refusals": (
+        "ExecutionFailedError",
+        "InProgressError",
+        "KeyExpiredError",
+        "KeyReusedError",
+        "LimitedError",
+        "NotRunError",
+        "OutcomeUnknownError",
+        "ResultNotKeptError",
+    ),
     "oncekey.drivers.sqlite_files": ("repaired_module",),
     "oncekey.effects": ("INLINE", "LOCAL", "OUTBOX", "PHASED"),
     "oncekey.engine.enrolment": ("Enrolment",),
     "oncekey.engine.operation": ("Operation", "SyncOperation"),
+    "oncekey.frameworks.inbox": ("Handling", "Receipt"),
     "oncekey.frameworks.resuming": ("resumed_as",),
     "oncekey.once": ("SINGLE_TENANT", "Once"),
     "oncekey.resolvers": ("Declined", "Executed", "Question", "Sighting", "Undecided", "Unexecuted"),
@@ -69,17 +91,27 @@ __all__ = [
     "Effects",
     "Enrolment",
     "Executed",
+    "ExecutionFailedError",
+    "Handling",
+    "InProgressError",
+    "KeyExpiredError",
+    "KeyReusedError",
     "LeaseLostError",
+    "LimitedError",
     "Message",
     "NotExecuted",
+    "NotRunError",
     "Once",
     "OncekeyError",
     "Operation",
+    "OutcomeUnknownError",
     "Policy",
     "Question",
+    "Receipt",
     "Record",
     "Rejected",
     "Reply",
+    "ResultNotKeptError",
     "SchemaError",
     "Selection",
     "Sighting",

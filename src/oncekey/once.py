@@ -28,6 +28,7 @@ from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.resuming import wsgi_door
 from oncekey.frameworks.wsgi import installed
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
+from oncekey.functions import Functions, Protects, Receives
 from oncekey.observe.asking import watch, watch_blocking
 from oncekey.observe.events import telling
 from oncekey.options import (
@@ -37,6 +38,8 @@ from oncekey.options import (
     NO_WSGI_APP,
     SINGLE_TENANT,
     STRANGE_ENROLMENT,
+    FunctionOptions,
+    InboxOptions,
     InlineOptions,
     Installing,
     Options,
@@ -114,6 +117,7 @@ class Once:
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
         self._connecting = Lock()
+        self._functions = Functions(self, self)
         _ALL.add(self)
 
     # Enrolling
@@ -157,6 +161,11 @@ class Once:
                 raise ConfigurationError(
                     "@once.protect(...) goes above a function; in a class-based endpoint, above the method"
                 )
+            if hasattr(handler, "__oncekey_function__"):
+                raise ConfigurationError(
+                    f"{handler.__qualname__} is protected by @once.function already: let the handler call it, or take "
+                    "one of the two away"
+                )
             enrolment = Enrolment(
                 operation=name or handler.__qualname__,
                 effects=Effects(effects),
@@ -180,6 +189,23 @@ class Once:
     def by_path(self, *, effects: Effects, operation: str, **options: Unpack[PathOptions]) -> Enrolment:
         """An enrolment for `install(app, enrol={"POST /legacy": once.by_path(...)})`."""
         return enrol(operation, effects, self.policy, self, **settings_of(effects, options))
+
+    def function(
+        self, *, effects: Effects, key: str | Callable[..., str] | None = None, **options: Unpack[FunctionOptions]
+    ) -> Protects:
+        """Protect any `def` or `async def` function: with one key it happens once, and every call returns what it did.
+
+        `key` is the name of a parameter, or a function of parameters: `key=lambda order: order.id`. The other arguments
+        must be the same on every call. What a request would be refused with is raised, see `oncekey.NotRunError`.
+        """
+        return self._functions.function(effects, options, key)
+
+    def inbox(self, *, effects: Effects, consumer: str | None = None, **options: Unpack[InboxOptions]) -> Receives:
+        """Handle messages once that a broker delivers at least once: `consumer(message_id, ...)` gives a `Receipt`.
+
+        `consumer` is the name of who reads: of two consumers, each handles every message.
+        """
+        return self._functions.inbox(effects, options, consumer)
 
     # Lending
 
@@ -357,7 +383,7 @@ class Once:
     async def start(self, app: Any = None) -> None:  # noqa: ANN401
         """The checks of `lifespan`."""
         self._running.add(asyncio.get_running_loop())
-        for installation in self._installed.values():
+        for installation in self._in_loops:
             installation.stopping = False
         engine = self.asynchronous()
         if self._migrate:
@@ -367,7 +393,8 @@ class Once:
         check_effects(engine, enrolments, self.blocking)
         limits.check([self.policy, *(enrolment.policy for enrolment in enrolments)])
         if app is not None:
-            check_routes(self, app, self._installed.get(app), self.enrolled.values())
+            handlers = [one for name, one in self.enrolled.items() if name not in self._functions.by_operation]
+            check_routes(self, app, self._installed.get(app), handlers)
         warn_of_memory(engine, os.environ, multiprocessing.parent_process())
 
     @property
@@ -382,7 +409,17 @@ class Once:
 
     @property
     def _installations(self) -> list[Premises]:
-        return [*self._installed.values(), *self._threaded.values()]
+        return [*self._installed.values(), *self._threaded.values(), *self._functions.premises]
+
+    @property
+    def _in_loops(self) -> list[Installation]:
+        loops = self._functions.loops
+        return [*self._installed.values(), *(() if loops is None else (loops,))]
+
+    @property
+    def _in_threads(self) -> list[Threads]:
+        threads = self._functions.threads
+        return [*self._threaded.values(), *(() if threads is None else (threads,))]
 
     def healthy(self) -> bool:
         """Whether requests reach the store: a process whose own leases run out must not take others for dead."""
@@ -412,12 +449,13 @@ class Once:
     async def stop(self) -> None:
         """The end of `lifespan`."""
         self._running.discard(asyncio.get_running_loop())
-        for installation in self._installed.values():
+        for installation in self._in_loops:
             await installation.stop(DRAIN_SECONDS)
         engine = self._engines.pop(asyncio.get_running_loop(), None)
         if engine is not None:
             await engine.close()
-        if self._blocking is not None and not self._threaded:  # threads go on until their process ends
+        busy = self._threaded or any(threads.started for threads in self._in_threads)
+        if self._blocking is not None and not busy:  # threads go on until their process ends
             self._blocking.close()
             self._blocking = None
 
@@ -451,6 +489,9 @@ class Once:
 
     def app_of(self, operation: str) -> App | None:
         """The application that serves an operation: where there are several, the one with its route."""
+        function = self._functions.by_operation.get(operation)
+        if function is not None:
+            return function.enter
         handler = self.enrolled.get(operation)
         if handler is not None and self._threaded and not self._installed:
             app = serving_threads(handler, tuple(self._threaded))
@@ -490,7 +531,7 @@ class Once:
             atexit.unregister(self._aside.stop)
         self._blocking = self._aside = self._service = None
         self._connecting = Lock()
-        for threads in self._threaded.values():
+        for threads in self._in_threads:
             threads.start_anew()
 
     def _admit_all(self, installation: Premises) -> None:

@@ -112,6 +112,46 @@ class PhasedOptions(Options, total=False):
     max_result_bytes: int
 
 
+class CallOptions(TypedDict, total=False):
+    """Settings of a protected function or consumer; what is for one kind of effects only is refused with others."""
+
+    tenant: str | Callable[..., str]
+    """Whose call it is: a parameter's name, or a function of parameters. Without it all calls are one tenant's."""
+    result: Any
+    """What the result is read as, where the annotation does not say: a type, a model, a function."""
+    ignore: Sequence[str]
+    """Parameters that do not count, such as a client or a session."""
+    in_progress: InProgress | Literal["conflict", "wait"]
+    wait_max: timedelta | float
+    replay_cache: timedelta | float | None
+    lease: timedelta | float
+    deadline: timedelta | float
+    ttl: timedelta | float
+    allow_short_ttl: bool
+    max_request_bytes: int
+    max_response_bytes: int
+    on_lease_expired: Recovery | Literal["unknown", "resume", "retry", "fail"]
+    on_5xx: On5xx | Literal["classify", "retry_fresh", "store"]
+    is_definitely_not_executed: Callable[[BaseException], bool]
+    naturally_idempotent: bool
+    on_store_error: Literal["fail_closed", "fail_open"]
+    complete: bool
+    call_timeout: timedelta | float
+    send_window: timedelta | float
+    max_attempts: int
+    max_result_bytes: int
+
+
+class InboxOptions(CallOptions, total=False):
+    """Settings of a consumer, whose name is that of its operation."""
+
+
+class FunctionOptions(CallOptions, total=False):
+    """Settings of a protected function."""
+
+    operation: str
+
+
 class Installing(TypedDict, total=False):
     """How an application is installed."""
 

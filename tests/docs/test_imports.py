@@ -15,7 +15,14 @@ import oncekey
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-OF_THEIR_OWN = ("oncekey.alembic", "oncekey.client", "oncekey.console", "oncekey.observe", "oncekey.testing")
+OF_THEIR_OWN = (
+    "oncekey.alembic",
+    "oncekey.client",
+    "oncekey.console",
+    "oncekey.mcp",
+    "oncekey.observe",
+    "oncekey.testing",
+)
 """Packages that not every service needs: what sends requests, what observes and operates them, and what tests use."""
 
 

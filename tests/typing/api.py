@@ -22,6 +22,7 @@ from oncekey import (
     Once,
     Operation,
     Policy,
+    Receipt,
     Rejected,
     Reply,
     Sighting,
@@ -260,3 +261,42 @@ async def told() -> None:
 
 assert_type(Reply(201, {"id": 7}).status, int)
 Sighting("charged")  # error: arg-type
+
+
+# A function is called without its operation.
+
+
+@once.function(key="number", effects=LOCAL)
+def book(op: SyncOperation[sqlite3.Connection], number: str, amount: int = 0) -> str:
+    return number
+
+
+@once.function(key=lambda number: f"n-{number}", effects=PHASED, call_timeout=3)
+async def pay_number(op: Operation, number: int) -> int:
+    return number
+
+
+@once.function(key="name", effects=INLINE, on_store_error="fail_open", naturally_idempotent=True)
+def ping(op: SyncOperation, name: str, note: Any = None) -> None: ...
+
+
+@once.inbox(consumer="stock", effects=LOCAL)
+def take(op: SyncOperation, event: dict[str, str]) -> None: ...
+
+
+@once.inbox(consumer="mail", effects=LOCAL)
+async def mail(op: Operation, event: str) -> None: ...
+
+
+async def calls() -> None:
+    assert_type(book("7", amount=3), str)
+    book(7)  # error: arg-type
+    assert_type(await pay_number(7), int)
+    ping("host", 1, 2)  # error: call-arg
+    assert_type(take("m-1", {"product": "tea"}), Receipt)
+    take("m-1")  # error: call-arg
+    assert_type(await mail("m-1", "hello"), Receipt)
+
+
+once.function(key="number", effects=LOCAL, header_syntax="bare")  # error: call-arg
+once.function(key="number", effects=LOCAL)(len)  # error: arg-type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +33,8 @@ class Answer:
     status: int
     headers: Headers
     body: bytes
+    verdict: Refuse | Replay | None = field(default=None, repr=False, compare=False)
+    """What it puts into the words of HTTP, for those who speak another language."""
 
 
 def refuse(
@@ -55,11 +57,11 @@ def refuse(
         _NO_STORE,
     ]
     if PROBLEMS[code].waiting_helps:
-        headers.append((b"retry-after", b"%d" % _wait(refusal, policy)))
+        headers.append((b"retry-after", b"%d" % wait_of(refusal, policy)))
     headers += should_retry(policy, retryable=PROBLEMS[code].retryable)
     if status_url is not None and (status == _ACCEPTED or code is Code.OUTCOME_UNKNOWN):
         headers.append((b"location", target(status_url)))
-    return Answer(status, (*headers, *marks(policy, echo=echo, expires_at=None)), page.body)
+    return Answer(status, (*headers, *marks(policy, echo=echo, expires_at=None)), page.body, refusal)
 
 
 def replay(
@@ -78,7 +80,7 @@ def replay(
     )
     if stored is None or stored.body is None:
         kept: Headers = () if stored is None else stored.headers
-        return _tombstone(policy, kept, marked, status_url, fault_id)
+        return _tombstone(verdict, policy, kept, marked, status_url, fault_id)
     headers, caching_said = list(stored.headers), False
     for name, _ in stored.headers:
         caching_said = caching_said or name.lower() == b"cache-control"
@@ -88,7 +90,7 @@ def replay(
         headers.append((b"content-length", b"%d" % len(stored.body)))
     if stored.status == _CONFLICT or stored.status >= _FAULTS:
         headers += should_retry(policy, retryable=False)  # a retry can only get it again
-    return Answer(stored.status, (*headers, *marked), stored.body)
+    return Answer(stored.status, (*headers, *marked), stored.body, verdict)
 
 
 def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
@@ -154,16 +156,19 @@ def _is_asynchronous(refusal: Refuse) -> bool:
     return refusal.record is not None and refusal.record.effects is Effects.OUTBOX
 
 
-def _wait(refusal: Refuse, policy: Policy) -> int:
+def wait_of(refusal: Refuse, policy: Policy) -> int:
+    """Whole seconds after which it is worth asking again."""
     if refusal.retry_after is not None:
         return max(1, refusal.retry_after)
     # Asking before the next look at the provider cannot bring news.
     return _ceil(micros(policy.reconcile_interval)) if refusal.code is Code.OUTCOME_UNKNOWN else 1
 
 
-def _tombstone(policy: Policy, kept: Headers, marked: Headers, status_url: str | None, fault_id: str) -> Answer:
+def _tombstone(  # noqa: PLR0917  (what a replay knows)
+    verdict: Replay, policy: Policy, kept: Headers, marked: Headers, status_url: str | None, fault_id: str
+) -> Answer:
     """Done, but its body was not kept: where the result is to be read, and no invitation to retry (A4)."""
     answer = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy, fault_id=fault_id)
     place = first(kept, b"location") or (None if status_url is None else target(status_url))
     where: Headers = () if place is None else ((b"location", place),)
-    return Answer(answer.status, (*answer.headers, *where, *marked), answer.body)
+    return Answer(answer.status, (*answer.headers, *where, *marked), answer.body, verdict)

@@ -91,6 +91,20 @@ def parse_key(
     return key
 
 
+def check_given(key: object, *, min_length: int = 1, max_length: int = 255) -> str:
+    """The key that a program gives itself, where no header field has to be parsed.
+
+    Raises:
+        KeyMalformedError: It is none: it may be kept, compared and looked for wherever a client's key may.
+    """
+    if not isinstance(key, str):
+        raise KeyMalformedError(f"A key is text, and this one is a {type(key).__name__}; write it as a str.")
+    if not (key.isascii() and key.isprintable()):
+        raise KeyMalformedError("A key has printable ASCII characters only; use a digest of anything else.")
+    _check(key, KeyFormat.OPAQUE, min_length, max_length)
+    return key
+
+
 def looks_personal(key: str) -> bool:
     """Whether the key has an obvious e-mail address, telephone or social security number in it (R18).
 

@@ -77,10 +77,19 @@ class Script:
         return len(self.asked) >= len(self.memo)
 
 
+def written(value: object) -> str:
+    """Plain data as JSON, with a tag for what JSON has no word for.
+
+    Raises:
+        TypeError, ValueError, RecursionError: It is more than plain data.
+    """
+    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def encode(value: object, limit: int) -> str:
-    """The stored form of a result: JSON, with a tag for what JSON has no word for."""
+    """The stored form of a result."""
     try:
-        text = json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = written(value)
         size = len(text.encode("utf-8"))
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotStorableError(f"a {type(value).__name__} cannot be stored as a step's result: {error}") from None

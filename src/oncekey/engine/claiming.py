@@ -4,6 +4,7 @@ Nothing here waits, and nothing knows a framework. An adapter that has everythin
 that has to wait in between, for the body or for who names the tenant, calls the three parts of it in the same order:
 `key_of` before it reads the body, because a request without a good key is refused whatever it carries;
 `fingerprint_for` before it asks who the caller is; and then `claim_for`. A refusal by any of them stores nothing.
+A function's call has no header and no path; `claim_of_call` makes the same claim of its key and its arguments.
 
 Whatever does not depend on the request was computed when it was enrolled, see `Enrolment`.
 """
@@ -19,14 +20,15 @@ from uuid import UUID
 from oncekey.core.choices import PiiCheck
 from oncekey.core.errors import BodyInvalidError, KeyMalformedError
 from oncekey.core.fingerprint import Request
-from oncekey.core.keys import key_digest, looks_personal, parse_key
+from oncekey.core.keys import check_given, key_digest, looks_personal, parse_key
 from oncekey.core.model import Claim, Code, RecordId, Refuse
-from oncekey.core.scope import bound_scope
+from oncekey.core.scope import bound_scope, scope_of
 from oncekey.engine.kept_request import KeptRequest, kept_of, seal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
 
 Chosen: TypeAlias = "Mapping[str, object] | bytes"
@@ -35,6 +37,10 @@ log = logging.getLogger("oncekey")
 
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 """Who owns what is claimed here; read it from the module, because a process that is forked has another one."""
+CALL: Final = "CALL"
+"""What stands for the method of a function's call; its path is the name of its operation."""
+_FUNCTION: Final = "function"
+_JSON: Final = b"application/json"
 _TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
 _VERSION_4: Final = (4 << 76) | (0b10 << 62)
 _NOT_RANDOM: Final = (0xF << 76) | (0b11 << 62)
@@ -97,10 +103,13 @@ def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
         return Refuse(Code.KEY_MALFORMED, detail=str(error))
     if key is None:
         return Refuse(Code.KEY_MISSING)
-    if policy.pii_check is not PiiCheck.OFF and looks_personal(key):
-        if policy.pii_check is PiiCheck.REJECT:
-            return Refuse(Code.KEY_MALFORMED, detail="The key looks like personal data; use a random value.")
-        log.warning("oncekey: a key looks like personal data (digest %s): use random keys", key_digest(key))
+    return _personal(key, policy) if policy.pii_check is not PiiCheck.OFF and looks_personal(key) else key
+
+
+def _personal(key: str, policy: Policy) -> str | Refuse:
+    if policy.pii_check is PiiCheck.REJECT:
+        return Refuse(Code.KEY_MALFORMED, detail="The key looks like personal data; use a random value.")
+    log.warning("oncekey: a key looks like personal data (digest %s): use random keys", key_digest(key))
     return key
 
 
@@ -140,13 +149,17 @@ def claim_for(
     caller: Caller,
     *,
     keep_headers: frozenset[bytes] = frozenset(),
+    scope: str | None = None,
 ) -> Claim:
-    """The claim of a request whose key and fingerprint are known; `keep_headers` are kept for a completer besides."""
+    """The claim of a request whose key and fingerprint are known; `keep_headers` are kept for a completer besides.
+
+    `scope` is whose key it is, where that is not the caller's alone.
+    """
     policy, spans = enrolment.policy, enrolment.spans
-    tenant, principal, token = caller
-    record_id = RecordId(
-        bound_scope(policy.bind_to, enrolment.namespace, tenant, principal=principal, token=token), key
-    )
+    if scope is None:
+        tenant, principal, token = caller
+        scope = bound_scope(policy.bind_to, enrolment.namespace, tenant, principal=principal, token=token)
+    record_id = RecordId(scope, key)
     kept = None
     if enrolment.completes:
         kept = seal(_kept(parts, caller, keep_headers), policy.secret, about_of(record_id, mark))
@@ -169,6 +182,28 @@ def claim_for(
         ttl=spans.ttl,
         request=kept,
     )
+
+
+def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: str) -> Claim | Refuse:
+    """The claim of a function's call, or why there is none; `arguments` are JSON.
+
+    Its key is chosen by a program and often names a thing, such as an order. Two functions may do something to the same
+    thing, so each has a scope of its own in the tenant's.
+    """
+    policy = enrolment.policy
+    try:
+        given = check_given(key, min_length=policy.min_key_length or 1, max_length=policy.max_key_length)
+    except KeyMalformedError as error:
+        return Refuse(Code.KEY_MALFORMED, detail=str(error))
+    named = _personal(given, policy) if policy.pii_check is not PiiCheck.OFF and looks_personal(given) else given
+    if isinstance(named, Refuse):
+        return named
+    parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", _JSON),), _JSON, arguments)
+    mark = fingerprint_for(parts, enrolment)
+    if isinstance(mark, Refuse):
+        return mark
+    scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
+    return claim_for(named, mark, parts, enrolment, Caller(tenant), scope=scope)
 
 
 def about_of(record_id: RecordId, fingerprint: str) -> str:

@@ -126,6 +126,11 @@ class Threads(Premises):
         self._starting = threading.Lock()
         self._started = False
 
+    @property
+    def started(self) -> bool:
+        """Whether this process has begun to serve."""
+        return self._started
+
     def ready(self) -> bool:
         """Whether everything was checked in this process; a store that is down is asked again by the next request."""
         try:

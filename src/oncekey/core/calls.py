@@ -1,0 +1,228 @@
+"""A function's call as data: which arguments count, how they and the result are written down, and what is misuse.
+
+A call has one form however it was written: `f(1)`, `f(a=1)` and `f(1, 2)` are the same call of `def f(a, b=2)`. Plain
+data, dataclasses and models are written as JSON, with a tag for what JSON has no word for (`oncekey.core.memo`);
+anything else is refused, because two different values could look alike. What was written is read by the annotations, so
+that a worker calls the function with what its first caller meant, and a repeated call returns what the first one did.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from oncekey.core.errors import BodyInvalidError, ConfigurationError, ResultInvalidError, ResultNotStorableError
+from oncekey.core.memo import decode, written
+from oncekey.core.results import fitted, plain_of
+
+Chooses = str | Callable[..., Any]
+"""Which of a call's arguments is meant: one parameter by its name, or what a function makes of those that it names."""
+
+PROTECTED: Final = ("__oncekey__", "__oncekey_function__")
+"""What a function has that is protected already."""
+
+_WRITING: Final = (TypeError, ValueError, RecursionError)
+_SELF: Final = ("self", "cls")
+_EACH: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_EMPTY: Final = inspect.Parameter.empty
+
+
+def operation_name(function: Any, given: str | None, *, decorator: str) -> str:  # noqa: ANN401  (whatever was decorated)
+    """The name that a function's calls are stored under; raises for what cannot be protected at all."""
+    if isinstance(function, classmethod | staticmethod):
+        raise ConfigurationError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
+    if not inspect.isfunction(function):
+        raise ConfigurationError(
+            f"@{decorator}(...) goes above a `def` or `async def` function, and this is a {type(function).__name__}"
+        )
+    if any(hasattr(function, mark) for mark in PROTECTED):
+        raise ConfigurationError(
+            f"{function.__qualname__} is protected already: one decorator of oncekey is enough, take the other away"
+        )
+    inner = inspect.unwrap(function)
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner)):
+        raise ConfigurationError(
+            f"{function.__qualname__} is a generator: calling it runs none of it, so nothing would be protected; "
+            "return the whole result"
+        )
+    if given is None and "<" in function.__qualname__:
+        raise ConfigurationError(
+            f"{function.__qualname__} has no name that is the same in every process: move it to the module, or name "
+            f"it with @{decorator}(operation=...)"
+        )
+    return given or function.__qualname__
+
+
+class Shape:
+    """The parameters and the result of one function.
+
+    `op` is the parameter that is handed the operation, and no argument. `ignore` are parameters that do not count, such
+    as a client or a session. `resumed` is whether a worker may make the call from what was written.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        operation: str,
+        *,
+        op: str | None,
+        ignore: tuple[str, ...] = (),
+        result: Any = None,  # noqa: ANN401  (a declaration of any kind)
+        resumed: bool = False,
+    ) -> None:
+        self.operation = operation
+        self._op = op
+        self._whole = inspect.signature(function)
+        shown = [one for one in self._whole.parameters.values() if one.name != op]
+        self.signature = self._whole.replace(parameters=shown)
+        """What callers see."""
+        self._left_out = frozenset(ignore)
+        for name in ignore:
+            self._known(name, "ignore")
+        if shown and shown[0].name in _SELF:
+            self._left_out |= {shown[0].name}
+        self._result = _hint(function, "return", operation) if result is None else result
+        self._hints: dict[str, Any] | None = None
+        if resumed:
+            self._check_resumable(function)
+            counted = (name for name in self.signature.parameters if name not in self._left_out)
+            self._hints = {name: _hint(function, name, operation) for name in counted}
+
+    def _check_resumable(self, function: Callable[..., Any]) -> None:
+        """Refuse what only the process that was called could call again."""
+        lost = [name for name in inspect.unwrap(function).__code__.co_freevars if name != "__class__"]
+        if lost:
+            raise ConfigurationError(
+                f"{self.operation} remembers {', '.join(lost)} of the function around it, which a worker that goes on "
+                "with it cannot know: move it to the module, or say complete=False"
+            )
+        for name in self._left_out:
+            if self.signature.parameters[name].default is _EMPTY:
+                raise ConfigurationError(
+                    f"{self.operation}: a worker that goes on with it has no {name} to hand it: give it a default, "
+                    "or say complete=False"
+                )
+
+    def _known(self, name: str, what: str) -> None:
+        if name not in self.signature.parameters:
+            there = ", ".join(self.signature.parameters) or "none"
+            raise ConfigurationError(f"{self.operation}: {what} names {name!r}, and the parameters are {there}")
+
+    def chooser(self, chosen: Chooses, what: str, function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+        """What picks the key or the tenant out of a call's arguments."""
+        if isinstance(chosen, str):
+            self._known(chosen, what)
+            kind = _hint(function, chosen, self.operation)
+            if isinstance(kind, type) and not issubclass(kind, str):
+                raise ConfigurationError(
+                    f"{self.operation}: {what}={chosen!r} is text, and the parameter is annotated {kind.__name__}: "
+                    f"write {what}=lambda {chosen}: f'...'"
+                )
+            return lambda arguments: arguments[chosen]
+        try:
+            names = tuple(inspect.signature(chosen).parameters)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"{self.operation}: {what} is the name of a parameter, or a function of parameters: "
+                f"{what}=lambda order: order.id"
+            ) from None
+        for name in names:
+            self._known(name, what)
+        return lambda arguments: chosen(*(arguments[name] for name in names))
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names, with the defaults; raises `TypeError` as Python does."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def written(self, arguments: Mapping[str, Any]) -> bytes:
+        """The stored form of what counts in a call.
+
+        Raises:
+            BodyInvalidError: An argument is more than plain data.
+        """
+        counted = {name: one for name, one in arguments.items() if name not in self._left_out}
+        try:
+            return written(plain_of(counted)).encode("utf-8")
+        except _WRITING as error:
+            raise BodyInvalidError(
+                f"{self.operation} cannot be told from another call, because an argument has no stored form: {error}"
+            ) from None
+
+    def read(self, stored: bytes, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that the function is called with: what was written, where a worker has nothing else."""
+        if self._hints is None:
+            return dict(given)
+        found: dict[str, Any] = decode(stored.decode("utf-8"))
+        bound = inspect.BoundArguments(self.signature, {})
+        try:
+            bound.arguments = {name: self._fitted(name, one) for name, one in found.items() if name in self._hints}
+        except ResultInvalidError as error:
+            raise BodyInvalidError(f"{self.operation}: an argument is {error}") from None
+        bound.apply_defaults()
+        return {**bound.arguments, **{name: given[name] for name in self._left_out if name in given}}
+
+    def _fitted(self, name: str, value: Any) -> Any:  # noqa: ANN401
+        assert self._hints is not None
+        hint, kind = self._hints[name], self.signature.parameters[name].kind
+        if kind not in _EACH:
+            return fitted(value, hint)
+        if isinstance(value, Mapping):
+            return {one: fitted(item, hint) for one, item in value.items()}
+        return tuple(fitted(item, hint) for item in value)
+
+    def invocation(self, arguments: Mapping[str, Any], op: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """How the function is called with its operation."""
+        handed = arguments if self._op is None else {**arguments, self._op: op}
+        bound = inspect.BoundArguments(self._whole, dict(handed))
+        return bound.args, bound.kwargs
+
+    def returned(self, value: object) -> tuple[bytes, Any]:
+        """The stored form of a result, and the value that is read from it, which every caller gets.
+
+        Raises:
+            ResultNotStorableError: It is more than plain data, or a model of it.
+            ResultInvalidError: It is not what was declared.
+        """
+        body = self.stored(value)
+        return body, self.result(body)
+
+    def stored(self, value: object) -> bytes:
+        """The stored form of any value that leaves the function."""
+        try:
+            return written(plain_of(value)).encode("utf-8")
+        except _WRITING as error:
+            raise ResultNotStorableError(f"what {self.operation} returned cannot be stored: {error}") from None
+
+    def result(self, body: bytes) -> Any:  # noqa: ANN401  (whatever was declared)
+        """The value of a stored result."""
+        return fitted(self.plain(body), self._result)
+
+    def plain(self, body: bytes) -> Any:  # noqa: ANN401  (plain data)
+        """What a stored body says, as plain data."""
+        try:
+            return decode(body.decode("utf-8")) if body else None
+        except (ValueError, LookupError):
+            raise ResultInvalidError(f"the stored result of {self.operation} is no JSON") from None
+
+
+def _hint(function: Callable[..., Any], name: str, operation: str) -> Any:  # noqa: ANN401
+    """What a parameter or the result is annotated with; one that is not is anything."""
+    inner = inspect.unwrap(function)
+    note = inner.__annotations__.get(name, Any)
+
+    def alone() -> None: ...
+
+    alone.__annotations__ = {name: note}
+    try:
+        return typing.get_type_hints(alone, inner.__globals__, include_extras=True)[name]
+    except (NameError, TypeError, AttributeError, SyntaxError):
+        way = "say result=..., its type" if name == "return" else "import it where the program runs, too"
+        what = "its result" if name == "return" else name
+        raise ConfigurationError(
+            f"{operation}: the annotation {note!r} of {what} cannot be looked up, so a stored value could not be "
+            f"read: {way}"
+        ) from None

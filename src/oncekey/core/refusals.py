@@ -1,0 +1,111 @@
+"""Refusals as exceptions, for callers who are told no by a function and not by a response.
+
+A client gets a status and a problem; whoever calls a protected function gets one of these. What a caller does about it
+makes a kind of its own: wait, ask again, look for the bug, or leave it to a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.answers import wait_of
+from oncekey.core.errors import (
+    BodyInvalidError,
+    KeyMalformedError,
+    OncekeyError,
+    RecordUnreadableError,
+    StoreUnavailableError,
+)
+from oncekey.core.model import Code, Effects
+from oncekey.core.problems import PROBLEMS
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Refuse
+    from oncekey.core.policy import Policy
+
+
+class NotRunError(OncekeyError):
+    """A protected function was not run by this call; what kind of error it is says why.
+
+    `retry_after` (seconds) is given where the same call may get another answer later.
+    """
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class InProgressError(NotRunError):
+    """Another call with this key is under way, or was handed to a worker: call again for its result.
+
+    `accepted` is true where the key's own rows are committed already, and a worker makes the outside call.
+    """
+
+    def __init__(self, message: str, *, retry_after: int | None = None, accepted: bool = False) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.accepted = accepted
+
+
+class OutcomeUnknownError(NotRunError):
+    """It may have happened. It is being found out, and the function is not run again meanwhile."""
+
+
+class KeyReusedError(NotRunError):
+    """The key belongs to a call with other arguments."""
+
+
+class KeyExpiredError(NotRunError):
+    """The key was used too long ago to say what became of it."""
+
+
+class LimitedError(NotRunError):
+    """There are too many new keys: this one was not used."""
+
+
+class ResultNotKeptError(NotRunError):
+    """It was run once, and its result was too large to be kept."""
+
+
+class ExecutionFailedError(NotRunError):
+    """It was run and failed for good, or its run could not be finished; the log of that run says how."""
+
+
+_SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
+    {
+        Code.KEY_MISSING: (KeyMalformedError, "it has no key"),
+        Code.KEY_MALFORMED: (KeyMalformedError, "it has no key that can be used"),
+        Code.KEY_NOT_FOUND: (NotRunError, "its key is not known"),
+        Code.BODY_INVALID: (BodyInvalidError, "its arguments have no canonical form"),
+        Code.BODY_TOO_LARGE: (BodyInvalidError, "its arguments are larger than max_request_bytes"),
+        Code.BODY_TOO_SLOW: (BodyInvalidError, "its arguments did not arrive"),
+        Code.KEY_REUSED: (KeyReusedError, "its key belongs to a call with other arguments"),
+        Code.KEY_EXPIRED: (KeyExpiredError, "its key was used too long ago"),
+        Code.IN_PROGRESS: (InProgressError, "a call with its key is under way"),
+        Code.OUTCOME_UNKNOWN: (OutcomeUnknownError, "whether it happened is not known yet"),
+        Code.RESPONSE_NOT_STORED: (ResultNotKeptError, "it was run, and its result was too large to be kept"),
+        Code.STORE_UNAVAILABLE: (StoreUnavailableError, "the store could not be asked"),
+        Code.RECORD_UNREADABLE: (RecordUnreadableError, "the record of its key cannot be read"),
+        Code.EXECUTION_FAILED: (ExecutionFailedError, "it failed"),
+        Code.TIMED_OUT: (ExecutionFailedError, "it was not finished in time"),
+        Code.RATE_LIMITED: (LimitedError, "there are too many new keys"),
+        Code.REQUEST_TOO_OLD: (LimitedError, "it is too old"),
+    }
+)
+"""What is raised for a refusal, and what the message says of the function."""
+
+
+def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
+    """What the caller of a function is told instead of its result."""
+    code = refusal.code
+    kind, sentence = _SAID[code]
+    message = f"{operation}: {refusal.detail or sentence}"
+    wait = wait_of(refusal, policy) if PROBLEMS[code].waiting_helps else None
+    if kind is InProgressError:
+        accepted = refusal.record is not None and refusal.record.effects is Effects.OUTBOX
+        return InProgressError(message, retry_after=wait, accepted=accepted)
+    error = kind(message)
+    if isinstance(error, NotRunError):
+        error.retry_after = wait
+    return error

@@ -1,0 +1,221 @@
+"""One call of a protected function, from its claim to what its caller hears: what threads and event loops share.
+
+It is to a call what an exchange is to a request. While the flow of the engine rests at the function, it captures what
+comes of that: a value, a `Rejected`, or an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from oncekey.core.answers import Answer
+from oncekey.core.errors import Rejected, ResultNotStorableError
+from oncekey.core.model import Code, Refuse
+from oncekey.core.refusals import error_of
+from oncekey.engine.claiming import claim_of_call
+from oncekey.engine.deciding import Ended, decided
+from oncekey.engine.run import Run
+from oncekey.engine.serve import serve
+from oncekey.engine.steps import Stepping
+from oncekey.frameworks import blocking
+from oncekey.frameworks.asgi import nesting
+from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi.places import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oncekey.core.calls import Shape
+    from oncekey.core.model import Headers
+    from oncekey.core.settle import Decision
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.run import Site
+    from oncekey.frameworks.premises import Premises
+    from oncekey.frameworks.resuming import Resumption
+
+DONE: Final = 200
+DECLINED: Final = 422
+"""What stands for a status: a value, and a final no."""
+_NO: Final = 400
+_FAULT: Final = 500
+_ABANDONED: Final = (408, 410)
+"""What a sweeper stores for an operation that nobody may finish any more."""
+_JSON: Final[Headers] = ((b"content-type", b"application/json"),)
+
+NESTED: Final = (
+    "{inner} was called while {outer} holds a transaction: what it does would stay although the rows of {outer} are "
+    "rolled back; call it before or after, or call {inner}.__wrapped__ with the same op"
+)
+
+running: ContextVar[Run | None] = ContextVar("oncekey_function", default=None)
+"""The call that is being run here."""
+
+
+class Asked(NamedTuple):
+    """What a call asks for."""
+
+    key: object
+    tenant: str
+    arguments: dict[str, Any]
+    stored: bytes
+    resumption: Resumption | None = None
+
+
+class Came(NamedTuple):
+    """What a call came to: the function's value, and whether an earlier call had made it."""
+
+    value: Any
+    replayed: bool
+
+
+class Calling:
+    """A call on its way. Its flow begins with the claim and rests while `invoke` runs."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        enrolment: Enrolment,
+        shape: Shape,
+        asked: Asked,
+        *,
+        premises: Premises,
+        site: Site,
+    ) -> None:
+        resumption = asked.resumption
+        if resumption is None:
+            claim = claim_of_call(asked.key, asked.stored, enrolment, asked.tenant)
+            if isinstance(claim, Refuse):
+                raise error_of(claim, enrolment.policy, enrolment.operation)
+        else:
+            claim = resumption.claim(enrolment.policy)
+        limits = None
+        if resumption is None and enrolment.limited:
+            limits = premises.limits.of(site.store, (), claim, enrolment.policy)
+        self._function = function
+        self._shape = shape
+        self._arguments = shape.read(asked.stored, asked.arguments)
+        self.run = Run(site, claim, enrolment, self, resumed=resumption is not None, limits=limits)
+        self.life = serve(self.run)
+        self.ended = Ended()
+        self._value: Any = None
+        self._ours: Answer | None = None
+        self._task: asyncio.Task[Any] | None = None
+        # What it is as an answer, and as somebody to be answered.
+        self.status: int | None = None
+        self.headers = _JSON
+        self.kept: bytes | None = b""
+        self.refused: str | None = None
+        self.echo: bytes | None = None
+        self.status_url: str | None = None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it was claimed, and nobody has said what came of it."""
+        return inspect.getgeneratorstate(self.life) == inspect.GEN_SUSPENDED
+
+    def invoke(self, op: object) -> Any:  # noqa: ANN401  (what the function returns)
+        """Call the function."""
+        args, kwargs = self._shape.invocation(self._arguments, op)
+        return self._function(*args, **kwargs)
+
+    def stepping(self, drive: Callable[[Any], Any]) -> Stepping | None:
+        """The steps of a phased function."""
+        run = self.run
+        if run.course is None:
+            return None
+        run.course.check()
+        return Stepping(drive, run.store, run.course, run.parcels)
+
+    def entered_by(self, task: asyncio.Task[Any] | None) -> None:
+        """The task that a stop may interrupt, where somebody else can go on with the call."""
+        self._task = task
+
+    def interrupt(self) -> None:
+        """A stop does not wait any longer; a call to the outside that is open it lets be (P5)."""
+        course = self.run.course
+        if self._task is not None and course is not None and course.intent is None:
+            course.halted = True
+            self._task.cancel()
+
+    # How it ended.
+
+    def returned(self, value: object) -> None:
+        """The function returned."""
+        self.kept, self._value = self._shape.returned(value)
+        self.status = DONE
+
+    def raised(self, error: BaseException) -> None:
+        """It raised. A `Rejected` is its answer, and everybody who asks again is told the same."""
+        self.ended.error = error
+        self.ended.cancelled = not isinstance(error, Exception)
+        if isinstance(error, Rejected):
+            try:
+                self.kept = self._shape.stored(error.value)
+            except ResultNotStorableError as unfit:
+                self.ended.error = unfit
+            else:
+                error.value, self.status = self._shape.plain(self.kept), DECLINED
+
+    def decision(self) -> Decision:
+        """What its end means."""
+        error = self.ended.error if self.status is None else None
+        decision, self._ours = decided(self.run, self.ended, self, error)
+        return decision
+
+    # What its caller hears.
+
+    def over(self, told: object) -> Came:
+        """What came of a run, once it is settled."""
+        error = self.ended.error
+        answer = told if isinstance(told, Answer) else self._ours
+        if error is not None and (answer is None or not isinstance(error, Exception) or _is_failure(answer)):
+            raise error
+        return Came(self._value, replayed=False) if answer is None else self.said(answer)
+
+    def said(self, answer: Answer) -> Came:
+        """What is said instead of running the function, or of what it returned."""
+        verdict = answer.verdict
+        assert verdict is not None
+        if isinstance(verdict, Refuse):
+            raise self._refusal(verdict) from self.ended.error
+        stored = verdict.record.response
+        if stored is None or stored.body is None:
+            raise self._refusal(Refuse(Code.RESPONSE_NOT_STORED))
+        if stored.status < _NO:
+            return Came(self._shape.result(stored.body), replayed=True)
+        if stored.status in _ABANDONED:
+            raise self._refusal(Refuse(Code.TIMED_OUT))
+        if stored.status >= _FAULT:
+            raise self._refusal(Refuse(Code.EXECUTION_FAILED))
+        raise Rejected(self._shape.plain(stored.body))
+
+    def _refusal(self, refuse: Refuse) -> Exception:
+        return error_of(refuse, self.run.policy, self.run.enrolment.operation)
+
+
+def check_nesting(operation: str) -> None:
+    """Refuse a call inside of a transaction that is not the call's own."""
+    for run in _around():
+        if run.tx is not None or (run.course is not None and run.course.in_phase):
+            raise RuntimeError(NESTED.format(inner=operation, outer=run.enrolment.operation))
+
+
+def _around() -> Iterator[Run]:
+    """What is being run where this is called: functions, and handlers of requests."""
+    threaded, request = blocking.current.get(), nesting.current.get()
+    if threaded is not None and threaded.run is not None and threaded.unsettled:
+        yield threaded.run
+    if isinstance(request, Exchange) and request.run is not None and request.phase is Phase.RUNNING:
+        yield request.run
+    run = running.get()
+    if run is not None:
+        yield run
+
+
+def _is_failure(answer: Answer) -> bool:
+    """Whether it says no more than that the run failed, which the function's own exception says better."""
+    return isinstance(answer.verdict, Refuse) and answer.verdict.code is Code.EXECUTION_FAILED

@@ -1,0 +1,135 @@
+"""Messages that arrive at least once, and are handled once: a broker's message id is the key of a function's call.
+
+What a consumer does about a message is one of five things, whatever its broker is called. `Receipt` says which; the
+consumer says it to the broker in the broker's own words.
+
+    handled     the function has run, and its result is stored,         acknowledge
+                or a worker was handed what is left of it
+    duplicate   an earlier delivery was handled                         acknowledge
+    busy        another delivery is being handled, or the store is      do not acknowledge: let it come again
+                away: nothing was done now
+    unknown     it may have been handled, and is being found out        acknowledge, and leave it to the reconciler;
+                                                                        never put it back at once
+    dead        it can never be handled: refused for good, the id of    dead-letter it
+                another message, not readable
+
+What the function raises is none of them: it goes on to the consumer, as it would without oncekey, and the broker's own
+rules for redelivery and for poisonous messages hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.core.errors import (
+    MalformedError,
+    RecordUnreadableError,
+    Rejected,
+    StoreError,
+)
+from oncekey.core.refusals import (
+    ExecutionFailedError,
+    InProgressError,
+    KeyExpiredError,
+    KeyReusedError,
+    LimitedError,
+    OutcomeUnknownError,
+    ResultNotKeptError,
+)
+
+if TYPE_CHECKING:
+    from oncekey.frameworks.calling import Came
+    from oncekey.frameworks.functions import Function
+
+AGAIN: Final = 1
+"""Seconds after which a message is worth another try where nobody says better."""
+
+
+class Handling(StrEnum):
+    """What became of one delivery."""
+
+    HANDLED = "handled"
+    DUPLICATE = "duplicate"
+    BUSY = "busy"
+    UNKNOWN = "unknown"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a consumer is told about one delivery."""
+
+    handling: Handling
+    result: Any = None
+    """What the function returned, now or when the message was handled; of a dead message what it was rejected with."""
+    retry_after: int = 0
+    """Seconds after which a busy message should come again; an unknown one may be asked after then."""
+    reason: str = ""
+    """Why it was not handled, for a log or a dead-letter queue. It quotes nothing of the message."""
+
+    @property
+    def acknowledge(self) -> bool:
+        """Whether the broker may forget the message."""
+        return self.handling in (Handling.HANDLED, Handling.DUPLICATE, Handling.UNKNOWN)
+
+
+def received(function: Function) -> Callable[..., Receipt | Awaitable[Receipt]]:
+    """The consumer: called with the message's id and then with what the function takes, it returns a `Receipt`."""
+
+    def take(message_id: str, /, *args: Any, **kwargs: Any) -> Receipt:  # noqa: ANN401
+        try:
+            return _receipt(function.run(args, kwargs, message_id))
+        except _TOLD as error:
+            return _instead(error)
+
+    async def take_async(message_id: str, /, *args: Any, **kwargs: Any) -> Receipt:  # noqa: ANN401
+        try:
+            return _receipt(await function.arun(args, kwargs, message_id))
+        except _TOLD as error:
+            return _instead(error)
+
+    consumer: Any = take if function.__oncekey__.blocking else take_async
+    consumer.__name__, consumer.__doc__ = function.__wrapped__.__name__, function.__wrapped__.__doc__
+    consumer.__qualname__, consumer.__module__ = function.__wrapped__.__qualname__, function.__wrapped__.__module__
+    consumer.__oncekey_function__ = function
+    return consumer  # type: ignore[no-any-return]
+
+
+_TOLD: Final = (
+    InProgressError,
+    OutcomeUnknownError,
+    KeyReusedError,
+    KeyExpiredError,
+    LimitedError,
+    ResultNotKeptError,
+    ExecutionFailedError,
+    Rejected,
+    MalformedError,
+    StoreError,
+)
+
+
+def _receipt(came: Came) -> Receipt:
+    return Receipt(Handling.DUPLICATE if came.replayed else Handling.HANDLED, came.value)
+
+
+def _instead(error: Exception) -> Receipt:
+    reason = str(error)
+    match error:
+        case InProgressError(accepted=True):
+            return Receipt(Handling.HANDLED, reason=reason)
+        case InProgressError() | LimitedError():
+            return Receipt(Handling.BUSY, retry_after=error.retry_after or AGAIN, reason=reason)
+        case OutcomeUnknownError() | RecordUnreadableError():
+            return Receipt(Handling.UNKNOWN, retry_after=getattr(error, "retry_after", None) or AGAIN, reason=reason)
+        case ResultNotKeptError():
+            return Receipt(Handling.DUPLICATE, reason=reason)
+        case Rejected():
+            return Receipt(Handling.DEAD, error.value, reason=reason)
+        case StoreError():
+            return Receipt(Handling.BUSY, retry_after=AGAIN, reason=reason)
+        case _:
+            return Receipt(Handling.DEAD, reason=reason)

@@ -1,0 +1,198 @@
+"""The protected functions and the consumers of one `Once`: how they are enrolled, and where they take place.
+
+`Once.function` and `Once.inbox` are decorators of this module. Each function is an operation beside the handlers of
+routes: workers, resolvers and operators know it by its name. Its calls take place on premises of their own, one for
+threads and one for event loops, which stop and fork with those of the applications.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
+
+from oncekey.core.calls import Chooses, Shape, operation_name
+from oncekey.core.choices import InProgress
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.core.selection import Selection
+from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment
+from oncekey.engine.operation import Operation, SyncOperation
+from oncekey.frameworks.asgi.annotations import operation_parameter
+from oncekey.frameworks.asgi.installation import Installation
+from oncekey.frameworks.blocking import Threads
+from oncekey.frameworks.functions import Function, protected
+from oncekey.frameworks.inbox import Receipt, received
+from oncekey.options import NO_THREADS, SINGLE_TENANT, FunctionOptions, InboxOptions, settings_of
+
+if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
+    from oncekey.frameworks.premises import Engines, Premises
+    from oncekey.observe.events import Tell
+    from oncekey.resolvers import Resolvers
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FUNCTION: Final = "once.function"
+INBOX: Final = "once.inbox"
+NO_KEY: Final = (
+    "@once.function(key=...) says which call is which: the name of a parameter that holds it, or a function of "
+    "parameters, such as key=lambda order: order.id"
+)
+NO_CONSUMER: Final = (
+    "@once.inbox(consumer=...) names who reads the messages: each consumer handles a message once, and its name must "
+    "stay the same"
+)
+NO_ACCEPTED: Final = "in_progress='accepted' is a status of HTTP: a function takes 'conflict', which raises, or 'wait'"
+
+
+class Protects(Protocol):
+    """What `once.function` decorates with: callers leave out the operation, which is the first parameter.
+
+    A function without one is protected, too, but type checkers refuse it: with a signature for it beside these two they
+    could not choose where a parameter is of any type, and would know nothing of either.
+    """
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Operation[Any], P], R], /) -> Callable[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[SyncOperation[Any], P], R], /) -> Callable[P, R]: ...
+
+
+class Receives(Protocol):
+    """What `once.inbox` decorates with: a consumer takes the message's id first, and returns a `Receipt`."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Operation[Any], P], Any], /
+    ) -> Callable[Concatenate[str, P], Coroutine[Any, Any, Receipt]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[SyncOperation[Any], P], Any], /
+    ) -> Callable[Concatenate[str, P], Receipt]: ...
+
+
+class Owner(Protocol):
+    """What a function needs of its `Once`."""
+
+    policy: Policy
+    enrolled: dict[str, Callable[..., Any]]
+    resolvers: Resolvers
+    store: Any
+    tell: Tell | None
+
+
+class Functions:
+    """The functions of one `Once`."""
+
+    def __init__(self, owner: Owner, engines: Engines) -> None:
+        self._owner = owner
+        self._engines = engines
+        self._premises: tuple[Threads, Installation] | None = None
+        self.by_operation: dict[str, Function] = {}
+
+    @property
+    def premises(self) -> tuple[Premises, ...]:
+        """Where their calls take place; nowhere as long as there is no function."""
+        return self._premises or ()
+
+    @property
+    def threads(self) -> Threads | None:
+        """The premises of `def` functions, where there are any functions."""
+        return None if self._premises is None else self._premises[0]
+
+    @property
+    def loops(self) -> Installation | None:
+        """The premises of `async def` functions, where there are any functions."""
+        return None if self._premises is None else self._premises[1]
+
+    def function(self, effects: object, options: Mapping[str, Any], key: Chooses | None) -> Protects:
+        """The decorator of `once.function`."""
+        if key is None:
+            raise ConfigurationError(NO_KEY)
+        _check(options, FunctionOptions, effects, FUNCTION)
+
+        def decorate(function: Callable[..., Any]) -> Any:  # noqa: ANN401  (a function like the one that it protects)
+            enrolled, op = self._enrol(function, Effects(str(effects)), dict(options), key, FUNCTION)
+            return protected(enrolled, op)
+
+        return cast("Protects", decorate)
+
+    def inbox(self, effects: object, options: Mapping[str, Any], consumer: str | None) -> Receives:
+        """The decorator of `once.inbox`."""
+        if not isinstance(consumer, str) or not consumer:
+            raise ConfigurationError(NO_CONSUMER)
+        _check(options, InboxOptions, effects, INBOX)
+
+        def decorate(function: Callable[..., Any]) -> Any:  # noqa: ANN401
+            named = {**options, "operation": consumer}
+            return received(self._enrol(function, Effects(str(effects)), named, None, INBOX)[0])
+
+        return cast("Receives", decorate)
+
+    def _enrol(
+        self, function: Callable[..., Any], effects: Effects, options: dict[str, Any], key: Chooses | None, word: str
+    ) -> tuple[Function, str | None]:
+        operation = operation_name(function, options.pop("operation", None), decorator=word)
+        if operation in self._owner.enrolled:
+            raise ConfigurationError(f"two operations are called {operation}: give one of them another name")
+        tenant, result = options.pop("tenant", None), options.pop("result", None)
+        ignore, blocking = tuple(options.pop("ignore", ())), not inspect.iscoroutinefunction(function)
+        policy = self._policy(operation, settings_of(effects, options))
+        if blocking and not isinstance(self._owner.store, str):
+            raise ConfigurationError(f"{operation}: {NO_THREADS}")
+        enrolment = Enrolment(operation, effects, policy, self._owner, blocking=blocking)
+        op = operation_parameter(function, blocking=blocking)
+        shape = Shape(function, operation, op=op, ignore=ignore, result=result, resumed=enrolment.completes)
+        threads, loops = self._places()
+        enrolled = Function(
+            function,
+            enrolment,
+            shape,
+            key=_nothing if key is None else shape.chooser(key, "key", function),
+            tenant=SINGLE_TENANT if tenant is None else shape.chooser(tenant, "tenant", function),
+            threads=threads,
+            loops=loops,
+        )
+        self.by_operation[operation] = self._owner.enrolled[operation] = enrolled
+        return enrolled, op
+
+    def _policy(self, operation: str, settings: dict[str, Any]) -> Policy:
+        """The application's policy with the function's own settings, and without those that are about HTTP."""
+        policy = self._owner.policy
+        if policy.on_in_progress is InProgress.ACCEPTED:
+            policy = policy.override(on_in_progress=InProgress.CONFLICT)
+        policy = policy.override(require_key=True, max_request_age=None, selection=Selection(), **settings)
+        if policy.on_in_progress is InProgress.ACCEPTED:
+            raise ConfigurationError(f"{operation}: {NO_ACCEPTED}")
+        return policy
+
+    def _places(self) -> tuple[Threads, Installation]:
+        if self._premises is None:
+            owner, policy = self._owner, self._owner.policy
+            threads = Threads(self._engines, policy, tenant=SINGLE_TENANT)
+            loops = Installation(self._engines, policy, tenant=SINGLE_TENANT)
+            for place in (threads, loops):
+                place.inline_calls = lambda: owner.resolvers.inline_calls
+                place.tell = owner.tell
+            self._premises = (threads, loops)
+        return self._premises
+
+
+def _check(options: Mapping[str, Any], offered: type, effects: object, word: str) -> None:
+    """Refuse what a function does not take: most settings of a route are about HTTP."""
+    if effects not in tuple(Effects):
+        raise TypeError(f"@{word}(effects=...): {WHAT_EFFECTS_MEAN}")
+    known = [*inspect.get_annotations(offered)]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ConfigurationError(f"@{word}(...) takes no {name}; the closest is {close[0]}")
+
+
+def _nothing(_: Mapping[str, Any]) -> None:
+    """A message brings its key along."""

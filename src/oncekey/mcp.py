@@ -1,0 +1,76 @@
+"""Tools of the Model Context Protocol that happen once, on servers of the official SDK (`pip install mcp`).
+
+    @server.tool()
+    @tool
+    @once.function(key=sent_key, effects=LOCAL, ignore=("ctx",))
+    async def pay(op: Operation, ctx: Context, order: str) -> Payment: ...
+
+The protocol has no key of its own: its request ids are new on every try. A client sends one as
+`oncekey/idempotency-key` in the `_meta` of its call; a tool may as well take its key as an argument, by `key="order"`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from oncekey.core.errors import ConfigurationError, OncekeyError, Rejected
+from oncekey.runtimes.aio import shielded
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KEY: Final = "oncekey/idempotency-key"
+"""Where the `_meta` of a call says what its key is."""
+NO_KEY: Final = f"send a key that is the same on every try of this call, as {KEY} in its _meta"
+WRONG_ORDER: Final = "put @tool above @once.function(...), and below @server.tool()"
+
+
+def sent_key(ctx: Any) -> str:  # noqa: ANN401  (a Context of a package that may not be there)
+    """The key that a client sent with its call; for `once.function(key=sent_key)`."""
+    found = (ctx.request_context.meta or {}).get(KEY)
+    if not isinstance(found, str):
+        raise _tool_error(NO_KEY)
+    return found
+
+
+def tool(function: F) -> F:
+    """A protected function as a tool: a client that gives up does not end it, and a refusal is told in words.
+
+    The SDK cancels a tool whose client has waited for too long, and hides what is raised. Here the function runs to its
+    end, so that the client's next try gets its result; and what oncekey raises becomes an error that the client reads.
+    """
+    if not hasattr(function, "__oncekey_function__"):
+        raise ConfigurationError(WRONG_ORDER)
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        try:
+            return await shielded(function(*args, **kwargs))
+        except OncekeyError as error:
+            raise _tool_error(_said(error)) from error
+
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        try:
+            return function(*args, **kwargs)
+        except OncekeyError as error:
+            raise _tool_error(_said(error)) from error
+
+    wrapper: Any = awaited if inspect.iscoroutinefunction(function) else plain
+    return wrapper  # type: ignore[no-any-return]
+
+
+def _said(error: OncekeyError) -> str:
+    """What the client is told; a rejection is the tool's own answer."""
+    if isinstance(error, Rejected):
+        return str(error.value)
+    wait = getattr(error, "retry_after", None)
+    return str(error) if wait is None else f"{error}; call it again with the same key in {wait} seconds"
+
+
+def _tool_error(message: str) -> Exception:
+    from mcp.server.mcpserver.exceptions import ToolError  # noqa: PLC0415  (an optional package)
+
+    return ToolError(message)

@@ -1,0 +1,132 @@
+"""The programs of the guides to functions and to consumers do what their pages say; Celery has a test of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.pages import ROOT, Page
+from oncekey import Handling, Receipt
+
+CONSUMERS = Page(ROOT / "docs/howto/consumers.md").blocks("python")
+BUSY, DEAD = Receipt(Handling.BUSY, retry_after=0), Receipt(Handling.DEAD, reason="refused")
+
+
+def load(text: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    (folder / f"{name}.py").write_text(text)
+    spec = importlib.util.spec_from_file_location(f"documented_{name}", folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_payments_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [one for one in Page(ROOT / "docs/howto/functions.md").blocks("python") if one.file == "payments.py"]
+    with closing(sqlite3.connect("payments.db")) as connection:
+        connection.execute("CREATE TABLE payments (id INTEGER PRIMARY KEY, customer TEXT, amount TEXT)")
+    page: Any = load(block.text, "payments", folder, monkeypatch)
+    assert page.book("7", "ann") == page.book(customer="ann", number="7", amount=Decimal(0)) == page.Payment(1)
+    with pytest.raises(page.KeyReusedError):
+        page.book("7", "bob")
+    small, large = page.Invoice("7", "ann", Decimal("9.90")), page.Invoice("8", "ann", Decimal(2000))
+    assert page.settle(small) == page.settle(small) == page.pay(small).charge
+    assert page.settle(page.Invoice("7", "bob", Decimal("9.90"))) == "this number belongs to another invoice"
+    assert page.settle(large) == page.settle(large) == "refused: over the limit"
+    with closing(sqlite3.connect("payments.db")) as connection:
+        assert connection.execute("SELECT customer, amount FROM payments").fetchall() == [("ann", "0"), ("ann", "9.90")]
+    page.once.blocking().close()
+
+
+@pytest.fixture
+def take(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with closing(sqlite3.connect("shop.db")) as connection, connection:
+        connection.execute("CREATE TABLE stock (product TEXT, amount INTEGER)")
+        connection.execute("INSERT INTO stock VALUES ('tea', 10)")
+    (block,) = [one for one in CONSUMERS if one.file == "inbox.py"]
+    page: Any = load(block.text, "inbox", folder, monkeypatch)
+    yield page.take_from_stock
+    page.once.blocking().close()
+
+
+def amount() -> int:
+    with closing(sqlite3.connect("shop.db")) as connection:
+        ((left,),) = connection.execute("SELECT amount FROM stock").fetchall()
+    return int(left)
+
+
+def shape(function: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    (block,) = [one for one in CONSUMERS if f"\ndef {function}(" in one.text]
+    found: Callable[..., Any] = getattr(load(block.text, function, folder, monkeypatch), function)
+    return found
+
+
+class Heard:
+    """A client library that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: self.said.append((name, *args, *kwargs.values()))
+
+
+EVENT = json.dumps({"product": "tea"})
+
+
+def test_rabbitmq(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_delivery, channel = shape("on_delivery", folder, monkeypatch), Heard()
+    method, properties = SimpleNamespace(delivery_tag=7), SimpleNamespace(message_id="m-1")
+    for receiver in (take, take, lambda *_: BUSY, lambda *_: DEAD):
+        on_delivery(receiver, channel, method, properties, EVENT.encode())
+    assert channel.said == [("basic_ack", 7)] * 2 + [("basic_nack", 7, True), ("basic_reject", 7, False)]
+    assert amount() == 9
+
+
+def test_kafka(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_record, consumer = shape("on_record", folder, monkeypatch), Heard()
+    parts = {"topic": "sold", "partition": 0, "offset": 42, "value": EVENT.encode()}
+    record = SimpleNamespace(**{name: (lambda part=part: part) for name, part in parts.items()})
+    buried: list[Any] = []
+    waits = [BUSY, Receipt(Handling.DUPLICATE)]
+    for receiver in (take, take, lambda *_: waits.pop(0), lambda *_: DEAD):
+        on_record(receiver, consumer, record, lambda one, why: buried.append((one, why)))
+    assert consumer.said == [("commit", record, False)] * 4
+    assert (buried, waits, amount()) == ([(record, "refused")], [], 9)
+
+
+def test_sqs(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_received, sqs = shape("on_received", folder, monkeypatch), Heard()
+    message = {"MessageId": "m-1", "Body": EVENT, "ReceiptHandle": "r-1"}
+    for receiver in (take, take, lambda *_: BUSY, lambda *_: DEAD):
+        on_received(receiver, sqs, "queue", message, "dead")
+    done = ("delete_message", "queue", "r-1")
+    busy = ("change_message_visibility", "queue", "r-1", 0)
+    assert sqs.said == [done, done, busy, ("send_message", "dead", EVENT), done]
+    assert amount() == 9
+
+
+def test_webhooks(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_webhook = shape("on_webhook", folder, monkeypatch)
+    body = json.dumps({"id": "evt_1", "data": {"product": "tea"}}).encode()
+    answers = [on_webhook(one, body) for one in (take, take, lambda *_: BUSY, lambda *_: DEAD)]
+    assert answers == [(200, {}), (200, {}), (503, {"Retry-After": "0"}), (200, {})]
+    assert amount() == 9
