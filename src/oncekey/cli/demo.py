@@ -7,10 +7,10 @@ import uuid
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
-from urllib.parse import urlsplit
 
 import typer
 
+from oncekey.cli.printing import address
 from oncekey.core.errors import OncekeyError
 from oncekey.core.policy import Policy
 
@@ -101,7 +101,7 @@ def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0)
 
 def announce(url: str, console: str, store: str) -> None:
     """Say what it is, where its operators look, and what to try."""
-    heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {shown(store)}"
+    heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {address(store)}"
     steps = curl_lines(url, str(uuid.uuid4()))
     if sys.stdout.isatty():
         _richly(heading, url, console, steps)
@@ -140,14 +140,6 @@ def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
         ("What the provider has really charged", f"curl {url}/demo/ledger"),
         ("The orders; the other tenant is demo-beta", f"curl {url}/orders {who}"),
     ]
-
-
-def shown(store: str) -> str:
-    """The store without what may be a password in it; the path of a file has none."""
-    parts = urlsplit(store)
-    if not parts.netloc:
-        return store
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def fail(sentence: str) -> NoReturn:
