@@ -74,6 +74,7 @@ class Screen:
                 self.styles.add(words)
             case "h" | "l" if words == "?1049":
                 self.alternate = verb == "h"
+                self.resize(self.columns, self.rows)  # what was on the other one is not kept
             case "h" | "l" if words == "?25":
                 self.cursor = verb == "h"
             case _:
@@ -85,11 +86,20 @@ class Screen:
                 self._column = 0
             case "\n":
                 self._row += 1
-            case _ if self._row < self.rows and self._column < self.columns:
+            case _:
+                if self.alternate:  # who draws a screen knows its size; whoever only writes does not
+                    assert self._row < self.rows, f"{letter!r} is written below the screen"
+                    assert self._column < self.columns, f"{letter!r} is written beside the screen"
+                self._scroll()
                 self._cells[self._row][self._column] = letter
                 self._column += 1
-            case _:
-                raise AssertionError(f"{letter!r} is written beside the screen, at {self._row}, {self._column}")
+
+    def _scroll(self) -> None:
+        if self._column >= self.columns:
+            self._row, self._column = self._row + 1, 0
+        while self._row >= self.rows:
+            self._cells = [*self._cells[1:], [" "] * self.columns]
+            self._row -= 1
 
 
 class Terminal:

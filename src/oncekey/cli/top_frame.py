@@ -37,6 +37,8 @@ PARTS: Final = 60
 """Into how many bars the last minutes are divided, where there is room for them."""
 WIDE: Final = 120
 """With so many columns the workers and the audit stand beside what waits."""
+CROWDED: Final = 9
+"""With fewer lines for them only the panel is shown that the person is at."""
 TALL: Final = 34
 """With so many lines each way to end has a line of its own."""
 NAMES: Final = dict(
@@ -148,7 +150,8 @@ def _head(setting: Setting, place: Place, width: int, *, live: bool) -> list[Tex
 def _state(seen: Glance | None, setting: Setting, width: int) -> Text:
     if setting.trouble:
         old = "" if seen is None else f" What is shown is {lapse(setting.at - seen.tally.now)} old."
-        return _cut(Text(f"The store does not answer: {plain(setting.trouble)}. Trying again.{old}", "bold red"), width)
+        said = f"The store does not answer. Trying again.{old} ({plain(setting.trouble)})"
+        return _cut(Text(said, style="bold red"), width)
     if seen is None:
         return Text("Looking ...", style="dim")
     colour, sentence = seen.headline
@@ -204,6 +207,8 @@ def _stack(seen: Glance, place: Place, width: int, room: int | None) -> list[Tex
     """The three panels, one over the other: what waits gets what the others leave."""
     if room is None:
         return [line for panel in Panel for line in (*_panel(seen, panel, place, width, None), Text())][:-1]
+    if room < CROWDED:
+        return _panel(seen, place.panel, place, width, room - 1)
     left = room - len(Panel)
     workers = min(len(seen.roll.workers) or 1, max(left // 4, 1))
     audit = min(len(seen.audit) or 1, max(left // 3, 1))
