@@ -53,12 +53,20 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     provider: Annotated[
         str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
     ] = None,
+    history: Annotated[
+        int | None,
+        typer.Option(
+            min=100, max=1_000_000, help="Make up a day of so many requests first, in a store without any.", metavar="N"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="With --history: which day; the same seed makes the same one.")] = 1,
     provider_ledger: Annotated[
         Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
     ] = None,
 ) -> None:
     """Serve a small shop, and a payment provider beside it, whose requests may be sent as often as one likes."""
     try:
+        from oncekey.demo.history import Wanted
         from oncekey.demo.serving import serve
     except ImportError as error:
         fail(f"the demo needs {error.name}: pip install 'oncekey[demo]'")
@@ -73,6 +81,8 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
             webhooks=webhooks is Switch.ON,
             ledger=provider_ledger,
             announce=lambda url, console: announce(url, console, store),
+            history=None if history is None else Wanted(history, seed),
+            progress=show_progress,
         )
     except OncekeyError as error:
         fail(str(error))
@@ -113,6 +123,14 @@ def announce(url: str, console: str, store: str) -> None:
             sep="\n",
             flush=True,
         )
+
+
+def show_progress(done: int, of: int) -> None:
+    """How much of a history is written, on one line of standard error; a pipe gets the last word only."""
+    if sys.stderr.isatty():
+        print(f"\rhistory: {done:,} of {of:,} requests", end="\n" if done >= of else "", file=sys.stderr, flush=True)
+    elif done >= of:
+        print(f"history: {done:,} requests", file=sys.stderr)
 
 
 def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
