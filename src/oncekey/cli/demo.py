@@ -14,6 +14,8 @@ from oncekey.cli.printing import address
 from oncekey.core.errors import OncekeyError
 from oncekey.core.policy import Policy
 
+FEWEST = 100
+"""With fewer requests a day is not worth looking at."""
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 MONEY = '{"customer_id": "cus_1001", "amount_cents": 1999, "currency": "EUR"}'
 ORDER = '{"customer_id": "cus_1001", "items": [{"product_id": "sku_teapot", "quantity": 2}]}'
@@ -56,7 +58,10 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     history: Annotated[
         int | None,
         typer.Option(
-            min=100, max=1_000_000, help="Make up a day of so many requests first, in a store without any.", metavar="N"
+            min=FEWEST,
+            max=1_000_000,
+            help="Make up a day of so many requests first, in a store without any.",
+            metavar="N",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="With --history: which day; the same seed makes the same one.")] = 1,

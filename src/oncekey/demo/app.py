@@ -46,7 +46,8 @@ def create_app(
 ) -> FastAPI:
     """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up.
 
-    With a `console_token` whoever has it may use the operators' console, whose charts begin with what was `seen` before.
+    With a `console_token` whoever has it may use the operators' console, whose charts begin with what was
+    `seen` before.
     """
     metrics = Prometheus()
     once = Once(store_url, policy=policy, migrate=True, workers=workers, observers=[metrics])

@@ -104,7 +104,8 @@ async def _written(  # noqa: PLR0917  (what, where and how)
         except BaseException:
             await tx.rollback()
             raise
-        progress(day.begun, wanted.requests)
+        if not goes_on or day.begun < wanted.requests:
+            progress(day.begun, wanted.requests)
     books = Ledger(ledger)
     try:
         await books.enter(day.charges)
