@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 import psycopg
 import pytest
@@ -291,7 +291,7 @@ def test_a_store_that_goes_away_is_asked_again_until_it_is_back():
 
 
 def drawn(seen, width=80, height=24, place=None, **changes):
-    setting = Setting("sqlite:///shop.db", "SQLite 3.50", 0, UTC, **changes)
+    setting = Setting("sqlite:///shop.db", "SQLite 3.50", datetime.fromtimestamp(0, UTC), **changes)
     return [line.plain for line in frame(seen, setting, place or Place(), width, height)]
 
 
@@ -345,7 +345,8 @@ def test_the_chosen_line_stays_in_sight():
 
 
 def test_times_are_in_utc_and_in_the_readers_zone():
-    setting = Setting("sqlite:///shop.db", "", 1_794_850_000 * SECOND, timezone(timedelta(hours=1), "CET"))
+    at = datetime.fromtimestamp(1_794_850_000, timezone(timedelta(hours=1), "CET"))
+    setting = Setting("sqlite:///shop.db", "", at)
 
     lines = [line.plain for line in frame(None, setting, Place(), 120, None)]
 

@@ -120,8 +120,6 @@ def _line(url: str, server: str, seen: Glance | None, trouble: str) -> str:
 def _text(url: str, server: str, seen: Glance | None, trouble: str) -> str:
     from oncekey.cli.top_frame import Place, Setting, frame
 
-    now = datetime.now().astimezone()
-    assert now.tzinfo is not None
-    setting = Setting(address(url), server, time.time_ns() // 1000, now.tzinfo, trouble)
+    setting = Setting(address(url), server, datetime.now().astimezone(), trouble)
     width = shutil.get_terminal_size((_COLUMNS, 24)).columns
     return "\n".join(line.plain.rstrip() for line in frame(seen, setting, Place(), width, None)) + "\n"

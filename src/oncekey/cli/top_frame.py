@@ -23,8 +23,6 @@ from oncekey.core.scope import whose
 from oncekey.core.showing import lapse
 
 if TYPE_CHECKING:
-    from datetime import tzinfo
-
     from oncekey.cli.glance import Glance, Waiting
     from oncekey.core.audit import AuditEntry
     from oncekey.core.census import Worker
@@ -106,9 +104,8 @@ class Setting:
 
     store: str
     server: str
-    at: Instant
-    """This host's clock, for the head of the frame."""
-    zone: tzinfo
+    at: datetime
+    """This host's clock, in the reader's zone."""
     trouble: str = ""
     """Why the store does not answer, if it does not."""
 
@@ -135,8 +132,7 @@ def frame(seen: Glance | None, setting: Setting, place: Place, width: int, heigh
 
 
 def _head(setting: Setting, place: Place, width: int, *, live: bool) -> list[Text]:
-    local = datetime.fromtimestamp(setting.at / SECOND, tz=setting.zone)
-    utc = local.astimezone(UTC)
+    local, utc = setting.at, setting.at.astimezone(UTC)
     times = f"{utc:%Y-%m-%d %H:%M:%S} UTC" + ("" if local.tzname() == "UTC" else f", {local:%H:%M:%S} {local.tzname()}")
     pace = "paused" if place.paused else f"every {place.every:g} s"
     left = Text.assemble(("oncekey top  ", "bold"), plain(setting.store), (f"  {setting.server}", "dim"))
@@ -149,7 +145,11 @@ def _head(setting: Setting, place: Place, width: int, *, live: bool) -> list[Tex
 
 def _state(seen: Glance | None, setting: Setting, width: int) -> Text:
     if setting.trouble:
-        old = "" if seen is None else f" What is shown is {lapse(setting.at - seen.tally.now)} old."
+        old = (
+            ""
+            if seen is None
+            else f" What is shown is {lapse(round(setting.at.timestamp() * SECOND) - seen.tally.now)} old."
+        )
         said = f"The store does not answer. Trying again.{old} ({plain(setting.trouble)})"
         return _cut(Text(said, style="bold red"), width)
     if seen is None:

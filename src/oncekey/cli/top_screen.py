@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import termios
-import time
 import tty
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -180,9 +179,10 @@ class Live:
         self._screen = Screen(target)
         self._keyboard = Keyboard()
         self._place = Place(every=every)
-        self._setting = Setting(address(url), "", _host_clock(), datetime.now().astimezone().tzinfo)  # type: ignore[arg-type]  # an aware one has a zone
+        self._setting = Setting(address(url), "", datetime.now().astimezone())
         self._seen: Glance | None = None
         self._engine: AsyncEngine | None = None
+        self._connecting = asyncio.Lock()
         self._again = asyncio.Event()
         self._errands: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -243,16 +243,17 @@ class Live:
         self._setting = replace(self._setting, trouble=trouble)
 
     async def _connected(self) -> AsyncEngine:
-        if self._engine is None:
-            engine = wire.aconnect(self._url)
-            try:
-                await engine.check()
-                server = await adrive(server_of(engine.store), engine.driver.run)
-            except BaseException:
-                await engine.close()
-                raise
-            self._engine, self._setting = engine, replace(self._setting, server=server)
-        return self._engine
+        async with self._connecting:
+            if self._engine is None:
+                engine = wire.aconnect(self._url)
+                try:
+                    await engine.check()
+                    server = await adrive(server_of(engine.store), engine.driver.run)
+                except BaseException:
+                    await engine.close()
+                    raise
+                self._engine, self._setting = engine, replace(self._setting, server=server)
+            return self._engine
 
     def _errand(self, doing: Awaitable[None]) -> None:
         async def done() -> None:
@@ -273,7 +274,7 @@ class Live:
 
     def _draw(self) -> None:
         width, height = self._screen.size
-        setting = replace(self._setting, at=_host_clock())
+        setting = replace(self._setting, at=datetime.now().astimezone())
         try:
             self._screen.draw(frame(self._seen, setting, self._place, width, height))
         except OSError:  # the terminal is gone
@@ -442,10 +443,6 @@ def _about_line(entry: AuditEntry) -> Sheet:
 def _interval(every: float, *, longer: bool) -> float:
     fitting = [one for one in INTERVALS if (one > every if longer else one < every)]
     return every if not fitting else fitting[0] if longer else fitting[-1]
-
-
-def _host_clock() -> int:
-    return time.time_ns() // 1000
 
 
 def watch(url: str, every: float, source: int, target: int) -> int:

@@ -147,9 +147,8 @@ def pace(ends: Sequence[End], now: Instant, *, limit: int, window: Duration, par
     if len(done) >= limit:  # there are more, and what is not seen must not be taken for a pause
         window = min(window, now - min(done))
     part = max(window // parts, 1)
-    start = (
-        now // part - parts + 1
-    )  # parts begin at whole ones of them, so that a bar stays what it is while time goes on
+    # Parts begin at whole ones of them, so that a bar stays what it is while time goes on.
+    start = now // part - parts + 1
     bars = {name: [0] * parts for name in ENDINGS}
     ended: Counter[str] = Counter()
     timed: list[Duration] = []
