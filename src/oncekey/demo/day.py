@@ -55,7 +55,7 @@ from oncekey.demo.transfer_routes import REPEATABLE, UNREPEATABLE
 from oncekey.engine import operate, upkeep
 from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.relay import Answered, Ended, Failed, begin_call, end_call, fail_message, lease_of
+from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, begin_call, end_call, fail_message, lease_of
 from oncekey.flow import Statement
 from oncekey.topics import Reply
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oncekey.core.deferred import TakenUp
-    from oncekey.core.model import Duration, HeldParcel, Instant
+    from oncekey.core.model import Duration, HeldParcel, Instant, Parcel
     from oncekey.core.pulse import Sample
     from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps, Value
@@ -78,6 +78,7 @@ SPAN: Final = 23 * HOUR + 30 * MINUTE
 OUTAGE: Final = (9 * HOUR, 8 * HOUR + 20 * MINUTE)
 """Before the end: when the provider hardly answered."""
 BUSY: Final = 4000
+"""From so many requests on, single ones that took hours do not change what the others look like."""
 PATIENT: Final = 0.75
 """How many clients come back for what was not done; the others leave it."""
 SAMPLES: Final = 5 * MINUTE
@@ -164,7 +165,7 @@ class Day:
             *((then(), self._notification(Fate.GIVEN_UP)) for _ in range(2)),
             *((then(), self._notification(Fate.DOUBT_ENDS)) for _ in range(late)),
             *((then(), self._payment(Fate.WELL, receipt=Fate.GIVEN_UP)) for _ in range(2)),
-            (34 * SECOND, self._payment(Fate.KILLED)),  # its lease is over, and nobody has swept it yet
+            (self._held_for() + 2 * SECOND, self._payment(Fate.KILLED)),  # its lease is over, and nobody has swept it
             (9 * SECOND, self._payment(Fate.SLOW)),
             (4 * SECOND, self._payment(Fate.SLOW)),
             (6 * SECOND, self._notification(Fate.SLOW)),
@@ -188,6 +189,11 @@ class Day:
                 # Nobody may send it again, so whatever is not answered is in doubt.
                 doubtful = fate in {Fate.SILENT, Fate.KILLED, Fate.DOUBT_ENDS}
                 return self._notification(Fate.UNREACHABLE if doubtful else fate)
+
+    def _held_for(self) -> Duration:
+        """How long a record is its owner's that has announced a call and says nothing more."""
+        call = micros(self._policy.send_window) + micros(self._policy.call_timeout) + MARGIN
+        return max(call, micros(self._policy.lease))
 
     def _is_out(self, at: Instant) -> bool:
         began, ended = OUTAGE
@@ -313,12 +319,12 @@ class Day:
                 yield from through(self._store.settle(lease, HandedBack("handler_raised")))
                 yield self._draw.between(2 * SECOND, 90 * SECOND)
             case Fate.KILLED:
-                yield micros(self._policy.lease) + SWEEP_GRACE + self._draw.between(0, 30 * SECOND)
-                found = (yield from through(self._store.find(claim.id))).record
-                if found is not None:
-                    mover = Mover(Actor.SWEEPER, WORKERS[0])
-                    page = Page(self._clock.now, (found,))
-                    yield from through(upkeep.sweep(self._upkeep, page, self._policy, mover))
+                found = there((yield from through(self._store.find(claim.id))).record)
+                over = there(found.lease_until) - self._clock.now
+                yield over + SWEEP_GRACE + self._draw.between(SECOND, 30 * SECOND)
+                mover, page = Mover(Actor.SWEEPER, WORKERS[0]), Page(self._clock.now, (found,))
+                moved = yield from through(upkeep.sweep(self._upkeep, page, self._policy, mover))
+                assert moved, "a sweeper does not find a dead owner's record"
                 yield self._draw.between(SECOND, 20 * SECOND)
             case _:
                 yield timeout
@@ -417,7 +423,7 @@ class Day:
         self._charge(money_of(twice), twice.downstream_key, deduplicate=False)
         self._charge(self._draw.money(), str(self._draw.uuid()))
 
-    def _put(self, parcels: Sequence[Any], fate: Fate) -> Life[None]:
+    def _put(self, parcels: Sequence[Parcel], fate: Fate) -> Life[None]:
         yield from self._outbox.putting(tuple(parcels))
         self._fates |= {one.id: fate for one in parcels}
         self._begin(self._relay(), self._draw.between(50_000, 900_000))
