@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.pulse import Recent
+from oncekey.core.pulse import Recent, Sample
 from oncekey.core.showing import moment
 from oncekey.core.survey import FINISHED, UNFINISHED, Walk
 from oncekey.demo.app import create_app
@@ -111,9 +112,17 @@ async def _written(  # noqa: PLR0917  (what, where and how)
         await books.enter(day.charges)
     finally:
         books.close()
+    kept = json.dumps([astuple(sample) for sample in day.samples])
+    await tables.write("keep_samples", {"samples": kept, "ended_at": clock.now})
+    return await remembered(tables)
+
+
+async def remembered(tables: Tables) -> Recent:
+    """What a console would have seen of a history's numbers, if there is one: the store itself does not keep them."""
     seen = Recent()
-    for sample in day.samples:
-        seen.add(sample)
+    for row in await tables.read("find_history"):
+        for sample in json.loads(row["samples"]):
+            seen.add(Sample(*sample))
     return seen
 
 

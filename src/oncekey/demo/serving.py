@@ -13,15 +13,17 @@ import uvicorn
 from oncekey.core.errors import ConfigurationError
 from oncekey.demo.app import DEFAULT_PROVIDER, create_app
 from oncekey.demo.console import link_to
-from oncekey.demo.history import Progress, Wanted, write_history
+from oncekey.demo.history import Progress, Wanted, remembered, write_history
 from oncekey.demo.house_provider import HouseProvider
 from oncekey.demo.listening import CannotServeError, address_of, listen
 from oncekey.demo.reconciling import WEBHOOKS
+from oncekey.demo.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from oncekey.core.policy import Policy
+    from oncekey.core.pulse import Recent
 
 GRACE_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
@@ -52,8 +54,7 @@ def serve(
     A `history` is written before that; the provider has to be ours for it, because its charges go into the ledger.
     """
     with listen(host, port) as listener:
-        asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
-        seen = None
+        seen = asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
         if history is not None:
             if provider is not None:
                 raise ConfigurationError(OTHERS_LEDGER)
@@ -94,8 +95,11 @@ def _provided(running: str | None, ledger: Path, webhooks: str | None) -> Iterat
         yield ours.url
 
 
-async def _try_once(store: str, policy: Policy, provider: str) -> None:
-    """Start and stop the application: a server's own report of a failed start is a page of traceback."""
+async def _try_once(store: str, policy: Policy, provider: str) -> Recent:
+    """Start and stop the application: a server's own report of a failed start is a page of traceback.
+
+    What the charts begin with is read on that occasion.
+    """
     app = create_app(store, policy, provider, workers=False)
     async with app.router.lifespan_context(app):
-        pass
+        return await remembered(Tables(app.state.once.asynchronous))
