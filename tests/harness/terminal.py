@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -111,6 +112,7 @@ class Terminal:
         self._command = command
         self._environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", **(environment or {})}
         self._environment.pop("COLUMNS", None)
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode  # a letter may come in two pieces
         self.screen = Screen(columns, lines)
         self.sent = ""
         """All that the program has sent."""
@@ -180,7 +182,7 @@ class Terminal:
         ready, _, _ = select.select([self._ours], [], [], patience)
         if not ready:
             return False
-        said = os.read(self._ours, 65536).decode("utf-8", "replace")
+        said = self._decode(os.read(self._ours, 65536))
         self.sent += said
         self.screen.feed(said)
         return True
