@@ -259,7 +259,7 @@ def test_it_can_be_stopped_and_gone_on_with(top):
     terminal = top()
     terminal.press("\x1a")
     os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)
-    terminal._read(1)
+    terminal._wait(lambda: not terminal.screen.alternate)
     assert_whole(terminal)
 
     terminal.process.send_signal(signal.SIGCONT)

@@ -104,7 +104,7 @@ def raw(source: int, target: int) -> Iterator[Callable[[], None]]:
     def leave() -> None:
         with suppress(OSError, termios.error):  # it may be gone
             os.write(target, _LEAVE)
-            termios.tcsetattr(source, termios.TCSADRAIN, before)
+            termios.tcsetattr(source, termios.TCSANOW, before)
 
     def rest() -> None:
         leave()
