@@ -29,7 +29,9 @@ ALSO: Final[Mapping[str, str]] = {
     "oncekey demo": (
         "It makes the tables that it needs, starts a provider as a process of its own, and prints requests to try. The "
         "files of the default store and of the provider's ledger are made in the working folder. It is for trying "
-        "things out: its two tokens are public. It needs the extra `demo`."
+        "things out: its two tokens are public. It needs the extra `demo`. `--history 5000` writes a day of made-up "
+        "requests first, of every kind and outcome, with charges in the provider's ledger. It takes some seconds, and "
+        "is refused where the store has records, or has a history already."
     ),
     "oncekey provider": (
         "The payment provider of the demo, which recognises keys and fails by name: a request brings "
@@ -37,6 +39,7 @@ ALSO: Final[Mapping[str, str]] = {
         "extra `demo`."
     ),
     "oncekey kit": "[Alerts, dashboard, units, manifests](../howto/operate-kit.md) shows how to use it.",
+    "oncekey top": "[Watch it in a terminal](../howto/top.md) shows it, and its keys.",
     "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
     "oncekey torture": "[Torture it](../howto/torture.md) says what it does and what it checks.",
     "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",

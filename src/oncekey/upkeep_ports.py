@@ -138,8 +138,8 @@ class Operate(Protocol):
     def standing(self) -> Flow[Standing]:
         """How many unfinished records there are, and what waits for somebody, by indexes alone."""
 
-    def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
-        """What the database says about its own health, by name; every store has its own names."""
+    def vitals(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
+        """What the database says about its own health, all or what is named; every store has its own names."""
 
 
 class Survey(Protocol):

@@ -13,9 +13,9 @@ import pytest
 from console.trouble import ACME, DONE_KEY, INLINE_KEY, NASTY, PHASED_KEY, ZETA, fill, opened, put
 from console.visiting import ANN, Visitor, console_on, said
 from oncekey.console import Console, Ledger
-from oncekey.console.charts import ENDINGS, Recent, Sample, series
 from oncekey.console.dossier import record_id_of, token_of
 from oncekey.core.model import MINUTE, SECOND, Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
+from oncekey.core.pulse import ENDINGS, Recent, Sample, series
 from oncekey.core.survey import End
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.reconcile import LedgerEntry

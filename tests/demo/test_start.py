@@ -17,7 +17,8 @@ import pytest
 
 from harness.demo import ALPHA, COMMAND, Demo
 from harness.ports import free_port
-from oncekey.cli.demo import curl_lines, policy_for, shown
+from oncekey.cli.demo import curl_lines, policy_for
+from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
 from oncekey.demo.serving import beside
 
@@ -162,8 +163,8 @@ def test_a_lease_may_be_short_or_longer_than_the_deadline() -> None:
 
 
 def test_no_password_is_shown() -> None:
-    assert shown("postgresql://me:s3cret@db.example:5432/shop?password=s3cret") == "postgresql://db.example:5432/shop"
-    assert shown("sqlite:////var/shop.db") == "sqlite:////var/shop.db"
+    assert address("postgresql://me:s3cret@db.example:5432/shop?password=s3cret") == "postgresql://db.example:5432/shop"
+    assert address("sqlite:////var/shop.db") == "sqlite:////var/shop.db"
 
 
 def test_each_line_has_its_own_key_where_it_needs_one() -> None:

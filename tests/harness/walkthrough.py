@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -137,7 +138,7 @@ class Walkthrough:
         self.check_target(line)
         assert re.search(r"^run:.*\n\t\$\(VENV\)/bin/oncekey demo \$\(ARGS\)$", _makefile(), re.MULTILINE)
         if self._demo is None:
-            self._demo = Demo(self._folder)
+            self._demo = Demo(self._folder, *shlex.split(" ".join(re.findall(r'ARGS="([^"]*)"', line))))
         self._demo.kill()
         self._demo.start()
 
@@ -187,7 +188,7 @@ class Walkthrough:
 
 
 SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] = (
-    (re.compile(r"make run"), Walkthrough.serve_demo),
+    (re.compile(r"make run(?: ARGS=\"[^\"]*\")?"), Walkthrough.serve_demo),
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
     (re.compile(r"pip install 'oncekey\[[\w,]+\]'(?: [a-z]+)*"), Walkthrough.check_extras),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),

@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "routes": ("routes", "List the routes that change something, and how each is protected."),
         "stats": ("stats", "Count keys, and what waits."),
         "sweep": ("upkeep", "Move keys whose owner did not come back."),
+        "top": ("top", "Watch a store in a terminal: what waits, and how it goes."),
         "torture": ("torture", "Kill, cut and repeat, and count what happened."),
         "unknown": ("unknown", "Keys whose outcome is unknown."),
         "worker": ("worker", "Do what no request waits for, until SIGTERM."),

@@ -7,13 +7,15 @@ import uuid
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
-from urllib.parse import urlsplit
 
 import typer
 
+from oncekey.cli.printing import address
 from oncekey.core.errors import OncekeyError
 from oncekey.core.policy import Policy
 
+FEWEST = 100
+"""With fewer requests a day is not worth looking at."""
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 MONEY = '{"customer_id": "cus_1001", "amount_cents": 1999, "currency": "EUR"}'
 ORDER = '{"customer_id": "cus_1001", "items": [{"product_id": "sku_teapot", "quantity": 2}]}'
@@ -53,12 +55,23 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     provider: Annotated[
         str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
     ] = None,
+    history: Annotated[
+        int | None,
+        typer.Option(
+            min=FEWEST,
+            max=1_000_000,
+            help="Make up a day of so many requests first, in a store without any.",
+            metavar="N",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="With --history: which day; the same seed makes the same one.")] = 1,
     provider_ledger: Annotated[
         Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
     ] = None,
 ) -> None:
     """Serve a small shop, and a payment provider beside it, whose requests may be sent as often as one likes."""
     try:
+        from oncekey.demo.history import Wanted
         from oncekey.demo.serving import serve
     except ImportError as error:
         fail(f"the demo needs {error.name}: pip install 'oncekey[demo]'")
@@ -73,6 +86,8 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
             webhooks=webhooks is Switch.ON,
             ledger=provider_ledger,
             announce=lambda url, console: announce(url, console, store),
+            history=None if history is None else Wanted(history, seed),
+            progress=show_progress,
         )
     except OncekeyError as error:
         fail(str(error))
@@ -101,7 +116,7 @@ def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0)
 
 def announce(url: str, console: str, store: str) -> None:
     """Say what it is, where its operators look, and what to try."""
-    heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {shown(store)}"
+    heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {address(store)}"
     steps = curl_lines(url, str(uuid.uuid4()))
     if sys.stdout.isatty():
         _richly(heading, url, console, steps)
@@ -113,6 +128,14 @@ def announce(url: str, console: str, store: str) -> None:
             sep="\n",
             flush=True,
         )
+
+
+def show_progress(done: int, of: int) -> None:
+    """How much of a history is written, on one line of standard error; a pipe gets the last word only."""
+    if sys.stderr.isatty():
+        print(f"\rhistory: {done:,} of {of:,} requests", end="\n" if done >= of else "", file=sys.stderr, flush=True)
+    elif done >= of:
+        print(f"history: {done:,} requests", file=sys.stderr)
 
 
 def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
@@ -140,14 +163,6 @@ def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
         ("What the provider has really charged", f"curl {url}/demo/ledger"),
         ("The orders; the other tenant is demo-beta", f"curl {url}/orders {who}"),
     ]
-
-
-def shown(store: str) -> str:
-    """The store without what may be a password in it; the path of a file has none."""
-    parts = urlsplit(store)
-    if not parts.netloc:
-        return store
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def fail(sentence: str) -> NoReturn:

@@ -11,7 +11,7 @@ from oncekey.cli import desk
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
 from oncekey.cli.finding import typed
 from oncekey.cli.printing import as_json as as_json_document
-from oncekey.cli.printing import as_list, pairs, table
+from oncekey.cli.printing import as_list, lines, pairs, table
 from oncekey.core.model import ParcelKind
 from oncekey.core.operate import Forbidden, Order, Wish
 from oncekey.core.showing import moment
@@ -20,7 +20,7 @@ from oncekey.engine.operate import LetterMoved
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from oncekey.core.model import DeadLetter, RecordId
     from oncekey.core.operate import Moved
@@ -54,10 +54,10 @@ def list_letters(store: desk.StoreUrl, *, limit: desk.Limit = 100, as_json: desk
 
     letters = desk.work(store, looking)
     if as_json:
-        as_list([_line(letter) for letter in letters])
+        as_list([line_of(letter) for letter in letters])
         return
     head = ("id", "kind", "topic", "key", "attempts", "died_at", "last_error")
-    rows = [[line[name] for name in head] for line in map(_line, letters)]
+    rows = [[line[name] for name in head] for line in map(line_of, letters)]
     first = ("id", "kind", "topic", "last_error", "died_at", "attempts")
     table(head, rows, empty="there are no dead letters", first=first)
     if rows:
@@ -76,23 +76,22 @@ def show(letter_id: LetterId, store: desk.StoreUrl, *, as_json: desk.AsJson = Fa
     letter = desk.work(store, looking)
     if letter is None:
         desk.refuse(Forbidden(operate.NO_LETTER), json_wanted=as_json)
-    parcel = letter.parcel
-    shape = {
-        **_line(letter),
-        "payload": parcel.payload,
-        "incarnation": str(parcel.incarnation),
-        "order_by": parcel.order_by,
-    }
     if as_json:
-        as_json_document(shape)
-        return
-    pairs([(name.replace("_", " "), value) for name, value in shape.items() if value is not None])
-    typer.echo("\nTry it again, or give it up:")
+        as_json_document(_shape(letter))
+    else:
+        lines(said(letter))
+
+
+def said(letter: DeadLetter) -> Iterator[str]:
+    """A dead letter, and what may be done about it, line by line."""
+    parcel = letter.parcel
+    yield from pairs([(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None])
+    yield from ("", "Try it again, or give it up:")
     for verb in ("retry", "discard"):
-        typer.echo(f"  oncekey dlq {verb} {parcel.id} --reason '...'")
+        yield f"  oncekey dlq {verb} {parcel.id} --reason '...'"
     if parcel.kind is ParcelKind.DEFER:
-        typer.echo("If its call was made, say so instead; this shows how:")
-        typer.echo(f"  oncekey keys show {typed(parcel.record_id)}")
+        yield "If its call was made, say so instead; this shows how:"
+        yield f"  oncekey keys show {typed(parcel.record_id)}"
 
 
 def retry(
@@ -185,7 +184,7 @@ def _settle(
             desk.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
         case LetterMoved(letter, trigger):
             if json_wanted:
-                as_json_document({"changed": True, "letter": {**_line(letter), "trigger": trigger.value}})
+                as_json_document({"changed": True, "letter": {**line_of(letter), "trigger": trigger.value}})
                 return
             again = letter.parcel.kind is ParcelKind.EMIT and trigger.value == "dlq_retry"
             typer.echo(f"{letter.parcel.id} {'is due again' if again else 'is deleted'} (audited)")
@@ -193,7 +192,18 @@ def _settle(
             desk.told(done, json_wanted=json_wanted, verbose=verbose)
 
 
-def _line(letter: DeadLetter) -> dict[str, Any]:
+def _shape(letter: DeadLetter) -> dict[str, Any]:
+    parcel = letter.parcel
+    return {
+        **line_of(letter),
+        "payload": parcel.payload,
+        "incarnation": str(parcel.incarnation),
+        "order_by": parcel.order_by,
+    }
+
+
+def line_of(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter as one of many."""
     parcel = letter.parcel
     return {
         "id": str(parcel.id),

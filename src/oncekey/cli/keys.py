@@ -13,9 +13,9 @@ import typer
 from oncekey.cli import desk
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, checked_by, result_of
 from oncekey.cli.finding import Several, called, find, scope_named
-from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, row_of, say, shown, shown_entry
+from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, row_of, said, shown, shown_entry
 from oncekey.cli.printing import as_json as to_json
-from oncekey.cli.printing import as_list, table
+from oncekey.cli.printing import as_list, lines, table
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from oncekey.core.model import Record
     from oncekey.core.operate import Moved
     from oncekey.core.upkeep import Page
-    from oncekey.engine.operate import Sight
     from oncekey.engine.shell import AsyncEngine
 
 T = TypeVar("T")
@@ -148,18 +147,16 @@ def show(
         found = await find(engine, key, whose)
         if not isinstance(found, RecordId):
             return found
-        number = lock_number(_SCHEMA, found, desk.secret())
-        sight = await adrive(operate.inspect(engine.store, found, number), engine.driver.run)
-        if sight.snapshot.record is None and not sight.busy:
-            return Forbidden(NO_KEY)
-        return await _known(engine, sight, tuple(call or ()), app)
+        return await known_of(engine, found, tuple(call or ()), app)
 
     known = _one(desk.work(store, looking), key, json_wanted=as_json)
     shape = shown(known, key)
     if as_json:
         to_json(shape)
     else:
-        say(known, shape, verbose=verbose)
+        lines(said(known, shape, verbose=verbose))
+        if not verbose and "scope" in shape:
+            typer.echo("\n--verbose shows all there is, `oncekey keys history` what was done to it.", err=True)
 
 
 def history(
@@ -191,8 +188,8 @@ def history(
             raise ConfigurationError(operate.NOT_HERE)
         return await adrive(audit.history(found), engine.driver.run)
 
-    lines = _one(desk.work(store, looking), key, json_wanted=as_json)
-    entries = [shown_entry(entry) for entry in lines]
+    found = _one(desk.work(store, looking), key, json_wanted=as_json)
+    entries = [shown_entry(entry) for entry in found]
     if as_json:
         as_list(entries)
         return
@@ -388,8 +385,14 @@ def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
     return found
 
 
-async def _known(engine: AsyncEngine, sight: Sight, calls: tuple[str, ...], app: str | None) -> Known:
-    """What else is known of a key's call: its name, and what it returned the last time."""
+async def known_of(
+    engine: AsyncEngine, record_id: RecordId, calls: tuple[str, ...] = (), app: str | None = None
+) -> Known | Forbidden:
+    """A key as it stands, and what else is known of its call: its name, and what it returned the last time."""
+    number = lock_number(_SCHEMA, record_id, desk.secret())
+    sight = await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
+    if sight.snapshot.record is None and not sight.busy:
+        return Forbidden(NO_KEY)
     record = sight.snapshot.record
     if record is None:
         return Known(sight)

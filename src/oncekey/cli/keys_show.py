@@ -7,8 +7,6 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
 from oncekey.cli.desk import age, possibility
 from oncekey.cli.finding import typed, words_of
 from oncekey.cli.printing import broken, pairs, plain
@@ -124,26 +122,24 @@ def shown(known: Known, key: str) -> dict[str, Any]:
     }
 
 
-def say(known: Known, shape: dict[str, Any], *, verbose: bool) -> None:
-    """What it means and what to do, with the commands ready to be copied; then the details."""
-    typer.echo(shape["means"])
+def said(known: Known, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]:
+    """What it means and what to do, with the commands ready to be copied; then the details. Line by line."""
+    yield shape["means"]
     if shape.get("why"):
-        typer.echo(f"Why: {plain(shape['why'])}.")
-    typer.echo(shape["retry"])
+        yield f"Why: {plain(shape['why'])}."
+    yield shape["retry"]
     record, now = known.sight.snapshot.record, known.sight.snapshot.now
     if record is not None and "scope" in shape:
-        typer.echo("\nWhat to do")
+        yield from ("", "What to do")
         for line in _advice(known, record, now, shape):
-            typer.echo(f"  {line}" if line else "")
-        typer.echo("")
+            yield f"  {line}" if line else ""
+        yield ""
         brief = [("key", record.id.key), ("whose", whose(record.id.scope))]
         brief += [(name.replace("_", " "), shape[name]) for name in _BRIEF if shape[name] is not None]
-        pairs(brief)
+        yield from pairs(brief)
     if verbose:
-        typer.echo("")
-        pairs([(name.replace("_", " "), _text(value)) for name, value in shape.items() if value not in (None, [], {})])
-    elif "scope" in shape:
-        typer.echo("\n--verbose shows all there is, `oncekey keys history` what was done to it.", err=True)
+        there = [(name.replace("_", " "), _text(value)) for name, value in shape.items() if value not in (None, [], {})]
+        yield from ("", *pairs(there))
 
 
 def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -> Iterator[str]:

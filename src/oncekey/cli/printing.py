@@ -8,8 +8,9 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -44,6 +45,14 @@ def plain(value: Any) -> str:
     """A value as one line of text that cannot move a terminal's cursor: clients write part of what is shown."""
     text = "" if value is None else str(value)
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def address(store: str) -> str:
+    """A store's URL without what may be a password in it; the path of a file has none."""
+    parts = urlsplit(store)
+    if not parts.netloc:
+        return store
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def width() -> int:
@@ -86,11 +95,16 @@ def _that_fit(head: Sequence[str], widths: Sequence[int], first: Sequence[str]) 
     return sorted(shown)
 
 
-def pairs(rows: Sequence[tuple[str, Any]]) -> None:
+def pairs(rows: Sequence[tuple[str, Any]]) -> list[str]:
     """One thing: names and values, a line each. A terminal wraps what is long, so it can be copied in one piece."""
     longest = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
-        typer.echo(f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip())
+    return [f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip() for name, value in rows]
+
+
+def lines(said: Iterable[str]) -> None:
+    """Lines on standard output."""
+    for line in said:
+        typer.echo(line)
 
 
 def broken(command: str, *, indent: int) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.cli.demo import shown
+from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
 from oncekey.observe.gauges import Page
 from oncekey.workers.health import health as serve_health
@@ -154,7 +154,7 @@ def _metrics(once: Once) -> Metrics | None:
 
 def _place(once: Once) -> str:
     """The store, without what may be a password in it."""
-    return shown(once.store if isinstance(once.store, str) else once.store.url.render_as_string(hide_password=True))
+    return address(once.store if isinstance(once.store, str) else once.store.url.render_as_string(hide_password=True))
 
 
 def _schedule(task: Task, once: Once, *, only_once: bool) -> str:

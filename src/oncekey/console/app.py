@@ -24,11 +24,11 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from oncekey.console.access import Attempts, Operator, Role, Sessions, Tokens
-from oncekey.console.charts import Recent
 from oncekey.console.moves import Moves
 from oncekey.console.pages import Pages
 from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
+from oncekey.core.pulse import Recent
 from oncekey.engine.operate import NOT_HERE
 from oncekey.flow import adrive
 from oncekey.wire import Kind, aconnect, understand
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from oncekey.console.access import Session
-    from oncekey.console.charts import History
     from oncekey.console.ledger import Ledger
     from oncekey.core.model import Record
+    from oncekey.core.pulse import History
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
     from oncekey.once import Once

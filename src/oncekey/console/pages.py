@@ -12,17 +12,16 @@ from uuid import UUID
 from starlette.responses import JSONResponse, RedirectResponse
 
 from oncekey.console.access import Role
-from oncekey.console.charts import ENDS, FRESH, WINDOWS, sample_of, series
 from oncekey.console.dossier import TRIGGERS, gather, is_text, record_id_of, token_of
 from oncekey.console.views import Refused
 from oncekey.core.audit import Mover
-from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
 from oncekey.core.prospects import downstream_keys
+from oncekey.core.pulse import ENDS, FRESH, WINDOWS, headline, sample_of, series
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope
 from oncekey.core.survey import FINISHED, UNFINISHED, Walk
 from oncekey.core.transitions import Actor
-from oncekey.engine.operate import box_of, disclose, survey_of
+from oncekey.engine.operate import box_of, disclose, pulse, roll_of, survey_of
 from oncekey.reconcile.ledger import MEANING
 
 if TYPE_CHECKING:
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     from oncekey.console.app import Console
     from oncekey.console.dossier import Dossier
     from oncekey.console.views import Handler, Visit
-    from oncekey.core.census import Roll
     from oncekey.core.model import Duration, Instant
-    from oncekey.core.survey import End, Place, Stretch, Tally
+    from oncekey.core.survey import End, Place, Stretch
     from oncekey.flow import Flow
     from oncekey.ports import Store
 
@@ -76,7 +74,7 @@ class Pages:
 
     async def overview(self, visit: Visit) -> Response:
         """What waits, who works, and how requests end."""
-        tally, roll = await self._console.ask(_pulse)
+        tally, roll = await self._console.ask(pulse)
         self._console.history.add(sample_of(tally, roll))
         window = visit.asked("window") or "1 h"
         return self._console.page(
@@ -86,19 +84,19 @@ class Pages:
             roll=roll,
             windows=tuple(WINDOWS),
             window=window,
-            headline=_headline(tally, roll),
+            headline=headline(tally, roll),
         )
 
     async def live(self, visit: Visit) -> Response:
         """The part of the overview that is asked for again and again."""
-        tally, roll = await self._console.ask(_pulse)
+        tally, roll = await self._console.ask(pulse)
         self._console.history.add(sample_of(tally, roll))
-        return self._console.page(visit, "_live.html", tally=tally, roll=roll, headline=_headline(tally, roll))
+        return self._console.page(visit, "_live.html", tally=tally, roll=roll, headline=headline(tally, roll))
 
     async def series(self, visit: Visit) -> Response:
         """The numbers of the charts."""
         window = WINDOWS.get(visit.asked("window"), WINDOWS["1 h"])
-        tally, roll = await self._console.ask(_pulse)
+        tally, roll = await self._console.ask(pulse)
         history = self._console.history
         history.add(sample_of(tally, roll))
         if self._ends is None or not 0 <= tally.now - self._ends[0] < FRESH:
@@ -237,7 +235,7 @@ class Pages:
         """What may have happened and is not known, the newest first."""
         place = _place(visit.asked("before"))
         part = await self._console.ask(lambda store: survey_of(store).walk(Walk(states=(State.UNKNOWN,)), PAGE, place))
-        calls = (await self._console.ask(_roll)).inline_calls
+        calls = (await self._console.ask(roll_of)).inline_calls
         references = {one.id: downstream_keys(one, calls(one.operation)) for one in part.records}
         further = urlencode({"before": _token(part.further)}) if part.further else ""
         return self._console.page(
@@ -248,7 +246,7 @@ class Pages:
         """The dead letters, the oldest first."""
         after = _letter_place(visit.asked("after"))
         letters = await self._console.ask(lambda store: box_of(store).dead_letters(PAGE, after))
-        tally, _ = await self._console.ask(_pulse)
+        tally, _ = await self._console.ask(pulse)
         further = f"{letters[-1].died_at}.{letters[-1].parcel.id}" if len(letters) == PAGE else ""
         return self._console.page(
             visit, "letters.html", letters=letters, now=tally.now, further=further, first=after is None
@@ -257,7 +255,7 @@ class Pages:
     async def letter(self, visit: Visit) -> Response:
         """One dead letter, without its payload."""
         letter = await self.dead_letter(visit)
-        tally, _ = await self._console.ask(_pulse)
+        tally, _ = await self._console.ask(pulse)
         return self._console.page(visit, "letter.html", letter=letter, now=tally.now)
 
     async def dead_letter(self, visit: Visit) -> DeadLetter:
@@ -284,7 +282,7 @@ class Pages:
         further = ""
         if lines.further is not None:
             further = urlencode({"before": lines.further, **({"who": "all"} if everybody else {})})
-        tally, _ = await self._console.ask(_pulse)
+        tally, _ = await self._console.ask(pulse)
         return self._console.page(
             visit, "audit.html", lines=lines, everybody=everybody, further=further, now=tally.now, triggers=TRIGGERS
         )
@@ -304,7 +302,7 @@ class Pages:
         since = _span(span)
         if not since:
             raise Refused(400, "Since when?", "Say it as 90s, 15m, 2h or 3d.")
-        tally, _ = await self._console.ask(_pulse)
+        tally, _ = await self._console.ask(pulse)
         engine = await self._console.engine()
         report = await ledger.compared(engine, tally.now - since)
         return self._console.page(visit, "ledger.html", report=report, span=span, meanings=MEANING)
@@ -322,37 +320,12 @@ SLUGS: Final[Mapping[str, str]] = {
 """Orders in addresses."""
 
 
-def _pulse(store: Store) -> Flow[tuple[Tally, Roll]]:
-    tally = yield from survey_of(store).tally()
-    return tally, (yield from _roll(store))
-
-
-def _roll(store: Store) -> Flow[Roll]:
-    if store.upkeep is None:
-        raise ConfigurationError("this store has no roll of workers")
-    return (yield from store.upkeep.workers())
-
-
 def _called(store: Store, name: str) -> Flow[tuple[RecordId, ...]]:
     """Records whose call the provider knows by this key or by this name of its own."""
     if store.reconcile is None:
         return ()
     calls = yield from store.reconcile.calls_of(name, name)
     return tuple(dict.fromkeys(call.id for call in calls))
-
-
-def _headline(tally: Tally, roll: Roll) -> tuple[str, str]:
-    """How things are, in one word for the colour and one sentence."""
-    unknown, dead, stuck = (tally.of(what).found for what in ("unknown", "dead", "stuck"))
-    if not any(worker.is_alive(roll.now) for worker in roll.workers):
-        return "bad", "No worker lives: nothing is swept, sent or settled by itself."
-    if unknown or dead:
-        parts = [f"{unknown:,} of unknown outcome"] if unknown else []
-        parts += [f"{dead:,} dead letters" if dead > 1 else "one dead letter"] if dead else []
-        return "wait", f"Somebody has to look: {' and '.join(parts)}."
-    if stuck:
-        return "note", f"{stuck:,} stuck, which a worker releases soon. Nothing waits for a person."
-    return "good", "Nothing waits for a person."
 
 
 def _span(text: str) -> Duration | None:

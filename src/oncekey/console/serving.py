@@ -9,8 +9,8 @@ import socket
 from contextlib import asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING, Final
 
-from oncekey.console.charts import sample_of
 from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.core.pulse import sample_of
 from oncekey.engine.operate import survey_of
 
 if TYPE_CHECKING:

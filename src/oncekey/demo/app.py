@@ -29,6 +29,7 @@ from oncekey.once import Once
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
+    from oncekey.core.pulse import History
 
 DEFAULT_PROVIDER = "http://127.0.0.1:8001"
 """Where `oncekey provider` listens if it is not told otherwise."""
@@ -41,10 +42,12 @@ def create_app(
     *,
     workers: bool = True,
     console_token: str | None = None,
+    seen: History | None = None,
 ) -> FastAPI:
     """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up.
 
-    With a `console_token` whoever has it may use the operators' console.
+    With a `console_token` whoever has it may use the operators' console, whose charts begin with what was
+    `seen` before.
     """
     metrics = Prometheus()
     once = Once(store_url, policy=policy, migrate=True, workers=workers, observers=[metrics])
@@ -77,7 +80,7 @@ def create_app(
     app.include_router(health_routes(tables, once, metrics))
     app.include_router(page_routes())
     if console_token is not None:
-        add_console(app, once, charging, console_token)
+        add_console(app, once, charging, console_token, seen)
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)
     app.state.once = once

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from oncekey.core.model import Instant
+    from oncekey.core.pulse import History
     from oncekey.demo.charging import Charging
     from oncekey.once import Once
 
@@ -22,8 +23,8 @@ OPERATOR: Final = "demo"
 """Who whoever comes by the printed link is, for the audit."""
 
 
-def add_console(app: FastAPI, once: Once, charging: Charging, token: str) -> None:
-    """Mount the console for whoever has the token."""
+def add_console(app: FastAPI, once: Once, charging: Charging, token: str, seen: History | None = None) -> None:
+    """Mount the console for whoever has the token; its charts begin with what was seen before."""
 
     async def booked(_: Instant) -> list[LedgerEntry]:
         return [
@@ -33,7 +34,7 @@ def add_console(app: FastAPI, once: Once, charging: Charging, token: str) -> Non
 
     books = Ledger(booked, Pointers("/amount_cents", "/currency"), inline={"send_notification": CALL})
     tokens = Tokens([(token, Operator(OPERATOR, Role.OPERATE))])
-    app.mount(PATH, Console(once, tokens=tokens, ledger=books, title="oncekey demo"))
+    app.mount(PATH, Console(once, tokens=tokens, ledger=books, title="oncekey demo", history=seen))
 
 
 def link_to(address: str, token: str) -> str:

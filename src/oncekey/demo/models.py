@@ -69,7 +69,7 @@ def place(wanted: OrderIn) -> Order:
 def born() -> tuple[UUID, datetime]:
     """An id and a time for something new."""
     now = time.time_ns()
-    return _ordered_uuid(now), _EPOCH + timedelta(microseconds=now // 1000)
+    return ordered_uuid(now, secrets.randbits(62)), _EPOCH + timedelta(microseconds=now // 1000)
 
 
 def moment(created_at: datetime) -> int:
@@ -82,8 +82,8 @@ def datetime_of(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def _ordered_uuid(now: int) -> UUID:
+def ordered_uuid(now: int, rest: int) -> UUID:
     """A UUID of version 7 (RFC 9562), precise to less than a microsecond: the newest orders have the largest ids."""
-    millis, rest = divmod(now, 1_000_000)
-    fraction = rest * 4096 // 1_000_000
-    return UUID(int=(millis << 80) | (7 << 76) | (fraction << 64) | (2 << 62) | secrets.randbits(62))
+    millis, nanos = divmod(now, 1_000_000)
+    fraction = nanos * 4096 // 1_000_000
+    return UUID(int=(millis << 80) | (7 << 76) | (fraction << 64) | (2 << 62) | rest)

@@ -10,20 +10,28 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.demo.app import DEFAULT_PROVIDER, create_app
 from oncekey.demo.console import link_to
+from oncekey.demo.history import Progress, Wanted, remembered, write_history
 from oncekey.demo.house_provider import HouseProvider
 from oncekey.demo.listening import CannotServeError, address_of, listen
 from oncekey.demo.reconciling import WEBHOOKS
+from oncekey.demo.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from oncekey.core.policy import Policy
+    from oncekey.core.pulse import Recent
 
 GRACE_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep a connection they do not use: whoever closes first must not be the one who is asked."""
+OTHERS_LEDGER: Final = (
+    "--history writes charges into the ledger of the demo's own provider, and not into another one's: leave --provider "
+    "out"
+)
 LEDGER: Final = "oncekey-demo-provider.db"
 
 
@@ -38,17 +46,26 @@ def serve(
     workers: bool,
     webhooks: bool,
     announce: Callable[[str, str], None],
+    history: Wanted | None = None,
+    progress: Progress = lambda _done, _all: None,
 ) -> None:
-    """Serve until a signal ends it; `announce` is told the address and the console's when everything is in order."""
+    """Serve until a signal ends it; `announce` is told the address and the console's when everything is in order.
+
+    A `history` is written before that; the provider has to be ours for it, because its charges go into the ledger.
+    """
     with listen(host, port) as listener:
-        asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
+        seen = asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
+        if history is not None:
+            if provider is not None:
+                raise ConfigurationError(OTHERS_LEDGER)
+            seen = asyncio.run(write_history(store, policy, ledger or beside(store), history, progress))
         address = address_of(host, listener)
         hook = f"{address}{WEBHOOKS}" if webhooks else None
         with _provided(provider, ledger or beside(store), hook) as provider_url:
             token = secrets.token_urlsafe(24)
             announce(address, link_to(address, token))
             config = uvicorn.Config(
-                create_app(store, policy, provider_url, workers=workers, console_token=token),
+                create_app(store, policy, provider_url, workers=workers, console_token=token, seen=seen),
                 log_level="warning",
                 access_log=False,
                 lifespan="on",
@@ -78,8 +95,11 @@ def _provided(running: str | None, ledger: Path, webhooks: str | None) -> Iterat
         yield ours.url
 
 
-async def _try_once(store: str, policy: Policy, provider: str) -> None:
-    """Start and stop the application: a server's own report of a failed start is a page of traceback."""
+async def _try_once(store: str, policy: Policy, provider: str) -> Recent:
+    """Start and stop the application: a server's own report of a failed start is a page of traceback.
+
+    What the charts begin with is read on that occasion.
+    """
     app = create_app(store, policy, provider, workers=False)
     async with app.router.lifespan_context(app):
-        pass
+        return await remembered(Tables(app.state.once.asynchronous))

@@ -37,6 +37,10 @@ class Tables:
         self._speaker = self._speaker or speaker_for(self._engine().driver)
         await self._speaker.say(connection, self._sql[statement], params)
 
+    def statement(self, name: str, params: dict[str, Value]) -> Statement:
+        """A statement by its name, for a transaction that somebody else runs."""
+        return Statement(f"demo.{name}", self._sql[name], params)
+
     async def write(self, statement: str, params: dict[str, Value]) -> None:
         """Write in a transaction of its own."""
         await self._run(Mode.ATOMIC, (statement, params))

@@ -76,8 +76,10 @@ async def _transferred(charging: Charging, message: Message) -> Reply:
             wanted.money, message.downstream_key, deduplicate=payload["deduplicate"], fault=fault
         )
     except Rejected:
+        # Raised, and not returned: an answer that is returned says that the call was made.
         no = declined().answer
-        return Reply(no.status_code, json.loads(bytes(no.body)), (("content-type", MEDIA_TYPE),))
+        reply = Reply(no.status_code, json.loads(bytes(no.body)), (("content-type", MEDIA_TYPE),))
+        raise Rejected(reply) from None
     return _done(wanted, charge)
 
 

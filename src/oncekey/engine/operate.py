@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import Mover
+    from oncekey.core.census import Roll
     from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
     from oncekey.core.operate import Whereabouts, Wish
     from oncekey.core.resolution import Evidence
+    from oncekey.core.survey import Tally
     from oncekey.flow import Flow
     from oncekey.observe.events import Tell
     from oncekey.ports import Operate, Outbox, Store, Survey
@@ -174,6 +176,19 @@ def survey_of(store: Store) -> Survey:
 
 
 _WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
+
+
+def roll_of(store: Store) -> Flow[Roll]:
+    """Which workers there are."""
+    if store.upkeep is None:
+        raise ConfigurationError(NOT_HERE)
+    return (yield from store.upkeep.workers())
+
+
+def pulse(store: Store) -> Flow[tuple[Tally, Roll]]:
+    """What waits, and who works: all that is asked for again and again."""
+    tally = yield from survey_of(store).tally()
+    return tally, (yield from roll_of(store))
 
 
 def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:

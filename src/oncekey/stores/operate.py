@@ -179,10 +179,12 @@ class OperateStore:
 
         return (yield from said(Transaction("standing", Mode.READ, body)))
 
-    def vitals(self) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
-        """What the database says about its own health; what it does not tell this user is left out."""
+    def vitals(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
+        """What the database says about its own health, or some of it; what it does not tell this user is left out."""
         found: dict[str, tuple[Mapping[str, Any], ...]] = {}
         for name, columns in self._vitals.items():
+            if names and name not in names:
+                continue
             try:
                 found[name] = yield from said(Transaction(name, Mode.READ, partial(self._reading, name, columns)))
             except StoreError:

@@ -13,8 +13,10 @@
     if (value == null) return "–";
     if (value < 120) return `${Math.round(value)} s`;
     if (value < 7200) return `${Math.round(value / 60)} min`;
-    return `${(value / 3600).toFixed(1)} h`;
+    return `${Number((value / 3600).toFixed(1))} h`;
   };
+  // Spans are read in their own steps: nobody counts hours by thousands of seconds.
+  const steps = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
   const millis = (value) => {
     if (value == null) return "–";
     if (value < 1000) return `${Math.round(value)} ms`;
@@ -81,7 +83,7 @@
       cursor: { drag: { x: false, y: false }, points: { show: !kind.bars } },
       legend: { live: true },
       scales: { x: { time: true, range: () => [latest - span, latest] }, y: kind.log ? { distr: 3 } : { range: (_, low, top) => [0, Math.max(top * 1.08, kind.format === plain ? 4 : 1)] } },
-      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, grid: { ...axis.grid, filter: (_, ticks) => (kind.log ? ticks.map((tick) => (decade(tick) ? tick : null)) : ticks) }, size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
+      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, grid: { ...axis.grid, filter: (_, ticks) => (kind.log ? ticks.map((tick) => (decade(tick) ? tick : null)) : ticks) }, ...(kind.format === seconds ? { incrs: steps } : {}), size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
       series: [{}, ...(kind.bars ? lines.reverse() : lines)],
     }, order, element);
     plot.raw = data;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -91,6 +91,11 @@ class Ledger:
         statement, params = ("all", {}) if downstream_key is None else ("by_key", {"downstream_key": downstream_key})
         return await self._apart(lambda: self._read(statement, params))
 
+    async def enter(self, charges: Iterable[tuple[Charge, bool]]) -> None:
+        """Write charges of before, each with whether its key counted, in one transaction."""
+        rows = [{**charge.shown(), "deduplicated": int(counted)} for charge, counted in charges]
+        await self._apart(lambda: self._enter(rows))
+
     def close(self) -> None:
         """Let the last statement end."""
         self._thread.submit(self._connection.close).result()
@@ -111,6 +116,15 @@ class Ledger:
             raise
         self._connection.execute("COMMIT")
         return Booking(same[0], repeated=True) if same else Booking(charge, repeated=False)
+
+    def _enter(self, rows: list[dict[str, object]]) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.executemany(_SQL["insert_charge"], rows)
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
 
     def _read(self, statement: str, params: Mapping[str, str | None]) -> list[Charge]:
         return [Charge(*row) for row in self._connection.execute(_SQL[statement], params)]

@@ -1,13 +1,13 @@
-"""What the charts of the overview show: how requests ended, as the store tells it, and what waited, as it was seen.
+"""How things are at a glance: a sentence, how requests ended as the store tells it, and what waited as it was seen.
 
-The store has no history of its numbers, so each look at them is kept for a while in this process. Whoever has a better
-memory, such as a metrics backend, hands in another `History`.
+The console's overview and `oncekey top` show the same. The store has no history of its numbers, so each look at them is
+kept for a while in this process. Whoever has a better memory, such as a metrics backend, hands in another `History`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WINDOWS: Final = {"15 min": 15 * MINUTE, "1 h": 60 * MINUTE, "6 h": 360 * MINUTE, "24 h": 1440 * MINUTE}
 BUCKETS: Final = 60
+RANKS: Final = (50, 95, 99)
+"""The percentiles of how long requests take."""
 ENDS: Final = 5000
 """How many ends of requests are looked at, for each way to end."""
 KEPT: Final = 5000
@@ -101,7 +103,7 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
     took: dict[int, list[Duration]] = {place: [] for place in places}
     for end in ends:
         place = end.at // width * width
-        ended[_ending(end), place] += 1
+        ended[ending(end), place] += 1
         # A LOCAL request is written in one commit, so its record cannot tell how long it took.
         if end.took > 0 and place in took:
             took[place].append(end.took)
@@ -109,17 +111,83 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
     return {
         "now": now / SECOND,
         "outcomes": [seconds, *([ended[name, place] for place in places] for name in ENDINGS)],
-        "latency": [seconds, *([_millis(took[place], rank) for place in places] for rank in (50, 95, 99))],
+        "latency": [seconds, *([_millis(took[place], rank) for place in places] for rank in RANKS)],
         "states": _columns(samples, ("unknown", "failed_retryable", "in_progress", "pending", "dead")),
         "lag": _columns(samples, ("lag", "oldest_unknown"), scale=SECOND),
         "workers": _columns(samples, ("workers",)),
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How requests ended lately, and how long they took."""
+
+    window: Duration
+    """How far back it looks; less than it was asked for where more ended than were looked at."""
+    ended: Mapping[str, int]
+    """By the four names of `ENDINGS`."""
+    bars: Mapping[str, tuple[int, ...]]
+    """By the same names, how many ended in each part of the window, the oldest part first."""
+    took: Mapping[int, Duration]
+    """The 50th, 95th and 99th percentile of those that were timed; empty if none was."""
+
+    def rate(self, name: str) -> float:
+        """So many a second."""
+        return self.ended[name] * SECOND / self.window
+
+    @property
+    def all_bars(self) -> tuple[int, ...]:
+        """The bars of all names together."""
+        return tuple(map(sum, zip(*self.bars.values(), strict=True)))
+
+
+def pace(ends: Sequence[End], now: Instant, *, limit: int, window: Duration, parts: int) -> Pace:
+    """What `limit` ends of each kind tell about the last `window`, in so many parts."""
+    done = [end.at for end in ends if end.state is State.COMPLETED]
+    if len(done) >= limit:  # there are more, and what is not seen must not be taken for a pause
+        window = min(window, now - min(done))
+    part = max(window // parts, 1)
+    # Parts begin at whole ones of them, so that a bar stays what it is while time goes on.
+    start = now // part - parts + 1
+    bars = {name: [0] * parts for name in ENDINGS}
+    ended: Counter[str] = Counter()
+    timed: list[Duration] = []
+    for end in ends:
+        if not now - window < end.at <= now:
+            continue
+        ended[ending(end)] += 1
+        if end.at // part >= start:
+            bars[ending(end)][end.at // part - start] += 1
+        if end.took > 0:
+            timed.append(end.took)
+    took = {rank: percentile(timed, rank) for rank in RANKS} if timed else {}
+    return Pace(
+        max(window, 1),
+        {name: ended[name] for name in ENDINGS},
+        {name: tuple(line) for name, line in bars.items()},
+        took,
+    )
+
+
+def headline(tally: Tally, roll: Roll) -> tuple[str, str]:
+    """How things are, in one word for the colour and one sentence."""
+    unknown, dead, stuck = (tally.of(what).found for what in ("unknown", "dead", "stuck"))
+    if not any(worker.is_alive(roll.now) for worker in roll.workers):
+        return "bad", "No worker lives: nothing is swept, sent or settled by itself."
+    if unknown or dead:
+        parts = [f"{unknown:,} of unknown outcome"] if unknown else []
+        parts += [f"{dead:,} dead letters" if dead > 1 else "one dead letter"] if dead else []
+        return "wait", f"Somebody has to look: {' and '.join(parts)}."
+    if stuck:
+        return "note", f"{stuck:,} stuck, which a worker releases soon. Nothing waits for a person."
+    return "good", "Nothing waits for a person."
+
+
 ENDINGS: Final = ("succeeded", "failed for good", "to be retried", "unknown")
 
 
-def _ending(end: End) -> str:
+def ending(end: End) -> str:
+    """How a request ended, by one of the four names."""
     match end.state:
         case State.UNKNOWN:
             return "unknown"

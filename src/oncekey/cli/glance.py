@@ -1,0 +1,133 @@
+"""What `oncekey top` reads in one refresh, by the console's own statements, and the shape that programs get of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from oncekey.cli.dlq import line_of as letter_line
+from oncekey.cli.keys_show import in_doubt, shown_entry
+from oncekey.core.model import MINUTE, DeadLetter, State
+from oncekey.core.pulse import ENDINGS, RANKS, headline, pace
+from oncekey.core.showing import moment
+from oncekey.core.survey import Walk
+from oncekey.engine.operate import box_of, desk_of, pulse, survey_of
+
+if TYPE_CHECKING:
+    from oncekey.core.audit import AuditEntry
+    from oncekey.core.census import Roll
+    from oncekey.core.model import Record
+    from oncekey.core.pulse import Pace
+    from oncekey.core.survey import End, Tally
+    from oncekey.flow import Flow
+    from oncekey.ports import Store
+
+ENDS: Final = 1000
+"""How many ends of requests are looked at, for each way to end: a refresh is to stay small."""
+WINDOW: Final = 15 * MINUTE
+LISTED: Final = 200
+"""So many unknown records, and so many dead letters, are listed at most."""
+LINES: Final = 50
+"""Of the audit."""
+TILES: Final = ("unknown", "dead", "stuck", "failed_retryable", "in_progress", "pending", "due")
+"""What is counted, in the order of how much it matters."""
+
+Waiting: TypeAlias = "Record | DeadLetter"
+"""What a person has to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A store at one moment."""
+
+    tally: Tally
+    roll: Roll
+    ends: tuple[End, ...]
+    unknown: tuple[Record, ...]
+    """The oldest first; where there are more than `LISTED`, the newest of them."""
+    letters: tuple[DeadLetter, ...]
+    """The oldest first."""
+    audit: tuple[AuditEntry, ...]
+    """The newest first."""
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """How things are, in one word for the colour and one sentence."""
+        return headline(self.tally, self.roll)
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """What a person has to look at: unknown outcomes, then dead letters."""
+        return (*self.unknown, *self.letters)
+
+    def pace(self, parts: int) -> Pace:
+        """How requests ended lately, with the window in so many parts."""
+        return pace(self.ends, self.tally.now, limit=ENDS, window=WINDOW, parts=parts)
+
+
+def glance(store: Store) -> Flow[Glance]:
+    """All of it: a handful of statements, each along an index and with a bound."""
+    survey = survey_of(store)
+    tally, roll = yield from pulse(store)
+    ends = yield from survey.ended(ENDS)
+    unknown = yield from survey.walk(Walk(states=(State.UNKNOWN,)), LISTED)
+    letters = yield from box_of(store).dead_letters(LISTED)
+    lines = yield from survey.notes(LINES)
+    return Glance(tally, roll, ends, unknown.records[::-1], letters, lines.entries)
+
+
+def server_of(store: Store) -> Flow[str]:
+    """Which database it is, with its version; without one where it does not tell this user."""
+    vitals = yield from desk_of(store).vitals("vital_settings", "vital_file")
+    for setting in vitals.get("vital_settings", ()):
+        if setting["name"] == "server_version":
+            return f"PostgreSQL {str(setting['value']).split()[0]}"
+    for file in vitals.get("vital_file", ()):
+        return f"SQLite {file['version']}"
+    return "PostgreSQL"
+
+
+def envelope(seen: Glance, store: str, server: str) -> dict[str, Any]:
+    """One frame for programs: the three members of every list, whose items wait for a person, and the rest."""
+    tally, now = seen.tally, seen.tally.now
+    lately = seen.pace(1)
+    colour, sentence = seen.headline
+    return {
+        "now": moment(now),
+        "items": list(_items(seen)),
+        "next": None,
+        "store": store,
+        "server": server,
+        "level": colour,
+        "headline": sentence,
+        "counts": {
+            what: {"count": tally.of(what).found, "more": tally.of(what).more, "oldest": moment(tally.of(what).oldest)}
+            for what in TILES
+        },
+        "ended": {
+            "seconds": lately.window / 1_000_000,
+            **{name.replace(" ", "_"): lately.ended[name] for name in ENDINGS},
+        },
+        "took_ms": {f"p{rank}": lately.took[rank] / 1000 if rank in lately.took else None for rank in RANKS},
+        "workers": [
+            {
+                "name": one.name,
+                "alive": one.is_alive(seen.roll.now),
+                "tasks": list(one.tasks),
+                "started_at": moment(one.started_at),
+                "seen_at": moment(one.seen_at),
+            }
+            for one in seen.roll.workers
+        ],
+        "audit": [{**shown_entry(entry), "digest": entry.note.key_digest} for entry in seen.audit],
+    }
+
+
+def _items(seen: Glance) -> Iterator[dict[str, Any]]:
+    for one in seen.waiting:
+        if isinstance(one, DeadLetter):
+            yield {"what": "dead_letter", **letter_line(one)}
+        else:
+            calls = seen.roll.inline_calls(one.operation)
+            yield {"what": "unknown", **in_doubt(one, seen.tally.now, calls=calls)}
