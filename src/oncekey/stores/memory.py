@@ -28,6 +28,12 @@ def find(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
     return [{**_BLANK, **table.get((scope, key), {}), "now": now}]
 
 
+def recall(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
+    """A completed record with the clock, or no row."""
+    line = table.get((scope, key))
+    return [] if line is None or line["state"] != "completed" else [{**line, "now": now}]
+
+
 def claim(table: Table, *, now: Instant, lease: int, deadline: int, **columns: Any) -> Rows:
     """Insert unless there is a row; answer with the row that is there."""
     where = (columns["scope"], columns["key"])
@@ -189,6 +195,7 @@ def _may_complete(line: Line) -> bool:
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "find": find,
+        "recall": recall,
         "claim": claim,
         "take_over": take_over,
         "supersede": supersede,

@@ -6,6 +6,13 @@
 SELECT COALESCE(:now, clock.now) AS now, record.*
 FROM oncekey_clock AS clock LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.key = :key;
 
+-- name: recall
+SELECT COALESCE(:now, clock.now) AS now, record.key, record.incarnation, record.operation, record.effects,
+       record.fingerprint, record.response_status, record.response_headers, record.response_body,
+       record.response_schema, record.expires_at
+FROM oncekey_record AS record, oncekey_clock AS clock
+WHERE record.scope = :scope AND record.key = :key AND record.state = 'completed';
+
 -- name: claim
 INSERT INTO oncekey_record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
