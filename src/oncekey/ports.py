@@ -232,6 +232,9 @@ class Recalls(Protocol):
     def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
         """The answer of a completed record, whether or not it has expired. None: `find` says what there is."""
 
+    def recall_all(self, record_ids: tuple[RecordId, ...]) -> Flow[dict[RecordId, Glimpse]]:
+        """The same for many in one read. What cannot be read is left out, so that it keeps nobody else waiting."""
+
 
 class Schema(Protocol):
     """The store's tables."""

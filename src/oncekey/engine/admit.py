@@ -24,16 +24,17 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.onecommit import Holder
+from oncekey.core.rulings import rule_finished
 from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
 from oncekey.engine.answering import replayed
-from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Rollback, Sleep, Step
+from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Recall, Rollback, Sleep, Step
 from oncekey.engine.settle import settle
 from oncekey.engine.telling import tell_replay
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Claim, Settlement, Verdict
+    from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import Question
@@ -84,10 +85,12 @@ def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[An
         if asked.id not in site.hints.known or not site.breaker.closed:
             return None
         try:
-            said = yield from local.stored(site.store, asked, policy)
+            glimpse: Glimpse | None = yield Recall(asked.id)
         except StoreError:
             return None
         site.breaker.worked()
+        if glimpse is not None:
+            said = rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
         if answers is not None and type(said) is Replay:
             answers.add(said, policy)
     if type(said) is not Replay:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
-    from oncekey.engine.claiming import Question
     from oncekey.flow import Flow, Steps
     from oncekey.ports import Inspect, Locks, Outbox, Recalls
 
@@ -94,10 +93,10 @@ def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refus
     return word_of((yield from records.find(claim.id)), claim, policy)
 
 
-def stored(records: Recalls, asked: Claim | Question, policy: Policy) -> Flow[Replay | Refuse | None]:
+def stored(records: Recalls, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
     """What a completed record says, by the short read of a repeat; None: there is no such, or it has expired."""
-    glimpse = yield from records.recall(asked.id)
-    return None if glimpse is None else rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
+    glimpse = yield from records.recall(claim.id)
+    return None if glimpse is None else rule_finished(glimpse.finished, glimpse.now, claim.fingerprint, policy)
 
 
 def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
