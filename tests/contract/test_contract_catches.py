@@ -147,6 +147,14 @@ def for_any_scope(command):
     return run
 
 
+def many(spoil: Callable) -> Callable:
+    """The read of many, each by a spoilt read of one; a key is found where it was asked for."""
+    one = spoil(COMMANDS["recall"])
+    return lambda _command: (
+        lambda table, asked, now: [{**row, **each} for each in json.loads(asked) for row in one(table, **each, now=now)]
+    )
+
+
 FAR = 1 << 62
 
 MUTANTS = {
@@ -315,9 +323,12 @@ MUTANTS = {
     "a repeat is told another time": (("recall",), changed(now=0)),
     "a repeat gets no headers": (("recall",), changed(response_headers="[]")),
     "a repeat of another tenant's": (("recall",), for_any_scope),
+    "one of many is told another's answer": (("recall_all",), changed(response_body=b"another's")),
+    "many are recalled in any state": (("recall_all",), many(in_any_state_recalled)),
+    "many are recalled of any tenant": (("recall_all",), many(for_any_scope)),
     "an answer is never recalled": (("recall",), lambda _command: lambda _table, **_params: []),
     "keys do not mind their case": (
-        tuple(COMMANDS),
+        tuple(name for name in COMMANDS if name != "recall_all"),
         lambda command: lambda table, **params: command(table, **{**params, "key": params["key"].lower()}),
     ),
 }

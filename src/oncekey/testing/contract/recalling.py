@@ -57,6 +57,18 @@ class Recalling:
             assert glimpse is not None
             assert glimpse.finished.response == response
 
+    def test_many_are_recalled_as_each_by_itself(self, world: World) -> None:
+        """In whatever state they are, asked for twice, unknown, and none at all."""
+        ids = [stand(world, state).claim.id for state in (*STATES, State.COMPLETED)]
+        odd = a_claim('a "quoted" \\ key, with ü and 漢字')
+        assert world.settle(world.owned(odd), answered()).ours
+        ids += [odd.id, odd.id, RecordId("shop|tenant-2", odd.id.key)]
+        each = {one: world.go(world.store.recall(one)) for one in ids}
+        found = world.go(world.store.recall_all(tuple(ids)))
+        assert found == {one: glimpse for one, glimpse in each.items() if glimpse is not None}
+        assert len(found) == 3  # noqa: PLR2004  (two that were made to stand, and the odd one)
+        assert world.go(world.store.recall_all(())) == {}
+
     def test_a_repeat_hears_what_a_claim_would(self, world: World) -> None:
         """The same request and another one, until the last microsecond of its life and after it."""
         for age, mark, policy in product(
