@@ -12,6 +12,7 @@ store from answering is told to all of them, and each asks in full then.
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.flow import adrive
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 2
 """Reads under way at a time: while the server answers one, the process works on the other's."""
-MOST: Final = 100
-"""Keys of one statement."""
+MOST: Final = 32
+"""Keys of one statement: their answers are in memory together, and each may be large."""
 
 
 class Recaller:
@@ -60,7 +61,8 @@ class Recaller:
         if not waiting:
             self._reading -= 1
             return
-        task = asyncio.get_running_loop().create_task(self._read(waiting))
+        # It is for all of them, so it belongs to nobody's request, nor to the trace of one.
+        task = asyncio.get_running_loop().create_task(self._read(waiting), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
