@@ -16,7 +16,7 @@ import httpx
 import psycopg
 
 from bench.places import places
-from bench.reap import figures
+from bench.reap import waits
 from oncekey.console import Console
 from oncekey.wire import connect
 
@@ -60,7 +60,7 @@ async def _timed(rounds, ask):
         answer = await ask()
         took.append(time.perf_counter() - began)
         assert answer.status_code < 400, answer.text
-    return figures(took)
+    return waits(took)
 
 
 def main():

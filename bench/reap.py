@@ -137,16 +137,16 @@ def fill(connection: Any, rows: int) -> None:
     connection.execute("CHECKPOINT")
 
 
-def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True) -> Any:
-    """A reaper that works through everything, as it ships."""
+def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True, pace: dict[str, int] | None = None) -> Any:
+    """A reaper that works through everything, as it ships unless another pace is given."""
     from oncekey.core.policy import Policy  # noqa: PLC0415
     from oncekey.workers.reaper import Reaper  # noqa: PLC0415
 
     policy = Policy(audit=audit, audit_ttl=timedelta(days=90))
-    return Reaper(engine.store.upkeep, engine.store.audit, run, policy, sleep=sleep)
+    return Reaper(engine.store.upkeep, engine.store.audit, run, policy, sleep=sleep, **(pace or {}))
 
 
-async def reap_all(url: str) -> dict[str, Any]:
+async def reap_all(url: str, pace: dict[str, int]) -> dict[str, Any]:
     """The reaper's own process."""
     from oncekey.wire import aconnect  # noqa: PLC0415
 
@@ -154,7 +154,7 @@ async def reap_all(url: str) -> dict[str, Any]:
     timed, turns = Timed(engine.driver.run), Turns()
     await turns.rest()
     began, turns.paused = time.perf_counter(), 0.0
-    moved = await a_reaper(engine, timed, turns.rest).run_once()
+    moved = await a_reaper(engine, timed, turns.rest, pace=pace).run_once()
     took = time.perf_counter() - began - turns.paused
     await engine.close()
     return {
@@ -165,11 +165,13 @@ async def reap_all(url: str) -> dict[str, Any]:
     }
 
 
-async def beside_a_load(url: str, rows: int, clients: int, turn: float, say: Say) -> dict[str, Any]:
+async def beside_a_load(
+    url: str, rows: int, clients: int, turn: float, say: Say, *, pace: dict[str, int]
+) -> dict[str, Any]:
     """The load alone and beside the reaper by turns, until everything is reaped."""
     from oncekey.wire import aconnect  # noqa: PLC0415
 
-    command = [sys.executable, "-m", "bench.reap", "--reaper", url]
+    command = [sys.executable, "-m", "bench.reap", "--reaper", url, "--pace", json.dumps(pace)]
     engine, pipe = aconnect(url), asyncio.subprocess.PIPE
     alone: list[list[float]] = []
     beside: list[list[float]] = []
@@ -243,7 +245,7 @@ async def wal_per_row(url: str, connection: Any, rows: int, *, audit: bool) -> d
     }
 
 
-def measured(rows: int, clients: int, turn: float, say: Say) -> dict[str, Any]:
+def measured(rows: int, clients: int, turn: float, say: Say, pace: dict[str, int] | None = None) -> dict[str, Any]:
     """Everything, on a server of its own."""
     import psycopg  # noqa: PLC0415
 
@@ -253,7 +255,7 @@ def measured(rows: int, clients: int, turn: float, say: Say) -> dict[str, Any]:
         with psycopg.connect(url.replace("postgresql+asyncpg:", "postgresql:", 1), autocommit=True) as connection:
             say(f"making {rows} expired rows")
             fill(connection, rows)
-            found = asyncio.run(beside_a_load(url, rows, clients, turn, say))
+            found = asyncio.run(beside_a_load(url, rows, clients, turn, say, pace=pace or {}))
             say("measuring WAL")
             few = min(rows, WAL_ROWS)
             found["wal"] = [asyncio.run(wal_per_row(url, connection, few, audit=audit)) for audit in (True, False)]
@@ -296,13 +298,19 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=CLIENTS, help=f"requests of the load at once ({CLIENTS})")
     parser.add_argument("--turn", type=float, default=TURN, help=f"seconds of each turn ({TURN:g})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--moment", type=float, metavar="MS", help="how long a batch should take; as it ships without")
+    parser.add_argument("--least", type=int, metavar="N", help="how many records it has at least; as it ships without")
     parser.add_argument("--reaper", help=argparse.SUPPRESS)
+    parser.add_argument("--pace", type=json.loads, default={}, help=argparse.SUPPRESS)
     said = parser.parse_args(words)
     if said.reaper:
-        print(json.dumps(asyncio.run(reap_all(said.reaper))))
+        print(json.dumps(asyncio.run(reap_all(said.reaper, said.pace))))
         return 0
+    pace = {} if said.least is None else {"least": said.least}
+    if said.moment is not None:
+        pace["moment"] = int(said.moment * 1000)
     try:
-        found = measured(FULL if said.full else said.rows, said.clients, said.turn, _say)
+        found = measured(FULL if said.full else said.rows, said.clients, said.turn, _say, pace)
     except BenchError as error:
         _say(str(error))
         return 1

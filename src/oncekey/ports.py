@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         DeadLetter,
         Deferred,
         Duration,
+        Glimpse,
         HeldParcel,
         Instant,
         Lease,
@@ -56,6 +57,7 @@ __all__ = [
     "Operate",
     "Outbox",
     "Phases",
+    "Recalls",
     "Reconcile",
     "Records",
     "Schema",
@@ -224,6 +226,16 @@ class Inspect(Protocol):
         """The record as it stands, and the store's clock."""
 
 
+class Recalls(Protocol):
+    """What a repeat of a finished request reads, before anything else is asked."""
+
+    def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
+        """The answer of a completed record, whether or not it has expired. None: `find` says what there is."""
+
+    def recall_all(self, record_ids: tuple[RecordId, ...]) -> Flow[dict[RecordId, Glimpse]]:
+        """The same for many in one read. What cannot be read is left out, so that it keeps nobody else waiting."""
+
+
 class Schema(Protocol):
     """The store's tables."""
 
@@ -238,7 +250,7 @@ class Schema(Protocol):
         """Run one migration and remember it, together or not at all; False if it was there already."""
 
 
-class Store(Records, Inspect, Protocol):
+class Store(Records, Inspect, Recalls, Protocol):
     """What a store for requests can do."""
 
     @property

@@ -11,6 +11,7 @@ import pytest
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
+from oncekey.testing.claims import OTHER_FINGERPRINT
 from oncekey.testing.contract import StoreContract, blocking
 from oncekey.testing.contract.racing import Racing
 
@@ -119,6 +120,39 @@ def intent_with(**changes) -> Callable[[dict], str | None]:
 def saying(**changes) -> Callable:
     """A statement that is given something else than the caller said."""
     return lambda command: lambda table, **params: command(table, **{**params, **changes})
+
+
+def changed(**columns) -> Callable:
+    """A statement whose rows say something else."""
+    return lambda command: lambda table, **params: [{**row, **columns} for row in command(table, **params)]
+
+
+def in_any_state_recalled(command):
+    """A repeat's read that does not look at the state."""
+
+    def run(table, **params):
+        line = table.get((params["scope"], params["key"]))
+        return [] if line is None else [{**line, "now": params["now"]}]
+
+    return run
+
+
+def for_any_scope(command):
+    """A repeat's read that looks for the key alone."""
+
+    def run(table, **params):
+        scopes = [scope for scope, key in table if key == params["key"]]
+        return command(table, **{**params, "scope": (scopes or [params["scope"]])[0]})
+
+    return run
+
+
+def many(spoil: Callable) -> Callable:
+    """The read of many, each by a spoilt read of one; a key is found where it was asked for."""
+    one = spoil(COMMANDS["recall"])
+    return lambda _command: (
+        lambda table, asked, now: [{**row, **each} for each in json.loads(asked) for row in one(table, **each, now=now)]
+    )
 
 
 FAR = 1 << 62
@@ -282,8 +316,19 @@ MUTANTS = {
         afterwards(lambda line, _: {"response_body": line["response_body"] or b""}),
     ),
     "a completed record keeps its owner": (("settle_completed",), afterwards(lambda _line, _: {"owner": "somebody"})),
+    "a repeat does not look at the state": (("recall",), in_any_state_recalled),
+    "a repeat is told another life": (("recall",), changed(incarnation="00000000-0000-0000-0000-000000000001")),
+    "a repeat is told another request": (("recall",), changed(fingerprint=OTHER_FINGERPRINT)),
+    "a repeat is told a later end": (("recall",), changed(expires_at=FAR)),
+    "a repeat is told another time": (("recall",), changed(now=0)),
+    "a repeat gets no headers": (("recall",), changed(response_headers="[]")),
+    "a repeat of another tenant's": (("recall",), for_any_scope),
+    "one of many is told another's answer": (("recall_all",), changed(response_body=b"another's")),
+    "many are recalled in any state": (("recall_all",), many(in_any_state_recalled)),
+    "many are recalled of any tenant": (("recall_all",), many(for_any_scope)),
+    "an answer is never recalled": (("recall",), lambda _command: lambda _table, **_params: []),
     "keys do not mind their case": (
-        tuple(COMMANDS),
+        tuple(name for name in COMMANDS if name != "recall_all"),
         lambda command: lambda table, **params: command(table, **{**params, "key": params["key"].lower()}),
     ),
 }

@@ -36,6 +36,7 @@ from oncekey.core.rulings import (
     answer_from,
     doubtful,
     rule,
+    rule_finished,
     situate,
 )
 from oncekey.core.strictness import BY_EFFECTS
@@ -149,6 +150,17 @@ def impossible(record) -> bool:
     deferred = record.effects is Effects.OUTBOX and bool(record.memo or record.intent)
     taken_back = record.state is State.EXPIRED and record.expires_at > NOW
     return taken_back or (deferred and record.state is State.FAILED_RETRYABLE)
+
+
+def test_a_finished_record_says_the_same_by_the_short_read():  # R38, R42, R77
+    """`rule_finished` is the short form of `rule` for every completed record."""
+    for record, claim, expired in product(every_record(), (SAME, OTHER), OnExpired):
+        if record.state is not State.COMPLETED:
+            continue
+        policy = Policy(on_expired=expired)
+        heard = ruled(record, claim, policy)
+        short = rule_finished(record, NOW, claim.fingerprint, policy)
+        assert short == (None if isinstance(heard, Supersede) else heard), record
 
 
 def test_the_two_tables_agree():

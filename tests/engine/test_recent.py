@@ -120,7 +120,7 @@ def orders(effects: Any, **policy: Any) -> Shop:
 async def test_a_cached_answer_needs_no_store(effects: Any) -> None:
     shop = orders(effects, replay_cache=timedelta(seconds=30))
     first, read = await shop.send("/orders"), await shop.send("/orders")
-    for fault in ("find", "claim", "lock", "begin"):
+    for fault in ("recall", "find", "claim", "lock", "begin"):
         shop.ledger.faults[fault].extend([down] * 3)
     cached = await shop.send("/orders")
     assert [reply.status for reply in (first, read, cached)] == [201, 201, 201]
@@ -132,7 +132,7 @@ async def test_the_first_answer_is_not_cached_by_who_made_it() -> None:
     # What is kept was read from a committed record: nothing is promised that a crash could take back.
     shop = orders(INLINE, replay_cache=timedelta(seconds=30))
     await shop.send("/orders")
-    shop.ledger.faults["find"].append(down)
+    shop.ledger.faults["recall"].append(down)
     shop.ledger.faults["claim"].append(down)
     assert (await shop.send("/orders")).status == 503
 

@@ -185,7 +185,7 @@ async def test_an_outage_is_told_by_the_long_way() -> None:
     # R110, R111
     shop, entered = a_shop()
     await shop.send("/orders/1", TEA)
-    shop.ledger.faults["find"].append(down)
+    shop.ledger.faults["recall"].append(down)
     shop.ledger.faults["claim"].append(down)
     reply = await shop.send("/orders/1", TEA)
     assert (reply.status, reply.code, entered.count) == (503, "idempotency_store_unavailable", 2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.model import Effects, Outcome, Recovery, State
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Duration, Instant, Record
+    from oncekey.core.model import Duration, Finished, Instant, Record
 
 MAX_ATTEMPTS = 10
 """How often a phased handler may be begun before its record is parked (H6); a policy may say otherwise."""
@@ -96,7 +96,7 @@ def _never_sent(record: Record, facts: Facts) -> bool:
     return facts.never_sent and (record.intent is None or record.intent.sends <= 1)
 
 
-def is_past_expiry(record: Record, now: Instant) -> bool:
+def is_past_expiry(record: Record | Finished, now: Instant) -> bool:
     """Whether the record's time is over; what that means depends on its state."""
     return record.expires_at <= now
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -175,6 +175,26 @@ class Record:
     expires_at: Instant
     request: bytes | None = field(default=None, repr=False)
     """The request as a completer repeats it, sealed where there is a secret; gone when the record is settled (H7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a repeat has to know of a completed record, and no more of its row."""
+
+    id: RecordId
+    incarnation: UUID
+    operation: str
+    effects: Effects
+    fingerprint: str
+    response: StoredResponse | None
+    expires_at: Instant
+
+
+class Glimpse(NamedTuple):
+    """A completed record as a repeat reads it, with the store's clock at that moment."""
+
+    finished: Finished
+    now: Instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,9 +404,9 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Answer from the record."""
+    """Answer from the record, of which a repeat may have read only what it needs."""
 
-    record: Record
+    record: Record | Finished
     now: Instant
 
 

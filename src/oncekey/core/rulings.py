@@ -21,7 +21,7 @@ from oncekey.core.policy import OnExpired
 from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Instant, Snapshot, Verdict
+    from oncekey.core.model import Claim, Finished, Instant, Snapshot, Verdict
     from oncekey.core.policy import Policy
 
 
@@ -151,6 +151,20 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSI
             return Refuse(Code.KEY_REUSED)
         case _:
             assert_never(ruling)
+
+
+def rule_finished(
+    finished: Record | Finished, now: Instant, fingerprint: str, policy: Policy
+) -> Replay | Refuse | None:
+    """What `rule` says of a completed record, by what a repeat knows of it. None: expired, it leaves the key."""
+    situation = Situation.EXPIRED if is_past_expiry(finished, now) else Situation.COMPLETED
+    ruling = RULINGS[situation][same(finished.fingerprint, fingerprint)]
+    if ruling is Ruling.REPLAY:
+        return Replay(finished, now)
+    if ruling is Ruling.MISMATCH:
+        return Refuse(Code.KEY_REUSED)
+    assert ruling is Ruling.SUPERSEDE
+    return Refuse(Code.KEY_EXPIRED) if policy.on_expired is OnExpired.GONE else None
 
 
 def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:

@@ -24,18 +24,20 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.onecommit import Holder
+from oncekey.core.rulings import rule_finished
 from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
 from oncekey.engine.answering import replayed
-from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Rollback, Sleep, Step
+from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Recall, Rollback, Sleep, Step
 from oncekey.engine.settle import settle
-from oncekey.engine.telling import Teller
+from oncekey.engine.telling import tell_replay
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Claim, Settlement, Verdict
+    from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
+    from oncekey.engine.claiming import Question
     from oncekey.engine.effects import Life
     from oncekey.engine.run import Asker, Run, Site
     from oncekey.flow import Flow
@@ -70,30 +72,32 @@ def admit(run: Run) -> Life[Verdict]:
     return verdict
 
 
-def recall(site: Site, claim: Claim, policy: Policy, asker: Asker) -> Life[Answer | None]:
+def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[Answer | None]:
     """The stored answer of a key that was answered here before: one look, and nothing else. None: ask in full.
 
     It answers only what `admit` would answer in the same words, and never refuses. Where there is any doubt, an outage
     included, the whole question is asked from the beginning, and says what that means.
     """
     answers = None if policy.replay_cache is None else site.answers
-    teller = None if site.tell is None else Teller(site.tell, claim, site.clock, resumed=False)
-    said = None if answers is None else answers.find(claim, policy)
+    began = 0.0 if site.tell is None else site.clock()
+    said = None if answers is None else answers.find(asked, policy)
     if said is None:
-        if claim.id not in site.hints.known or not site.breaker.closed:
+        if asked.id not in site.hints.known or not site.breaker.closed:
             return None
         try:
-            said = yield from local.after(site.store, claim, policy)
+            glimpse: Glimpse | None = yield Recall(asked.id)
         except StoreError:
             return None
         site.breaker.worked()
+        if glimpse is not None:
+            said = rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
         if answers is not None and type(said) is Replay:
             answers.add(said, policy)
     if type(said) is not Replay:
         return None
-    if teller is not None:
-        teller.admitted(said)
-    return replayed(said, policy, echo=asker.echo, status_url=asker.status_url)
+    if site.tell is not None:
+        tell_replay(site.tell, said, site.clock() - began)
+    return replayed(said, policy, asker)
 
 
 def _guarded(run: Run) -> Life[Verdict]:
@@ -224,7 +228,9 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
         return (yield from local.glance(store, locks, run.lock, claim, policy))
     # Who was lent a transaction meets the record there: a second connection might not be had before the first is back.
     if run.tx is None and claim.id in site.hints.known:
-        said = yield from local.after(store, claim, policy)
+        said = yield from local.stored(store, claim, policy)
+        if said is None:
+            said = yield from local.after(store, claim, policy)
         if said is not None:
             return said
     if run.tx is None and site.crowded(run.enrolment.blocking):

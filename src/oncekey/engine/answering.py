@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Verdict
     from oncekey.core.policy import Policy
-    from oncekey.engine.run import Run
+    from oncekey.engine.run import Asker, Run
 
 log = logging.getLogger("oncekey")
 security = logging.getLogger("oncekey.security")
@@ -43,12 +43,12 @@ def refusal(
     return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex)
 
 
-def replayed(verdict: Replay, policy: Policy, *, echo: bytes | None, status_url: str | None) -> Answer:
-    """The stored answer; only the problem that stands for one that was not kept needs an instance."""
+def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
+    """The stored answer; only the problem that stands for one that was not kept needs an instance, and a place."""
     stored = verdict.record.response
-    kept = stored is not None and stored.body is not None
-    fault_id = "" if kept else uuid4().hex
-    return answers.replay(verdict, policy, echo=echo, status_url=status_url, fault_id=fault_id)
+    if stored is not None and stored.body is not None:
+        return answers.replay(verdict, policy, echo=asker.echo)
+    return answers.replay(verdict, policy, echo=asker.echo, status_url=asker.status_url, fault_id=uuid4().hex)
 
 
 def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
@@ -73,7 +73,7 @@ def answer_to(run: Run, verdict: Verdict) -> Answer:
     """What the request of a run hears instead of its handler's answer."""
     match verdict:
         case Replay():
-            return replayed(verdict, run.policy, echo=run.asker.echo, status_url=run.asker.status_url)
+            return replayed(verdict, run.policy, run.asker)
         case Refuse():
             return refused(run, verdict)
         case Proceed() | Bypass():

@@ -3,7 +3,8 @@
 Nothing here waits, and nothing knows a framework. An adapter that has everything in its hands calls `claim_of`. One
 that has to wait in between, for the body or for who names the tenant, calls the three parts of it in the same order:
 `key_of` before it reads the body, because a request without a good key is refused whatever it carries;
-`fingerprint_for` before it asks who the caller is; and then `claim_for`. A refusal by any of them stores nothing.
+`fingerprint_for` before it asks who the caller is; and then `question_of`, which is all that a stored answer is found
+by, and `claim_for`. A refusal by any of them stores nothing.
 A function's call has no header and no path; `claim_of_call` makes the same claim of its key and its arguments.
 
 Whatever does not depend on the request was computed when it was enrolled, see `Enrolment`.
@@ -70,6 +71,15 @@ class Caller(NamedTuple):
     """The caller's credential; needed, and looked at, only where keys are bound to tokens."""
 
 
+class Question(NamedTuple):
+    """Whose key a request names and which request it is, before anything is claimed for it."""
+
+    id: RecordId
+    fingerprint: str
+    parts: Parts
+    caller: Caller
+
+
 def claim_of(
     lines: Sequence[bytes],
     parts: Parts,
@@ -85,7 +95,7 @@ def claim_of(
     mark = fingerprint_for(parts, enrolment)
     if isinstance(mark, Refuse):
         return mark
-    return claim_for(key, mark, parts, enrolment, caller, keep_headers=keep_headers)
+    return claim_for(question_of(key, mark, parts, enrolment, caller), enrolment, keep_headers=keep_headers)
 
 
 def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
@@ -141,25 +151,17 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
         return Refuse(Code.BODY_INVALID, detail=str(error))
 
 
-def claim_for(
-    key: str,
-    mark: str,
-    parts: Parts,
-    enrolment: Enrolment,
-    caller: Caller,
-    *,
-    keep_headers: frozenset[bytes] = frozenset(),
-    scope: str | None = None,
-) -> Claim:
-    """The claim of a request whose key and fingerprint are known; `keep_headers` are kept for a completer besides.
+def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> Question:
+    """What is asked about a request whose key and fingerprint are known."""
+    tenant, principal, token = caller
+    scope = bound_scope(enrolment.policy.bind_to, enrolment.namespace, tenant, principal=principal, token=token)
+    return Question(RecordId(scope, key), mark, parts, caller)
 
-    `scope` is whose key it is, where that is not the caller's alone.
-    """
+
+def claim_for(question: Question, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
+    """The claim of whoever asks; `keep_headers` are kept for a completer besides."""
     policy, spans = enrolment.policy, enrolment.spans
-    if scope is None:
-        tenant, principal, token = caller
-        scope = bound_scope(policy.bind_to, enrolment.namespace, tenant, principal=principal, token=token)
-    record_id = RecordId(scope, key)
+    record_id, mark, parts, caller = question
     kept = None
     if enrolment.completes:
         kept = seal(_kept(parts, caller, keep_headers), policy.secret, about_of(record_id, mark))
@@ -203,7 +205,7 @@ def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: s
     if isinstance(mark, Refuse):
         return mark
     scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
-    return claim_for(named, mark, parts, enrolment, Caller(tenant), scope=scope)
+    return claim_for(Question(RecordId(scope, named), mark, parts, Caller(tenant)), enrolment)
 
 
 def about_of(record_id: RecordId, fingerprint: str) -> str:

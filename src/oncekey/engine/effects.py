@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from oncekey.flow import Transaction
 
 if TYPE_CHECKING:
+    from oncekey.core.model import RecordId
     from oncekey.flow import Flow, Fold, Steps
 
 T = TypeVar("T")
@@ -163,6 +164,18 @@ class Aside:
         self.blocking = blocking
 
 
+class Recall:
+    """Read the answer of a finished record, for a repeat. Result: its `Glimpse`, or None (`Recalls.recall`).
+
+    A runtime may read for several repeats at once.
+    """
+
+    __slots__ = ("record_id",)
+
+    def __init__(self, record_id: RecordId) -> None:
+        self.record_id = record_id
+
+
 class Beat:
     """Start a heartbeat: `renew()` every `every` seconds, up to `until` seconds from now. Result: its `Pulse`."""
 
@@ -216,6 +229,7 @@ Effect: TypeAlias = (
     | Rest
     | TakeBack
     | Aside
+    | Recall
     | Beat
     | Later
     | Invoke

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.onecommit import Ground, Holder, Kind, Sealed, ground_for
-from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, situate
+from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, rule_finished, situate
 from oncekey.engine.request import NO_OUTBOX
 from oncekey.flow import Mode, Transaction
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
     from oncekey.flow import Flow, Steps
-    from oncekey.ports import Inspect, Locks, Outbox
+    from oncekey.ports import Inspect, Locks, Outbox, Recalls
 
 LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""
@@ -91,6 +91,12 @@ def sealing(
 def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
     """What the record says to a request that did not commit one itself (L2). None: nothing."""
     return word_of((yield from records.find(claim.id)), claim, policy)
+
+
+def stored(records: Recalls, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
+    """What a completed record says, by the short read of a repeat; None: there is no such, or it has expired."""
+    glimpse = yield from records.recall(claim.id)
+    return None if glimpse is None else rule_finished(glimpse.finished, glimpse.now, claim.fingerprint, policy)
 
 
 def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oncekey.core.model import Replay, Snapshot
 from oncekey.core.policy import micros
-from oncekey.engine.local import word_of
+from oncekey.core.rulings import rule_finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import Claim, Instant, Record, RecordId, Refuse
+    from oncekey.core.model import Claim, Finished, Instant, Record, RecordId, Refuse, Replay
     from oncekey.core.policy import Policy
+    from oncekey.engine.claiming import Question
 
 MOST_HINTS: Final = 10_000
 MOST_BYTES: Final = 32 * 1024 * 1024
@@ -51,7 +51,7 @@ class Hints:
 
 
 class _Finished(NamedTuple):
-    record: Record
+    record: Record | Finished
     now: Instant
     """The store's clock when it was read."""
     read_at: float
@@ -74,16 +74,17 @@ class Answers:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, claim: Claim, policy: Policy) -> Replay | Refuse | None:
-        """What the record of a claim says, if it is known; the same rules read it as if it came from the store."""
-        found = self._known.get(claim.id)
+    def find(self, asked: Claim | Question, policy: Policy) -> Replay | Refuse | None:
+        """What the record of a key says, if it is known; the same rules read it as if it came from the store."""
+        found = self._known.get(asked.id)
         if found is None:
             return None
-        passed = self._boot() - found.read_at
-        if self._boot() >= found.until:
-            self.forget(claim.id)
+        now = self._boot()
+        if now >= found.until:
+            self.forget(asked.id)
             return None
-        return word_of(Snapshot(found.record, found.now + int(passed * 1_000_000)), claim, policy)
+        since = int((now - found.read_at) * 1_000_000)
+        return rule_finished(found.record, found.now + since, asked.fingerprint, policy)
 
     def add(self, replay: Replay, policy: Policy) -> None:
         """Keep an answer that the store has given. The oldest ones make room for it."""

@@ -96,6 +96,11 @@ def tell_failure(tell: Tell | None, where: str, error: Exception) -> None:
         tell(StoreFailed(where, type(error).__name__))
 
 
+def tell_replay(tell: Tell, verdict: Replay, seconds: float) -> None:
+    """Tell that a stored answer was given before anything was claimed."""
+    tell(Replayed(About.of(verdict.record), seconds))
+
+
 class Teller:
     """Tells what becomes of one operation, and how long its parts took."""
 

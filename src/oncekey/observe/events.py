@@ -23,7 +23,7 @@ from oncekey.core.scope import tenant_of
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey.core.model import Claim, Effects, EntryKind, Outcome, Parcel, ParcelKind, Record, RecordId
+    from oncekey.core.model import Claim, Effects, EntryKind, Finished, Outcome, Parcel, ParcelKind, Record, RecordId
     from oncekey.core.transitions import Actor, Trigger
 
 log = logging.getLogger("oncekey")
@@ -42,7 +42,7 @@ class About:
     """Which life of the key: the same for all attempts, parcels and repairs of one request."""
 
     @classmethod
-    def of(cls, what: Claim | Record) -> About:
+    def of(cls, what: Claim | Record | Finished) -> About:
         """What a claim or a record is about."""
         return cls(what.operation, what.effects, what.id, what.incarnation)
 

@@ -30,6 +30,7 @@ from oncekey.engine.effects import (
     Invoke,
     Keep,
     Later,
+    Recall,
     Rest,
     Rests,
     Rollback,
@@ -39,10 +40,12 @@ from oncekey.engine.effects import (
 )
 from oncekey.flow import Transaction, adrive
 from oncekey.ports import AsyncFlushes
+from oncekey.runtimes.recalls import Recaller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from oncekey.core.model import Glimpse
     from oncekey.engine.effects import Effect, Life, Tx
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Steps
@@ -76,6 +79,7 @@ class AsyncRuntime:
         self.engine = engine
         self.drain = drain
         self._transact = engine.driver.run
+        self._recaller: Recaller | None = None
         self.open_blocking = open_blocking
         """Opens the transaction of a `def` handler and takes its first steps; the handler writes in a thread."""
 
@@ -91,6 +95,8 @@ class AsyncRuntime:
                         value = await self._transact(effect)
                     elif type(effect) is Invoke:
                         return RESTS
+                    elif type(effect) is Recall:
+                        value = await self.recall(effect)
                     elif type(effect) is Begin:
                         value = await self.begin(effect)
                     elif type(effect) is Commit:
@@ -141,7 +147,7 @@ class AsyncRuntime:
         except (Interrupted, Exception) as error:  # noqa: BLE001
             return error
 
-    async def perform(self, effect: Effect) -> Any:  # noqa: ANN401, PLR0912  (one line for each kind of effect)
+    async def perform(self, effect: Effect) -> Any:  # noqa: ANN401, C901, PLR0912  (one line for each kind of effect)
         """Perform one effect. A runtime that lends sessions adds to this."""
         match effect:
             case Begin():
@@ -164,12 +170,20 @@ class AsyncRuntime:
                 return self.drain.errand(lambda: adrive(effect.flow(), self._transact), patience=effect.patience)
             case Aside():
                 return await self.aside(effect)
+            case Recall():
+                return await self.recall(effect)
             case Transaction():
                 return await self._transact(effect)
             case Rest() | TakeBack():
                 return None
             case Invoke():
                 raise AssertionError("a flow that was interrupted does not rest")
+
+    def recall(self, effect: Recall) -> Coroutine[Any, Any, Glimpse | None]:
+        """Read a stored answer, with those who ask at the same time."""
+        if self._recaller is None:
+            self._recaller = Recaller(self.engine.store, self._transact)
+        return self._recaller.recall(effect.record_id)
 
     async def aside(self, effect: Aside) -> Any:  # noqa: ANN401  (what the flow returns)
         """Look beside a crowd. One of quick handlers moves on sooner than the store would answer."""

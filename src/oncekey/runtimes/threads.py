@@ -31,6 +31,7 @@ from oncekey.engine.effects import (
     Invoke,
     Keep,
     Later,
+    Recall,
     Rest,
     Rests,
     Rollback,
@@ -121,7 +122,7 @@ class ThreadRuntime:
         except Exception as error:  # noqa: BLE001  (the interruption goes first)
             log.warning("oncekey: an interrupted operation could not be brought to its end: %s", type(error).__name__)
 
-    def perform(self, effect: Effect) -> Any:  # noqa: ANN401, PLR0912  (one line for each kind of effect)
+    def perform(self, effect: Effect) -> Any:  # noqa: ANN401, C901, PLR0912  (one line for each kind of effect)
         """Perform one effect."""
         match effect:
             case Transaction():
@@ -148,6 +149,8 @@ class ThreadRuntime:
             case Aside():
                 with self._aside:
                     return self._transact(effect.flow)
+            case Recall():
+                return self._transact(self.engine.store.recall(effect.record_id))
             case Rest() | TakeBack():
                 return None
             case Invoke():

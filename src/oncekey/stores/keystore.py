@@ -7,16 +7,20 @@ settlement inside a business transaction that somebody else commits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, RecordUnreadableError
 from oncekey.core.model import (
     Completed,
     Deferred,
     Discarded,
     Doubtful,
     HandedBack,
+    RecordId,
     Retryable,
     Settled,
     Snapshot,
@@ -27,6 +31,7 @@ from oncekey.stores.migrations import NoSchema
 from oncekey.stores.phases import PhaseStore, owned
 from oncekey.stores.rows import (
     claim_params,
+    glimpse_of,
     owner_proof,
     response_params,
     snapshot_of,
@@ -37,12 +42,14 @@ from oncekey.stores.statements import Statements
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note
-    from oncekey.core.model import Claim, Duration, Instant, Lease, Record, RecordId, Settlement
+    from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Record, Settlement
     from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
     from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Reconcile, Schema, Survey, Upkeep
 
 STATEMENTS: tuple[str, ...] = (
     "find",
+    "recall",
+    "recall_all",
     "claim",
     "take_over",
     "supersede",
@@ -85,6 +92,17 @@ class KeyStore:
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
         """The record as it stands, and the store's clock."""
         return (yield from said(Transaction("find", Mode.READ, lambda: self._find(record_id))))
+
+    def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
+        """What a repeat reads of a finished record."""
+        found: Glimpse | None = yield Transaction("recall", Mode.READ, partial(self._recall, record_id))
+        return found
+
+    def recall_all(self, record_ids: tuple[RecordId, ...]) -> Flow[dict[RecordId, Glimpse]]:
+        """What many repeats read, at once."""
+        body = partial(self._recall_all, record_ids)
+        found: dict[RecordId, Glimpse] = yield Transaction("recall_all", Mode.READ, body)
+        return found
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Insert the claim if there is no row; who lost the reply looks again, and is known by its owner."""
@@ -145,6 +163,19 @@ class KeyStore:
     def _find(self, record_id: RecordId) -> Steps[Snapshot]:
         rows = yield self._say("find", {"scope": record_id.scope, "key": record_id.key})
         return snapshot_of(rows[0])
+
+    def _recall(self, record_id: RecordId) -> Steps[Glimpse | None]:
+        rows = yield self._say("recall", {"scope": record_id.scope, "key": record_id.key})
+        return glimpse_of(rows[0], record_id) if rows else None
+
+    def _recall_all(self, record_ids: tuple[RecordId, ...]) -> Steps[dict[RecordId, Glimpse]]:
+        asked = json.dumps([{"scope": one.scope, "key": one.key} for one in record_ids])
+        found: dict[RecordId, Glimpse] = {}
+        for row in (yield self._say("recall_all", {"asked": asked})):
+            record_id = RecordId(row["scope"], row["key"])
+            with suppress(RecordUnreadableError):  # whoever asks for it in full is told
+                found[record_id] = glimpse_of(row, record_id)
+        return found
 
     def _claim(self, claim: Claim) -> Steps[Snapshot]:
         form = None if claim.request is None else "claim_kept"

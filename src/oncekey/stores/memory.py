@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,17 @@ _FREE: Line = {"owner": None, "lease_until": None}
 def find(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
     """One row with the clock, its record's columns empty if there is none."""
     return [{**_BLANK, **table.get((scope, key), {}), "now": now}]
+
+
+def recall(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
+    """A completed record with the clock, or no row."""
+    line = table.get((scope, key))
+    return [] if line is None or line["state"] != "completed" else [{**line, "now": now}]
+
+
+def recall_all(table: Table, *, asked: str, now: Instant) -> Rows:
+    """The same for many keys."""
+    return [row for one in json.loads(asked) for row in recall(table, **one, now=now)]
 
 
 def claim(table: Table, *, now: Instant, lease: int, deadline: int, **columns: Any) -> Rows:
@@ -189,6 +201,8 @@ def _may_complete(line: Line) -> bool:
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "find": find,
+        "recall": recall,
+        "recall_all": recall_all,
         "claim": claim,
         "take_over": take_over,
         "supersede": supersede,

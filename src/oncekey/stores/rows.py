@@ -14,6 +14,8 @@ from oncekey.core.model import (
     RESPONSE_SCHEMA,
     Effects,
     EntryKind,
+    Finished,
+    Glimpse,
     Headers,
     Intent,
     MemoEntry,
@@ -142,6 +144,20 @@ def record_of(row: Row) -> Record:
         expires_at=row["expires_at"],
         request=None if row["request"] is None else bytes(row["request"]),
     )
+
+
+def glimpse_of(row: Row, record_id: RecordId) -> Glimpse:
+    """A row that has the columns of `Finished`, the key, and the store's clock as `now`; it may be unreadable, too."""
+    finished = Finished(
+        id=record_id,
+        incarnation=_uuid(row["incarnation"]),
+        operation=row["operation"],
+        effects=_EFFECTS.get(row["effects"]) or _read(row, "effects", Effects),
+        fingerprint=row["fingerprint"],
+        response=None if row["response_status"] is None else _response(row),
+        expires_at=row["expires_at"],
+    )
+    return Glimpse(finished, int(row["now"]))
 
 
 def claim_params(claim: Claim) -> dict[str, Value]:

@@ -96,6 +96,8 @@ class Reaper:
         clock: Callable[[], Instant] = boot,
         who: str | None = None,
         tell: Tell | None = None,
+        moment: Duration = MOMENT,
+        least: int = LEAST,
     ) -> None:
         self._store = store
         self._audit = audit
@@ -106,7 +108,7 @@ class Reaper:
         self._sleep = sleep
         self._clock = clock
         self._mover = Mover(Actor.REAPER, who or this_process())
-        self._bounds = Bounds(min(LEAST, policy.reap_batch), policy.reap_batch, MOMENT)
+        self._bounds = Bounds(min(least, policy.reap_batch), policy.reap_batch, moment)
         self._batch = min(FIRST, policy.reap_batch)
         self._observed = tell
         self._stopped = False

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.model import Claim, Code, Refuse
+from oncekey.core.model import Code, Refuse
 from oncekey.core.scope import BindTo
-from oncekey.engine.claiming import Caller, Parts, chosen_of, claim_for, fingerprint_for, key_of
+from oncekey.engine.claiming import Caller, Parts, chosen_of, fingerprint_for, key_of, question_of
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
+    from oncekey.engine.claiming import Question
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.intake import Intake
@@ -22,15 +22,7 @@ SMALL_BODY: Final = 32 * 1024
 """Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A claim, ready to be made, and the key as the client wrote it."""
-
-    claim: Claim
-    key: str
-
-
-async def make_claim(
+async def ask(
     installation: Installation,
     enrolment: Enrolment,
     scope: Scope,
@@ -38,7 +30,7 @@ async def make_claim(
     intake: Intake,
     *,
     root_path: str,
-) -> Asked | Refuse:
+) -> Question | Refuse:
     """Everything that is decided before the store is asked; a refusal here stores nothing.
 
     `root_path` is that of the application's own: a mount inside of it has changed the scope's by now.
@@ -62,8 +54,7 @@ async def make_claim(
     if isinstance(mark, Refuse):
         return mark
     caller = await caller_of(installation, enrolment.policy, scope, named=enrolment.completes)
-    kept = installation.kept_headers
-    return Asked(claim_for(key, mark, parts, enrolment, caller, keep_headers=kept), key)
+    return question_of(key, mark, parts, enrolment, caller)
 
 
 async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:

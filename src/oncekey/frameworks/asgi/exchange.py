@@ -19,11 +19,12 @@ from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.admit import recall
 from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
+from oncekey.engine.claiming import Question, claim_for
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.run import Run
 from oncekey.engine.serve import abandon, serve
-from oncekey.frameworks.asgi.claiming import Asked, make_claim
+from oncekey.frameworks.asgi.claiming import ask
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 from oncekey.frameworks.asgi.lending import LendingRuntime, take_back
@@ -163,26 +164,25 @@ class Exchange:
         installation, lent = self.installation, self.lent
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
-            asked: Asked | Refuse = Asked(resumption.claim(enrolment.policy), resumption.record.id.key)
+            claim = resumption.claim(enrolment.policy)
         else:
-            asked = await make_claim(
-                installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
-            )
-        if isinstance(asked, Refuse):
-            self._answered(self._refusal(asked, enrolment.policy))
-            await take_back(self)
-            return
-        self._key = asked.key
+            asked = await ask(installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path)
+            if isinstance(asked, Refuse):
+                self._answered(self._refusal(asked, enrolment.policy))
+                await take_back(self)
+                return
+            claim = claim_for(asked, enrolment, keep_headers=installation.kept_headers)
+        self._key = claim.id.key
         if lent is not None:
             await lent.before_claim(enrolment)
         runtime, site = installation.life()
         limits = None
         if resumption is None and enrolment.limited:
-            limits = installation.limits.of(site.store, self.scope["headers"], asked.claim, enrolment.policy)
+            limits = installation.limits.of(site.store, self.scope["headers"], claim, enrolment.policy)
         self.runtime = runtime if lent is None else LendingRuntime(runtime, self)
         self.run = run = Run(
             site,
-            asked.claim,
+            claim,
             enrolment,
             self,
             resumed=resumption is not None,
@@ -220,13 +220,11 @@ class Exchange:
             return False
         way.enter(scope)
         with suppress(Exception):
-            asked = await make_claim(
-                self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path
-            )
-            if type(asked) is Asked:
-                self._key = asked.key
+            asked = await ask(self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path)
+            if type(asked) is Question:
+                self._key = asked.id.key
                 runtime, site = self.installation.life()
-                answer = await runtime.drive(recall(site, asked.claim, enrolment.policy, self))
+                answer = await runtime.drive(recall(site, asked, enrolment.policy, self))
         if answer is None:
             way.leave(scope)
             self._key = None

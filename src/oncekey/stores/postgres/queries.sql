@@ -59,6 +59,26 @@ SELECT clock.now, record.*
 FROM (SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now) AS clock
 LEFT JOIN oncekey.whole AS record ON record.scope = :scope AND record.key = :key;
 
+-- part: answer
+record.scope, record.key, record.incarnation, record.operation, record.effects, record.fingerprint,
+       record.response_status, record.response_headers, record.response_body, record.response_schema, record.expires_at;
+
+-- name: recall_all
+-- LATERAL and LIMIT let each key be looked for by itself, whatever the planner thinks of how many there are.
+SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, found.*
+FROM json_to_recordset(:asked::json) AS asked(scope text, key text)
+CROSS JOIN LATERAL (
+    SELECT {answer}
+    FROM oncekey.record AS record
+    WHERE record.scope = asked.scope AND record.key = asked.key AND record.state = 'completed'
+    LIMIT 1) AS found;
+
+-- name: recall
+-- What lies beside a record has no say in a completed one's answer, so it is not looked for.
+SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, {answer}
+FROM oncekey.record AS record
+WHERE record.scope = :scope AND record.key = :key AND record.state = 'completed';
+
 -- part: claimed
 INSERT INTO oncekey.record AS record (
         scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,

@@ -6,6 +6,22 @@
 SELECT COALESCE(:now, clock.now) AS now, record.*
 FROM oncekey_clock AS clock LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.key = :key;
 
+-- part: answer
+record.scope, record.key, record.incarnation, record.operation, record.effects, record.fingerprint,
+       record.response_status, record.response_headers, record.response_body, record.response_schema, record.expires_at;
+
+-- name: recall_all
+-- CROSS keeps the order: each key is looked for by itself.
+SELECT COALESCE(:now, clock.now) AS now, {answer}
+FROM json_each(:asked) AS asked CROSS JOIN oncekey_record AS record CROSS JOIN oncekey_clock AS clock
+WHERE record.scope = json_extract(asked.value, '$.scope') AND record.key = json_extract(asked.value, '$.key')
+  AND record.state = 'completed';
+
+-- name: recall
+SELECT COALESCE(:now, clock.now) AS now, {answer}
+FROM oncekey_record AS record, oncekey_clock AS clock
+WHERE record.scope = :scope AND record.key = :key AND record.state = 'completed';
+
 -- name: claim
 INSERT INTO oncekey_record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,

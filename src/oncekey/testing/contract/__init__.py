@@ -31,6 +31,7 @@ from oncekey.testing.contract.expiring import Expiring
 from oncekey.testing.contract.keeping import Keeping
 from oncekey.testing.contract.phases import Announcing, Stepping
 from oncekey.testing.contract.racing import Racing
+from oncekey.testing.contract.recalling import Recalling
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
 from oncekey.testing.contract.settling import Renewing, Settling
 from oncekey.testing.contract.taking_over import TakingOver
@@ -51,6 +52,7 @@ class StoreContract(
     Remembering,
     Expiring,
     Keeping,
+    Recalling,
     Racing,
 ):
     """Every scenario; a subclass gives the fixture `world`."""

@@ -209,7 +209,7 @@ def _is_write(point: Point) -> bool:
 
 _READS: Final = frozenset(
     {
-        "business", "charge", "receive", "find", "lock", "lock_file", "resumable", "held_by", "find_parcel",
+        "business", "charge", "receive", "find", "recall", "lock", "lock_file", "resumable", "held_by", "find_parcel",
         "remaining", "hold_record", "hold_parcel", "find_dead_letter", "put_parcels", "checkpoint", "extend_parcel",
         "take_up", "deferred_result", "drop_parcel", "commit_new", "defer_new", "settle_deferred",
     }

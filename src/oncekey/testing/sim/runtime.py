@@ -28,6 +28,7 @@ from oncekey.engine.effects import (
     Invoke,
     Keep,
     Later,
+    Recall,
     Rest,
     Rollback,
     Sleep,
@@ -206,7 +207,7 @@ class Serving:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
-    def perform(self, effect: Effect) -> Process[Any]:  # noqa: PLR0912  (one line for each kind of effect)
+    def perform(self, effect: Effect) -> Process[Any]:  # noqa: C901, PLR0912  (one line for each kind of effect)
         """Perform one effect."""
         match effect:
             case Transaction():
@@ -227,6 +228,8 @@ class Serving:
                 yield Wait(int(seconds * SECOND))
             case Aside(flow=flow):
                 return (yield from talk(flow))
+            case Recall(record_id=record_id):
+                return (yield from talk(self.world.store_of(self.host).recall(record_id)))
             case Beat():
                 return self.beat(effect)
             case Later():
