@@ -345,7 +345,7 @@ async def test_the_books_are_compared(url, trouble, waits):  # R140
         await visitor.log_in()
         assert "Every call that was announced since then is read" in said(await visitor.get("ledger"))
         words = said(await visitor.post("ledger", span="2h"))
-        assert "2 differences in 2 charges and 1 calls." in words
+        assert "2 differences in 2 charges and 1 call." in words
         assert "orphan charge the provider charged, and we never announced such a call" in words
         assert "charged while unknown" in words
     assert len(asked) == 1

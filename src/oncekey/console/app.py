@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
     from oncekey.console.access import Session
     from oncekey.console.charts import History
-    from oncekey.console.ledger import Ledger
     from oncekey.core.model import Record
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
     from oncekey.once import Once
+    from oncekey.reconcile.books import Ledger
 
 T = TypeVar("T")
 Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None"]

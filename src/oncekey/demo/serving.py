@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from oncekey.demo.app import DEFAULT_PROVIDER, create_app
-from oncekey.demo.console import link_to
 from oncekey.demo.house_provider import HouseProvider
 from oncekey.demo.listening import CannotServeError, address_of, listen
+from oncekey.demo.pages import link_to
 from oncekey.demo.reconciling import WEBHOOKS
 
 if TYPE_CHECKING:
