@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import psycopg
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -97,6 +97,8 @@ class Shop:
                 self.entered.release()
                 assert self.go_on.wait(PATIENCE)
                 raise ProviderError
+            case "conflict":
+                raise HTTPException(409, "sold out")
             case "nothing" if self.stumbles:
                 self.stumbles -= 1
                 raise NotExecuted

@@ -53,7 +53,7 @@ KEYED = {**JSON, "Idempotency-Key": KEY}
     ids=["missing", "malformed", "invalid", "too large"],
 )
 async def test_a_refusal_before_the_claim(either: Any, lines: Any, body: bytes, status: int, code: Code) -> None:
-    # R191, R195, R215
+    # R191, R195
     shop = either(policy=Policy(max_request_bytes=100))
     async with shop.serving():
         before = shop.counts()
@@ -64,8 +64,27 @@ async def test_a_refusal_before_the_claim(either: Any, lines: Any, body: bytes, 
     assert shop.told(Refused) == shop.told(Reserved) == []
 
 
+async def test_a_business_that_says_no_a_misused_key_and_a_broken_store_are_told_apart(asgi_shop: AsgiShop) -> None:
+    # R99, R191, R205, R215
+    shop, ended = asgi_shop, "api.idempotency.operation.duration"
+    async with shop.serving():
+        before = shop.counts()
+        assert await shop.send("/local", KEY, does="conflict") == 409
+        assert shop.moved(before) == {"api.idempotency.reserve.created.count": 1}
+        settled = labelled(shop.metrics.page_blocking(Stranger()).decode(), "api_idempotency_settled_total")
+        assert settled == {("local", "failure", "completed"): 1}
+        assert shop.exported()[ended, ("local", "completed", "failure")] == 1
+        before = shop.counts()
+        assert await shop.send("/local", KEY, item="coffee") == 422
+        assert shop.moved(before) == {"api.idempotency.reserve.key_misuse.count": 1}
+        before = shop.counts()
+        shop.execute(f"ALTER TABLE {shop.records} RENAME TO gone")
+        assert await shop.send("/local", f"{KEY}-2") == 503
+        assert shop.moved(before) == {"api.idempotency.store.error.count": 1}
+
+
 async def test_a_refusal_by_a_limit(either: Any) -> None:
-    # R187, R215
+    # R187
     shop = either(policy=Policy(max_live_keys=1, max_request_age=timedelta(hours=1)))
     async with shop.serving():
         assert await shop.send("/inline", KEY) == 201
@@ -110,7 +129,7 @@ async def test_a_route_that_fails_open(either: Any) -> None:
 
 
 async def test_a_look_at_the_status_resource(either: Any) -> None:
-    # R84, R205, R215
+    # R84, R205
     shop = either()
     async with shop.serving():
         await shop.send("/inline", KEY)
@@ -215,11 +234,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     with opened(url) as world:
         fill(world, finished=3)
 
-    def command(*words: str, store: bool = True) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def command(*words: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
         metrics = _commanded_metrics()
         before = {} if metrics is None else read(generate_latest(metrics.registry).decode())
-        place = ("--store", url) if store else ()
-        result = oncekey("--log", "--observe", "commanded:once", *words, *place)
+        result = oncekey("--log", "--observe", "commanded:once", *words, "--store", url)
         assert result.exit_code == 0, result.output
         after = read(generate_latest(_commanded_metrics().registry).decode())
         moved = {name: now - before.get(name, 0) for name, now in after.items() if now != before.get(name, 0)}
@@ -266,14 +284,23 @@ def test_what_operators_do_about_dead_letters(desk: Any) -> None:
 
 def test_upkeep_by_commands(desk: Any) -> None:
     # R206, R207, R216
-    moved, lines = desk("sweep", "--once")
-    assert moved == {"api.idempotency.zombie_key.count": 1}
-    assert [one["event"] for one in lines] == ["swept"]
     with closing(sqlite3.connect("shop.db")) as connection, connection:
         gone = connection.execute("UPDATE oncekey_record SET expires_at = 1 WHERE state = 'completed'").rowcount
     moved, lines = desk("reap", "--once")
     assert moved == {"api.idempotency.ttl_pruned.count": gone}
     assert [(one["event"], one["what"]) for one in lines] == [("reaped", "purged")]
+    moved, lines = desk("sweep", "--once", "--app", "commanded:once")  # named twice, its observers are told once
+    assert moved == {"api.idempotency.zombie_key.count": 1}
+    assert [one["event"] for one in lines] == ["swept"]
+
+
+@pytest.mark.usefixtures("desk")
+def test_a_worker_tells_a_log_besides(tmp_path: Path) -> None:
+    # R206, R216
+    command = [str(Path(sys.executable).with_name("oncekey")), "--log", "worker", "--app", "commanded:once", "--once"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert "swept" in {one["event"] for one in lines}
 
 
 @pytest.mark.usefixtures("desk")

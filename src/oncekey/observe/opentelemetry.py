@@ -138,6 +138,8 @@ class OpenTelemetry:
                 self._beats.add(1)
             case Settled(about=about):
                 known = {"oncekey.operation": about.operation, "oncekey.state": str(event.to or "none")}
+                if event.outcome is not None:
+                    known["oncekey.outcome"] = event.outcome.value
                 self._operation.record(event.handler + event.settling, known)
             case ShortLease():
                 self._short.add(1, {"oncekey.operation": event.operation})
