@@ -1,7 +1,8 @@
 """`python -m bench.console`: how long the console's pages take on a large table.
 
-PostgreSQL only. The table is filled by the database itself; then every page is rendered a few times by the application
-in this process, store included, without a server's sockets.
+PostgreSQL only. The tables are filled by the database itself. Then the plan of every statement has to use its index, or
+there are no figures. Then every page is rendered a few times by the application in this process, store included, and
+without a server's sockets.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import argparse
 import asyncio
 import json
 import re
+import sys
 import time
+from http import HTTPStatus
 
 import httpx
 import psycopg
 
+from bench.figures import BenchError, Range
 from bench.places import places
-from bench.reap import waits
 from oncekey.console import Console
 from oncekey.wire import connect
 
@@ -58,9 +61,11 @@ async def _timed(rounds, ask):
     for _ in range(rounds):
         began = time.perf_counter()
         answer = await ask()
-        took.append(time.perf_counter() - began)
-        assert answer.status_code < 400, answer.text
-    return waits(took)
+        took.append((time.perf_counter() - began) * 1000)
+        if answer.status_code >= HTTPStatus.BAD_REQUEST:
+            raise BenchError(answer.text)
+    found = Range.of(took)
+    return {"median": round(found.median, 1), "worst": round(found.high, 1)}
 
 
 def main():
@@ -76,13 +81,34 @@ def main():
         engine = connect(url.replace("+asyncpg", "+psycopg"))
         engine.migrate()
         engine.close()
-        from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found once `places` was entered)
+        # Beside the tests, found once `places` was entered.
+        from harness.filling import fill_beside, fill_postgres  # noqa: PLC0415
 
+        began = time.perf_counter()
         with psycopg.connect(url.replace("+asyncpg", ""), autocommit=True) as connection:
             fill_postgres(connection, 1, records)
+            fill_beside(connection, records // 10, mixed=False)
             connection.execute("VACUUM ANALYZE")
+            (size,) = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+            print(f"filled in {time.perf_counter() - began:.0f} s, {size / 1e9:.1f} GB", file=sys.stderr)
+            plans = planned(connection)
         found = asyncio.run(measured(url, said.rounds))
-    print(json.dumps({"records": records, "page_ms": found}, indent=2))
+    shown = {"records": records, "gigabytes": round(size / 1e9, 1), "statement_ms": plans, "page_ms": found}
+    print(json.dumps(shown, indent=2))
+
+
+def planned(connection):
+    """How long each statement takes by itself; one that reads a table from end to end is refused."""
+    from console.test_plans import NARROW, WANTED  # noqa: PLC0415
+    from harness.plans import check_plan, explained  # noqa: PLC0415
+
+    took = {}
+    for name, (params, indexes) in WANTED.items():
+        for way, given in (("any", params), ("narrow", {word: NARROW.get(word, params[word]) for word in params})):
+            plan = explained(connection, name, given, analyze=True)
+            check_plan(plan, indexes)
+            took[f"{name}, {way}"] = round(plan[0]["Actual Total Time"], 2)
+    return took
 
 
 if __name__ == "__main__":

@@ -115,16 +115,16 @@ async def run(rounds: int, requests: int) -> dict[str, list[tuple[float, float]]
 
 
 def table(found: dict[str, list[tuple[float, float]]]) -> str:
-    """One line for each way, with what it costs more than nobody does in the same round."""
-    lines = [f"{'observed by':15}{'new key':>12}{'more':>9}{'replay':>12}{'more':>9}"]
+    """One line for each way, with what it costs more than nobody does in the same round, and how many times as much."""
+    lines = [f"{'observed by':15}{'new key':>12}{'more':>9}{'times':>7}{'replay':>12}{'more':>9}{'times':>7}"]
     for way, figures in found.items():
         cells = ""
         for place in range(2):
-            own = statistics.median(one[place] for one in figures)
-            more = statistics.median(
-                one[place] - base[place] for one, base in zip(figures, found["nobody"], strict=True)
-            )
-            cells += f"{own:9.0f} us{more:+6.0f} us"
+            pairs = [(one[place], base[place]) for one, base in zip(figures, found["nobody"], strict=True)]
+            own = statistics.median(one for one, _ in pairs)
+            more = statistics.median(one - base for one, base in pairs)
+            times = statistics.median(one / base for one, base in pairs)
+            cells += f"{own:9.0f} us{more:+6.0f} us{times:7.2f}"
         lines.append(f"{way:15}{cells}")
     return "\n".join(lines)
 

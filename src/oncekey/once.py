@@ -120,6 +120,13 @@ class Once:
         self._functions = Functions(self, self)
         _ALL.add(self)
 
+    def observe(self, *observers: Observer) -> None:
+        """Tell these observers, too. To be called before the application is served: what runs already goes on."""
+        self.observers += observers
+        self.tell = telling(self.observers)
+        for installation in self._installations:
+            installation.tell = self.tell
+
     # Enrolling
 
     def topic(self, name: str, *, repeatable: bool | timedelta = False) -> Callable[[F], F]:

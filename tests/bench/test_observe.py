@@ -23,4 +23,4 @@ def test_a_short_run() -> None:
 
 def test_each_round_is_compared_with_its_own() -> None:
     said = table({"nobody": [(100, 10), (400, 10)], "logs": [(110, 12), (410, 12)]}).splitlines()
-    assert said[2].split() == ["logs", "260", "us", "+10", "us", "12", "us", "+2", "us"]
+    assert said[2].split() == ["logs", "260", "us", "+10", "us", "1.06", "12", "us", "+2", "us", "1.20"]

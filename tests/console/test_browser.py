@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sqlite3
 import time
+from contextlib import closing
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 import pytest
 from playwright.sync_api import expect
 
-from console.trouble import ACME, INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, opened, put
+from console.trouble import ACME, INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, noted, opened, put
 from console.visiting import ANN, BOB, TOKENS
 from harness.browser import chromium
 from harness.served import Served
-from oncekey.console import Console
+from oncekey.console import Console, Ledger
 from oncekey.console.access import IDLE, Sessions
 from oncekey.console.dossier import token_of
-from oncekey.core.model import Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
+from oncekey.core.audit import Mover, Note
+from oncekey.core.model import Effects, EntryKind, Intent, MemoEntry, ParcelKind, RecordId, State, StoredResponse
+from oncekey.core.resolution import Call, Heard
+from oncekey.core.transitions import Actor, Trigger
+from oncekey.reconcile import LedgerEntry
+from operate.rows import a_parcel
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -63,7 +74,9 @@ def world(url):
 
 @pytest.fixture(scope="module")
 def served(url, world, clock):
-    with Served(Console(url, tokens=TOKENS, sessions=Sessions(clock=clock))) as running:
+    booked = [LedgerEntry("dk-of-nobody", NASTY, Decimal(4200), "EUR"), LedgerEntry(NASTY, "ch_7", Decimal(1), NASTY)]
+    books = Ledger(lambda _: booked)
+    with Served(Console(url, tokens=TOKENS, sessions=Sessions(clock=clock), ledger=books)) as running:
         yield f"http://127.0.0.1:{running.port}"
 
 
@@ -102,11 +115,16 @@ def press(page, *keys):
         page.keyboard.press(key)
 
 
-def find(page, key):
+def look_for(page, key):
     press(page, "/")
     expect(page.get_by_role("searchbox", name="Find a key")).to_be_focused()
     page.keyboard.type(key)
-    page.keyboard.press("Enter")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+
+
+def find(page, key):
+    look_for(page, key)
     expect(page.get_by_role("heading", name="What to do")).to_be_visible()
 
 
@@ -218,27 +236,72 @@ def test_a_link_that_carries_its_token_logs_in(visit, served):
     assert ANN not in page.url
 
 
-def test_what_others_wrote_is_shown_and_never_run(visit, served, world):
-    memo = (MemoEntry(NASTY, EntryKind.PHASE, f'"{NASTY}"'.replace('\\"', "")),)
+def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
+    """Key, tenant, operation, path, errors, steps, bodies, headers, topics, evidence and reasons, on every page."""
+    memo = (MemoEntry(NASTY, EntryKind.PHASE, json.dumps(NASTY)),)
     key = f"nasty-{NASTY}"
-    put(
+    intent = Intent(NASTY, "nasty-call", "digest", 1, world.clock.now, world.clock.now + 5, None)
+    record = put(
         world, State.UNKNOWN, Effects.PHASED, key, scope=NASTY, operation=NASTY, path=f"/{NASTY}", last_error=NASTY,
-        memo=memo, recovery_point=NASTY,
+        memo=memo, recovery_point=NASTY, intent=intent,
     )  # fmt: skip
+    call = Call(record.id, record.incarnation, NASTY, NASTY, "nasty-call", None, 0)
+    world.go(world.store.reconcile.add_call(call))
+    world.go(world.store.reconcile.name(call, NASTY))
+    world.go(world.store.reconcile.add(Heard(NASTY, NASTY, json.dumps(NASTY), "nasty-call")))
+    noted(world, Note.of(record, State.UNKNOWN, Trigger.STILL_UNKNOWN, Mover(Actor.OPERATOR, NASTY), NASTY))
     answer = StoredResponse(200, ((b"x-nasty", NASTY.encode()),), b"<script>document.title='owned'</script>")
     put(world, State.COMPLETED, Effects.LOCAL, f"done-{NASTY}", scope=NASTY, response=answer)
+    dying = [lambda owner: replace(a_parcel(owner, ParcelKind.EMIT), topic=NASTY, payload=json.dumps(NASTY))]
+    put(world, State.COMPLETED, Effects.LOCAL, f"sent-{NASTY}", scope=NASTY, parcels=dying)
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+        said = "UPDATE oncekey_dead_letter SET first_error = ?, last_error = ? WHERE aggregatetype = ?"
+        assert connection.execute(said, (f"first {NASTY}", NASTY, NASTY)).rowcount == 1
     page = visit()
     log_in(page, served)
-    for path in ("/records", "/unknown", "/records?state=completed"):
+
+    def harmless(words="<img src=x", name=""):
+        page.wait_for_load_state("load")
+        assert words in page.locator("main").inner_text(), page.url
+        assert page.locator("main img, main script").count() == 0
+        assert page.title() != "owned"
+        assert page.title().startswith(name)
+
+    for path in ("/records", "/unknown", "/letters", "/audit?who=all", "/records?state=completed"):
         page.goto(f"{served}{path}")
-        expect(page.get_by_text("<img src=x").first).to_be_visible()
-        assert "owned" not in page.title()
+        harmless()
+    page.goto(f"{served}/records?{urlencode(dict.fromkeys(('state', 'tenant', 'operation', 'error', 'older'), NASTY))}")
+    assert page.get_by_label("Operation").input_value() == NASTY
+    harmless("An age is a number")
+    page.goto(f"{served}/letters")
+    page.locator(".queue li", has_text="<img src=x").get_by_role("link").first.click()
+    harmless(f"first {NASTY}", "Dead letter")
+    page.get_by_role("link", name="Give up").click()
+    page.get_by_label("Why").fill(NASTY)
+    page.get_by_role("button", name="Go on").click()
+    harmless()
     for name in (key, f"done-{NASTY}"):
         page.goto(f"{served}/record/{token_of(RecordId(NASTY, name))}")
         page.get_by_role("button", name="Show the contents").click()
         expect(page.locator("h1")).to_contain_text(name)
-        expect(page.locator("main img")).to_have_count(0)
-        assert page.evaluate("document.title").startswith(("nasty", "done"))
+        harmless(name=name[:5])
+    page.goto(f"{served}/record/{token_of(record.id)}/move/executed")
+    page.get_by_label("What the call returned").fill("<script>document.title='owned'</script>")
+    page.get_by_label("Why").fill(NASTY)
+    page.get_by_role("button", name="Go on").click()
+    harmless("this is none")  # and what was typed is still there
+    page.get_by_label("What the call returned").fill(json.dumps(NASTY))
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("heading", name="This will happen")).to_be_visible()
+    harmless()
+    page.goto(f"{served}/ledger")
+    page.get_by_role("button", name="Compare").click()
+    harmless("orphan charge", "Ledger")
+    assert page.get_by_text(NASTY[:9]).count() > 0
+    look_for(page, f"nasty-of-nobody-{NASTY}")
+    harmless("There is no such key", "Found")
+    page.goto(f"{served}/{quote(NASTY)}")
+    harmless("There is no such page")
 
 
 def test_the_keyboard_goes_everywhere(visit, served):
@@ -294,45 +357,106 @@ def test_the_overview_is_drawn_and_stays_fresh(visit, served, world):
     page.wait_for_function("before => document.querySelector('#live').innerHTML !== before", arg=before)
 
 
-PAGES = {
-    "login": "/login",
-    "overview": "/",
-    "records": "/records",
-    "completed": "/records?state=completed",
-    "nothing": "/records?operation=none-such",
-    "unknown": "/unknown",
-    "letters": "/letters",
-    "record": f"/record/{token_of(RecordId(ACME, PHASED_KEY))}",
-    "stuck": f"/record/{token_of(RecordId(ACME, 'checkout-7701'))}",
-    "move": f"/record/{token_of(RecordId(ACME, PHASED_KEY))}/move/executed",
-    "audit": "/audit?who=all",
-    "missing": "/nowhere",
-}
 SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+LOOKS = {
+    ("light", "desktop"): {},
+    ("light", "phone"): {"rules": {"color-contrast": {"enabled": False}}},
+    ("dark", "desktop"): {"runOnly": ["color-contrast"]},
+    ("dark", "phone"): None,
+}
+"""What axe is asked: a phone has other places, and the dark other colours."""
+RECORD = f"/record/{token_of(RecordId(ACME, PHASED_KEY))}"
 
 
-@pytest.mark.parametrize("screen", SCREENS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_fit_for_everybody(visit, served, scheme, screen):
+def every_page(page, served):
+    """Goes through all pages with one login, as people do, and says where it is."""
+    page.goto(f"{served}/login")
+    yield "login"
+    log_in(page, served)
+    expect(page.locator("#charts[data-drawn]")).to_be_attached()
+    yield "overview"
+    for name, path in {
+        "records": "/records",
+        "nothing": "/records?operation=none-such",
+        "unknown": "/unknown",
+        "letters": "/letters",
+        "record": RECORD,
+        "stuck": f"/record/{token_of(RecordId(ACME, 'checkout-7701'))}",
+        "done": f"/record/{token_of(RecordId(ACME, 'order-2026-11-0000'))}",
+        "audit": "/audit?who=all",
+        "ledger": "/ledger",
+        "missing": "/nowhere",
+    }.items():
+        page.goto(f"{served}{path}")
+        yield name
+    page.goto(f"{served}/ledger")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("status")).to_contain_text("difference")
+    yield "ledger-differences"
+    look_for(page, "cart-0")
+    expect(page.get_by_role("heading", name="Keys like")).to_be_visible()
+    yield "found"
+    look_for(page, "none-such-key")
+    yield "found-nothing"
+    page.goto(f"{served}{RECORD}")
+    page.get_by_role("button", name="Show the contents").click()
+    expect(page.get_by_text("o_1017")).to_be_visible()
+    yield "record-contents"
+    page.goto(f"{served}{RECORD}/move/executed")
+    yield "move"
+    page.get_by_label("What the call returned").fill("not JSON")
+    page.get_by_label("Why").fill("seen in their dashboard")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    yield "move-refused"
+    page.get_by_label("What the call returned").fill('{"id": "ch_1", "amount_cents": 4200, "status": "captured"}')
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("heading", name="This will happen")).to_be_visible()
+    yield "preview"
+    page.goto(f"{served}/letters")
+    page.locator(".queue li").last.get_by_role("link").first.click()
+    expect(page.get_by_role("heading", name="What to do")).to_be_visible()
+    yield "letter"
+    page.get_by_role("link", name="Give up").click()
+    expect(page.get_by_label("Why")).to_be_visible()
+    yield "letter-move"
+    page.evaluate("document.querySelector('#move [name=proof]').value = 'forged'")
+    page.get_by_label("Why").fill("x")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("heading", name="This form is not from here")).to_be_visible()
+    yield "refused"
+    page.goto(f"{served}/audit")
+    press(page, "?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    yield "keyboard"
+
+
+def faults_of(page, asked):
+    """What axe calls serious."""
+    found = page.evaluate("asked => axe.run({resultTypes: ['violations'], ...asked})", asked)
+    assert len(found["passes"]) > (5 if "runOnly" not in asked else 0), "axe has looked at nothing"
+    return [
+        (one["id"], [node["html"][:120] for node in one["nodes"]])
+        for one in found["violations"]
+        if one["impact"] in {"serious", "critical"}
+    ]
+
+
+def test_every_page_is_fit_for_everybody(visit, served):
     """No serious fault that axe knows, nothing wider than the screen; with a folder named, pictures of all."""
-    page = visit(color_scheme=scheme, viewport=SCREENS[screen])
-    faults = {}
-    for name, path in PAGES.items():
-        if name == "overview":
-            log_in(page, served)
-            expect(page.locator("#charts[data-drawn]")).to_be_attached()
-        else:
-            page.goto(f"{served}{path}")
-        page.evaluate(AXE.read_text("utf-8"))
-        found = page.evaluate("axe.run({resultTypes: ['violations']})")
-        assert len(found["passes"]) > 5, "axe has looked at nothing"
-        faults[name] = [
-            (one["id"], [node["html"][:120] for node in one["nodes"]])
-            for one in found["violations"]
-            if one["impact"] in {"serious", "critical"}
-        ]
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, f"{name} is {wide} pixels too wide"
-        if os.environ.get(SHOTS):
-            page.screenshot(path=Path(os.environ[SHOTS]) / f"{name}-{scheme}-{screen}.png", full_page=True)
-    assert {name: found for name, found in faults.items() if found} == {}
+    page, faults = visit(), {}
+    axe, folder = AXE.read_text("utf-8"), os.environ.get(SHOTS)
+    for name in every_page(page, served):
+        page.wait_for_load_state("load")
+        page.evaluate(axe)
+        for (scheme, screen), asked in LOOKS.items():
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # a colour on its way is none to judge
+            page.set_viewport_size(SCREENS[screen])
+            if asked is not None:
+                faults[name, scheme, screen] = faults_of(page, asked)
+            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, f"{name} is {wide} pixels too wide on a {screen}"
+            if folder:
+                page.screenshot(path=Path(folder) / f"{name}-{scheme}-{screen}.png", full_page=True)
+        page.set_viewport_size(SCREENS["desktop"])
+    assert {look: found for look, found in faults.items() if found} == {}

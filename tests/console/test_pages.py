@@ -115,16 +115,22 @@ async def test_a_key_is_found_by_all_that_people_know_of_it(url, trouble):
 
 
 async def test_the_page_of_a_record_tells_what_it_means_and_what_happened(url, trouble):
-    async with Visitor(
-        console_on(url, links=lambda record: {"Trace": f"https://traces.example/{record.operation}"})
-    ) as visitor:
+    console = console_on(
+        url,
+        trace_url="https://traces.example/trace/{trace}",
+        links=lambda record: {"Logs": f"https://logs.example/{record.operation}", "Bad": "javascript:alert(1)"},
+    )
+    async with Visitor(console) as visitor:
         await visitor.log_in()
         page = await visitor.get(await visitor.find(PHASED_KEY))
         words = said(page)
         assert "Unknown: the call 'charge_created' may have been made" in words
         assert "Nothing is executed until somebody settles it" in words
         assert "A resolver has asked 3 times, and will ask again." in words
-        assert "https://traces.example/create_order" in page.text
+        story = trouble.record(RecordId(ACME, PHASED_KEY)).incarnation.hex
+        assert f'href="https://traces.example/trace/{story}"' in page.text
+        assert 'href="https://logs.example/create_order"' in page.text
+        assert "javascript:" not in page.text
         timeline = words.partition("Timeline")[2]
         places = [
             timeline.index(one) for one in ("claimed", "asked about, still unknown", "no answer in 10 s", "announced")
@@ -339,7 +345,7 @@ async def test_the_books_are_compared(url, trouble, waits):  # R140
         await visitor.log_in()
         assert "Every call that was announced since then is read" in said(await visitor.get("ledger"))
         words = said(await visitor.post("ledger", span="2h"))
-        assert "2 differences in 2 charges and 1 calls." in words
+        assert "2 differences in 2 charges and 1 call." in words
         assert "orphan charge the provider charged, and we never announced such a call" in words
         assert "charged while unknown" in words
     assert len(asked) == 1

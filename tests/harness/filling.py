@@ -54,3 +54,36 @@ def fill_postgres(connection: Any, first: int, last: int, *, age: int = 0, finis
         }
         connection.execute(POSTGRES, given)
         connection.execute(DOUBTED, given)
+
+
+MIXED = (
+    "UPDATE oncekey.record SET state = 'expired' WHERE state = 'completed' AND abs(hashtext(key)) % 8 = 0",
+    (
+        "UPDATE oncekey.record SET state = 'pending', effects = 'outbox', outcome = NULL, response_status = NULL, "
+        "finished_at = NULL WHERE state = 'completed' AND abs(hashtext(key)) % 8 = 1"
+    ),
+)
+BESIDE = {
+    "work (incarnation, scope, key)": "md5('w' || n)::uuid, 's', 'k' || n",
+    "audit (at, scope, key_digest, incarnation, operation, fence, trigger, actor, who, why)": (
+        "n, 's', md5(n::text), md5(n::text)::uuid, 'o', 1, 'purge', 'reaper', 'w', ''"
+    ),
+    "call (incarnation, phase, downstream_key, provider_id, scope, key, operation, at)": (
+        "md5(n::text)::uuid, 'charge', 'dk-' || n, 'ch-' || n, 's', 'k', 'o', n"
+    ),
+    "evidence (at, source, event_id, downstream_key, provider_id, said, verdict)": (
+        "n, 'hook', n::text, 'dk-' || n, 'ch-' || n, '{}', CASE WHEN n % 2 = 0 THEN 'settled' END"
+    ),
+    "outbox (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key,"
+    " position, state, attempts, fence, due_at, created_at)": (
+        "md5(n::text)::uuid, 't', 'a', 't', '{}', 'emit', 's', 'k', md5(n::text)::uuid, 'dk', 0, 'ready', 0, 0, n, n"
+    ),
+}
+
+
+def fill_beside(connection: Any, rows: int, *, mixed: bool = True) -> None:
+    """So many lines of the audit, parcels, calls and evidence; `mixed` makes some records expired and pending, too."""
+    for said in MIXED if mixed else ():
+        connection.execute(said)
+    for table, values in BESIDE.items():
+        connection.execute(f"INSERT INTO oncekey.{table} SELECT {values} FROM generate_series(1, {rows}) AS n")

@@ -40,6 +40,13 @@ def shop(make: Any) -> Any:
 
 
 @pytest.fixture
+def either(front: str, tmp_path: Path) -> Any:
+    """Makes a shop behind either front on SQLite, where the store makes no difference."""
+    kind, _ = FRONTS[front]
+    return lambda **options: kind(f"sqlite:///{tmp_path}/shop.db", **options)
+
+
+@pytest.fixture
 def asgi_shop(store: Any) -> AsgiShop:
     """Where what is in front makes no difference."""
     return AsgiShop(store("asyncpg"))

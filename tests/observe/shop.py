@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
 
+import httpx
 import psycopg
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -62,7 +63,7 @@ class Shop:
         self.stumbles = 1
         self.traceparents: list[str] = []
         self.charged: list[str] = []
-        """Downstream keys of INLINE calls."""
+        """Downstream keys of calls, of INLINE handlers and of parcels."""
         self.breaks = False
         """Whether the tables are gone when a phased handler has drawn its value."""
         self.once.topic("parcel")(self._deliver)
@@ -70,6 +71,7 @@ class Shop:
 
     def _deliver(self, message: Message) -> dict[str, str]:
         self.traceparents.append(message.traceparent)
+        self.charged.append(message.downstream_key)
         if message.payload["item"] == "unloved":
             raise ProviderError
         return {"delivered": message.payload["item"]}
@@ -95,6 +97,8 @@ class Shop:
                 self.entered.release()
                 assert self.go_on.wait(PATIENCE)
                 raise ProviderError
+            case "conflict":
+                raise HTTPException(409, "sold out")
             case "nothing" if self.stumbles:
                 self.stumbles -= 1
                 raise NotExecuted
@@ -133,6 +137,14 @@ class Shop:
 
     def told(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
+
+    def requests(self) -> dict[tuple[str, ...], float]:
+        """Requests by operation and outcome, which both backends know alike."""
+        page = self.metrics.page_blocking(Stranger()).decode()
+        found = labelled(page, "api_idempotency_requests_total")
+        exported = {labels: value for (name, labels), value in self.exported().items() if name == REQUESTS}
+        assert found == exported
+        return found
 
     # What only a stranger can do
 
@@ -203,10 +215,23 @@ def read(text: str) -> dict[str, float]:
     return {count.value: samples[f"{count.value.replace('.', '_')}_total"] for count in Count}
 
 
+REQUESTS = "api.idempotency.requests.count"
+
+
+def labelled(text: str, name: str) -> dict[tuple[str, ...], float]:
+    """The lines of one metric by the values of their labels."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
 class AsgiShop(Shop):
     """FastAPI. Its requests are made in the test's event loop."""
 
-    def __init__(self, url: str, *observers: Any, complete: bool = False, **options: Any) -> None:
+    def __init__(self, url: str, *observers: Any, complete: bool = False, inline: Any = None, **options: Any) -> None:
         super().__init__(url, *observers, **options)
         self.app = FastAPI(lifespan=self.once.lifespan)
         once = self.once
@@ -219,8 +244,8 @@ class AsgiShop(Shop):
             return await asyncio.to_thread(self._sell, order)
 
         @self.app.post("/inline", status_code=201)
-        @once.protect(effects=INLINE, operation="inline")
-        async def inline(op: Operation[Any], order: dict[str, Any]) -> dict[str, str]:
+        @once.protect(effects=INLINE, operation="inline", **(inline or {}))
+        async def charge(op: Operation[Any], order: dict[str, Any]) -> dict[str, str]:
             self.charged.append(op.downstream_key("charge"))
             return await asyncio.to_thread(self._sell, order)
 
@@ -242,13 +267,15 @@ class AsgiShop(Shop):
 
     async def send(self, path: str, key: str, item: str = "tea", **order: Any) -> int:
         """One request; the status of its answer."""
-        body = json.dumps({"item": item, **order}).encode()
-        lines = [("Idempotency-Key", key), ("Content-Type", "application/json"), ("Tenant", "acme")]
-        caller = Caller(self.app, "POST", path, headers=lines, body=body)
+        lines = {"Idempotency-Key": key, "Content-Type": "application/json", "Tenant": "acme"}
         try:
-            return (await caller.run()).status
+            return await self.ask("POST", path, lines, json.dumps({"item": item, **order}).encode())
         except ProviderError:
             return 500  # what a server would say to an application that raises
+
+    async def ask(self, method: str, path: str, lines: dict[str, str], body: bytes = b"") -> int:
+        """Any request; the status of its answer."""
+        return (await Caller(self.app, method, path, headers=lines, body=body).run()).status
 
     def serving(self) -> Any:
         return self.once.lifespan(self.app)
@@ -261,7 +288,7 @@ def _tenant(request: Request) -> str:
 class WsgiShop(Shop):
     """Plain WSGI. Its requests are made in threads of the test's."""
 
-    def __init__(self, url: str, *observers: Any, **options: Any) -> None:
+    def __init__(self, url: str, *observers: Any, inline: Any = None, **options: Any) -> None:
         super().__init__(url, *observers, **options)
         once = self.once
 
@@ -269,8 +296,8 @@ class WsgiShop(Shop):
         def local(environ: Any, start_response: Any) -> Iterable[bytes]:
             return _answer(start_response, self._sell(_order(environ)))
 
-        @once.protect(effects=INLINE, operation="inline")
-        def inline(environ: Any, start_response: Any) -> Iterable[bytes]:
+        @once.protect(effects=INLINE, operation="inline", **(inline or {}))
+        def charge(environ: Any, start_response: Any) -> Iterable[bytes]:
             return _answer(start_response, self._sell(_order(environ)))
 
         @once.protect(effects=PHASED, operation="phased", complete=False)
@@ -281,8 +308,12 @@ class WsgiShop(Shop):
             self._does(order)
             return _answer(start_response, {"drawn": drawn})
 
-        routes = {"/local": local, "/inline": inline, "/phased": phased}
-        self.app = once.wsgi(lambda environ, start: routes[environ["PATH_INFO"]](environ, start), tenant=SINGLE_TENANT)
+        routes = {"/local": local, "/inline": charge, "/phased": phased}
+        self.app = once.wsgi(
+            lambda environ, start: routes[environ["PATH_INFO"]](environ, start),
+            tenant=SINGLE_TENANT,
+            status="/idempotency-keys",
+        )
         once.resolver("inline", call="charge")(self._resolve)
 
     async def send(self, path: str, key: str, item: str = "tea", **order: Any) -> int:
@@ -291,6 +322,11 @@ class WsgiShop(Shop):
 
         reply = await asyncio.to_thread(send, self.port, path, {"item": item, **order}, key=key)
         return reply.status
+
+    async def ask(self, method: str, path: str, lines: dict[str, str], body: bytes = b"") -> int:
+        """Any request over a socket; the status of its answer."""
+        url = f"http://127.0.0.1:{self.port}{path}"
+        return (await asyncio.to_thread(httpx.request, method, url, headers=lines, content=body)).status_code
 
     def serving(self) -> Any:
         return _Served(self)

@@ -173,6 +173,10 @@ def some_events() -> list[Event]:
         "p99": 5,
         "resumed": False,
         "recalled": False,
+        "status": 401,
+        "tasks": ("relay",),
+        "leaving": True,
+        "outcome": State.UNKNOWN,
     }
     for kind in get_args(Event):
         given = {one.name: values.get(one.name, "text") for one in fields(kind)}

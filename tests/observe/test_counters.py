@@ -40,6 +40,7 @@ from oncekey.observe.events import (
     Stepped,
     StoreFailed,
     Swept,
+    Unsettled,
 )
 
 KEY = "a-key-that-nobody-may-see-01"
@@ -171,6 +172,7 @@ async def test_a_dead_owner_is_found_by_the_sweeper(shop: Any) -> None:
     (swept,) = shop.told(Swept)
     assert (swept.to, swept.by, swept.about.operation) == (State.FAILED_RETRYABLE, Actor.SWEEPER, "phased")
     assert swept.late >= 3600_000_000
+    assert len(shop.told(Unsettled)) == 1  # its owner came back after all, and was told that it is none any more
 
 
 async def sweep_from_elsewhere(shop: Shop) -> None:

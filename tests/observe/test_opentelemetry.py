@@ -24,7 +24,7 @@ async def test_metrics_by_their_names(asgi_shop: AsgiShop) -> None:
         for item in ("tea", "tea", "coffee"):
             await shop.send("/local", KEY, item=item)
         found = shop.exported()
-        assert found["api.idempotency.operation.duration", ("local", "completed")] == 1
+        assert found["api.idempotency.operation.duration", ("local", "completed", "success")] == 1
         assert found["api.idempotency.requests.count", ("local", "replayed")] == 1
         assert found["api.idempotency.tenant.key_misuse.count", ("acme",)] == 1
         assert found["api.idempotency.tenant.duplicates.count", ("acme",)] == 1

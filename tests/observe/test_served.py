@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
 
+from console.trouble import fill, opened
 from harness.demo import ALPHA, Demo
 from harness.filling import fill_postgres
 from observe.shop import read
 from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.observe.gauges import gauges_of
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
 from upkeep.test_plans import nodes
 
 WORKER = """
@@ -109,3 +114,38 @@ def test_gauges_read_what_is_unfinished_and_nothing_else(full: str) -> None:
     )
     assert found.records["finished"] == pytest.approx(100_000 - 1400, rel=0.05)  # by the server's statistics
     assert found.oldest["unknown"] > 0
+
+
+MADE = {"clock", "unfinished", "record", "few", "due", "dead", "expired", "oncekey_clock", "CONSTANT", "(subquery-5)"}
+"""What the statement makes itself."""
+
+
+def test_gauges_of_sqlite_go_along_indexes(tmp_path: Path) -> None:
+    # R135, R213
+    driver = SqliteDriver(tmp_path / "plans.db")
+    drive(migrate.up(SqliteStore().schema), driver.run)
+    driver.close()
+    said = SqliteStore()._statements._commands["standing"]
+    with closing(sqlite3.connect(tmp_path / "plans.db")) as connection:
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {said}", {"now": None})]
+    lines = [line.partition(" USING ") for line in plan if line.startswith(("SCAN", "SEARCH"))]
+    read_by = {what.split()[1]: how.removeprefix("COVERING ").split()[1] for what, _, how in lines if how}
+    covered = {what.split()[1] for what, _, how in lines if how.startswith("COVERING")}
+    whole = {what.split()[1] for what, _, how in lines if not how}
+    assert whole <= MADE, plan
+    assert {"entry", "parcel", "letter"} <= covered  # of which there may be many
+    assert read_by == {
+        "waiting": "oncekey_record_waiting",
+        "running": "oncekey_record_running",
+        "past": "oncekey_record_expiring",
+        "entry": "sqlite_autoindex_oncekey_record_1",
+        "parcel": "oncekey_outbox_due",
+        "letter": "oncekey_dead_letter_died",
+    }, plan
+
+
+def test_gauges_of_sqlite_count_what_is_there(tmp_path: Path) -> None:
+    with opened(f"sqlite:///{tmp_path}/shop.db") as world:
+        fill(world, finished=40)
+        found = world.go(gauges_of(world.store))
+    assert found.records == {"pending": 1, "in_progress": 2, "failed_retryable": 7, "unknown": 3, "finished": 43}

@@ -79,12 +79,30 @@ def make_app() -> typer.Typer:
 
 
 def _options(
+    context: typer.Context,
     *,
-    show_version: Annotated[
+    log: Annotated[
+        bool,
+        typer.Option("--log", envvar="ONCEKEY_LOG", help="Tell on stderr what the command does: a line of JSON each."),
+    ] = False,
+    observe: Annotated[
+        str | None,
+        typer.Option(
+            "--observe",
+            envvar="ONCEKEY_OBSERVE",
+            metavar="MODULE:NAME",
+            help="Tell the observers of this Once, or this observer, too.",
+        ),
+    ] = None,
+    show_version: Annotated[  # noqa: ARG001  (its callback answers)
         bool, typer.Option("--version", is_eager=True, callback=lambda asked: _version(asked=asked), help="Say which.")
     ] = False,
 ) -> None:
     """Make state-changing HTTP requests safe to retry."""
+    if log or observe is not None:
+        from oncekey.cli.observing import begin
+
+        context.call_on_close(begin(log=log, observe=observe))
 
 
 def _version(*, asked: bool) -> None:

@@ -39,6 +39,12 @@ def console(
         Path | None, typer.Option(help=f"Lines of NAME:ROLE:TOKEN; else {TOKENS} has them.", metavar="FILE")
     ] = None,
     namespace: desk.Namespace = None,
+    trace_url: Annotated[
+        str | None,
+        typer.Option(
+            "--trace-url", envvar="ONCEKEY_TRACE_URL", metavar="URL", help="Where a trace is looked at: .../{trace}."
+        ),
+    ] = None,
     public: Annotated[bool, typer.Option("--public", help="Let others reach it; put TLS before it.")] = False,
 ) -> None:
     """Serve the operators' console: what waits, what happened to a key, and what to do about it.
@@ -60,7 +66,14 @@ def console(
     else:
         known = Tokens.read(_given(tokens))
     secret = os.environ.get(SECRET)
-    pages = Console(store, tokens=known, secret=secret.encode() if secret else None, public=public, namespace=namespace)
+    pages = Console(
+        store,
+        tokens=known,
+        secret=secret.encode() if secret else None,
+        public=public,
+        namespace=namespace,
+        trace_url=trace_url,
+    )
     desk.there(store)
 
     def announce(address: str) -> None:

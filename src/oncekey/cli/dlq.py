@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from oncekey.cli import desk
+from oncekey.cli import desk, observing
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
 from oncekey.cli.finding import typed
 from oncekey.cli.printing import as_json as as_json_document
@@ -120,7 +120,7 @@ def retry(
     _settle(
         store,
         letter_id,
-        lambda engine: operate.retry(engine.store, letter_id, wish, mover),
+        lambda engine: operate.retry(engine.store, letter_id, wish, mover, tell=observing.tell()),
         verbose,
         json_wanted=as_json,
     )
@@ -157,7 +157,7 @@ def discard(
     _settle(
         store,
         letter_id,
-        lambda engine: operate.discard(engine.store, letter_id, wish, mover),
+        lambda engine: operate.discard(engine.store, letter_id, wish, mover, tell=observing.tell()),
         verbose,
         json_wanted=as_json,
     )

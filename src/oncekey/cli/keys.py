@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
-from oncekey.cli import desk
+from oncekey.cli import desk, observing
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, checked_by, result_of
 from oncekey.cli.finding import Several, called, find, scope_named
 from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, row_of, said, shown, shown_entry
@@ -368,7 +368,7 @@ def _act(
         if wrong is not None:
             return Forbidden(wrong)
         about.append(found)
-        return await adrive(operate.act(engine.store, found, wish, mover), engine.driver.run)
+        return await adrive(operate.act(engine.store, found, wish, mover, tell=observing.tell()), engine.driver.run)
 
     done = desk.work(target.store, doing)
     if isinstance(done, Forbidden):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.cli import desk
+from oncekey.cli import desk, observing
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import table
 from oncekey.core.errors import ConfigurationError
@@ -52,8 +50,8 @@ def reconcile(context: typer.Context, *, app: App = None, once: Once = False, as
         raise ConfigurationError("resolvers are functions of the application: say --app MODULE:NAME")
     from oncekey.cli.worker import load
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    counts = asyncio.run(_reconcile(load(app), only_once=once))
+    observing.log_plainly()
+    counts = asyncio.run(_reconcile(observing.joined(load(app)), only_once=once))
     if counts is None:
         return
     if as_json:
@@ -73,7 +71,7 @@ async def _reconcile(application: Application, *, only_once: bool) -> dict[str, 
             await task.run_once()
             names = ("settled", "postponed", "waiting", "exhausted", "contradictions")
             return {name: task.counts[name] for name in names}
-        service = Service([task])
+        service = Service([task], tell=application.tell)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, service.stop)
         await service.run()

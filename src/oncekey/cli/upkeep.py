@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.cli import desk
+from oncekey.cli import desk, observing
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.observe.events import Tell
     from oncekey.workers.service import Task
 
 Once = Annotated[bool, typer.Option("--once", help="Do what is due now, and exit; without it, go on until SIGTERM.")]
@@ -46,12 +45,12 @@ def sweep(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json:
     """
     from oncekey.workers.sweeper import Sweeper
 
-    policy = _policy(app)
+    policy, tell = _policy(app)
 
     def task(engine: AsyncEngine) -> Sweeper:
         if engine.store.upkeep is None:
             raise ConfigurationError(NOT_HERE)
-        return Sweeper(engine.store.upkeep, engine.driver.run, policy)
+        return Sweeper(engine.store.upkeep, engine.driver.run, policy, tell=tell)
 
     def shape(sweeper: Any, moved: int) -> dict[str, Any]:
         lines = [
@@ -75,12 +74,12 @@ def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: 
     """
     from oncekey.workers.reaper import Reaper
 
-    policy = _policy(app)
+    policy, tell = _policy(app)
 
     def task(engine: AsyncEngine) -> Reaper:
         if engine.store.upkeep is None:
             raise ConfigurationError(NOT_HERE)
-        return Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, policy)
+        return Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, policy, tell=tell)
 
     def shape(reaper: Any, moved: int) -> dict[str, Any]:
         names = ("purged", "marked", "parked", "abandoned", "notes", "workers")
@@ -89,12 +88,14 @@ def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: 
     _run(store, task, shape, only_once=once, json_wanted=as_json)
 
 
-def _policy(app: str | None) -> Policy:
+def _policy(app: str | None) -> tuple[Policy, Tell | None]:
+    """The application's settings, and what tells its observers."""
     if app is None:
-        return Policy()
+        return Policy(), observing.tell()
     from oncekey.cli.worker import load
 
-    return load(app).policy
+    found = observing.joined(load(app))
+    return found.policy, found.tell
 
 
 def _run(
@@ -107,7 +108,7 @@ def _run(
 ) -> None:
     from oncekey.workers.service import Service
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    observing.log_plainly()
 
     async def doing(engine: AsyncEngine) -> dict[str, Any] | None:
         task = make(engine)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from oncekey.cli import observing
 from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
 from oncekey.observe.gauges import Page
@@ -62,9 +62,9 @@ def worker(
     Exit code: 0 stopped, or with --once nothing failed; 1 with --once something failed, and the log says what; 2 a
     mistake, or no store.
     """
-    found = load(app)
+    found = observing.joined(load(app))
     wanted = chosen(only, without)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    observing.log_plainly()
     names = None if topics is None else tuple(name.strip() for name in topics.split(",") if name.strip())
 
     def tasks() -> list[Task]:
@@ -75,24 +75,29 @@ def worker(
 
 
 def load(place: str) -> Once:
-    """The object that `module:name` names, or one line about what is wrong with it."""
+    """The application that `module:name` names, or one line about what is wrong with it."""
     from oncekey.once import Once
 
-    module_name, colon, path = place.partition(":")
-    if not colon or not module_name or not path:
-        raise ConfigurationError(f"--app {place}: say module:name, as in --app shop.main:once")
-    module = _module(module_name)
-    found: Any = module
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise ConfigurationError(f"--app {place}: {module_name} has no {path}")
-        found = getattr(found, name)
+    found = named(place, "--app")
     if not isinstance(found, Once):
         raise ConfigurationError(f"--app {place}: that is a {type(found).__name__}, and a Once is needed")
     return found
 
 
-def _module(name: str) -> Any:
+def named(place: str, option: str) -> object:
+    """The object that `module:name` names; `option` is where it was said."""
+    module_name, colon, path = place.partition(":")
+    if not colon or not module_name or not path:
+        raise ConfigurationError(f"{option} {place}: say module:name, as in {option} shop.main:once")
+    found: Any = _module(module_name, option)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ConfigurationError(f"{option} {place}: {module_name} has no {path}")
+        found = getattr(found, name)
+    return cast("object", found)
+
+
+def _module(name: str, option: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # as `python -m` does: the command itself lies elsewhere
@@ -101,11 +106,11 @@ def _module(name: str) -> Any:
     except (ImportError, ValueError):
         there = None
     if there is None:
-        raise ConfigurationError(f"--app: there is no module {name} here or among the installed ones")
+        raise ConfigurationError(f"{option}: there is no module {name} here or among the installed ones")
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigurationError(f"--app: {name} cannot be imported: {error}") from error
+        raise ConfigurationError(f"{option}: {name} cannot be imported: {error}") from error
 
 
 async def _serve(

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from oncekey.console.access import Session
-    from oncekey.console.ledger import Ledger
     from oncekey.core.model import Record
     from oncekey.core.pulse import History
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
     from oncekey.once import Once
+    from oncekey.reconcile.books import Ledger
 
 T = TypeVar("T")
 Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None"]
@@ -57,6 +57,9 @@ LARGEST_FORM: Final = 2 * 1024 * 1024
 OFF: Final = (
     "the console is off until somebody can log in: give it tokens='ann:operate:TOKEN', or authenticate=, a function "
     "that is handed the request and returns an Operator or None"
+)
+NO_TRACE: Final = (
+    "trace_url is where a trace is looked at, with {trace} in the place of its id: https://traces.example/trace/{trace}"
 )
 ONLY_HERE: Final = (
     "This console answers this machine only. If others may reach it, behind TLS, its owner says so: "
@@ -71,9 +74,9 @@ class Console:
     """The operators' console on a store: a URL, or the application's own `Once`.
 
     `tokens` says who may log in (`NAME:ROLE:TOKEN`, by lines), or `authenticate` lets the application say it. `secret`
-    signs sessions; several processes need the same one. `namespace` is the policy's. `links` gives further addresses
-    for a record, such as its trace, by what they are called. `ledger` are the provider's books, to be compared with
-    ours. `history` remembers the numbers of the charts.
+    signs sessions; several processes need the same one. `namespace` is the policy's. `trace_url` is where a trace is
+    looked at, with `{trace}` for its id; `links` gives further addresses for a record by what they are called.
+    `ledger` are the provider's books, to be compared with ours. `history` remembers the numbers of the charts.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Console:
         public: bool = False,
         namespace: str | None = None,
         title: str = "oncekey",
+        trace_url: str | None = None,
         links: Callable[[Record], Mapping[str, str]] | None = None,
         ledger: Ledger | None = None,
         history: History | None = None,
@@ -95,11 +99,14 @@ class Console:
             raise ConfigurationError(OFF)
         if isinstance(store, str) and understand(store).kind is Kind.MEMORY:
             raise ConfigurationError(NOT_HERE)
+        if trace_url is not None and ("{trace}" not in trace_url or not trace_url.startswith(("https://", "http://"))):
+            raise ConfigurationError(NO_TRACE)
         self.store = store
         self.tell = None if isinstance(store, str) else store.tell
         """Tells those who observe the application what operators do here."""
         self.tokens = Tokens.read(tokens) if isinstance(tokens, str) else tokens
         self.namespace = namespace
+        self.trace_url = trace_url
         self.links = links
         self.ledger = ledger
         self.history: History = Recent() if history is None else history

@@ -215,7 +215,11 @@ class Pages:
         return dossier
 
     def _shown(self, visit: Visit, dossier: Dossier, *, contents: bool) -> Response:
-        links = {} if self._console.links is None else self._console.links(dossier.record)
+        template, links = self._console.trace_url, {}
+        if template is not None:
+            links["Trace"] = template.replace("{trace}", dossier.record.incarnation.hex)
+        if self._console.links is not None:
+            links |= self._console.links(dossier.record)
         safe = {name: link for name, link in links.items() if urlsplit(link).scheme in {"http", "https"}}
         return self._console.page(
             visit,

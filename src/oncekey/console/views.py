@@ -119,6 +119,7 @@ class Views:
 
     def __init__(self, title: str) -> None:
         self._assets = {name: files(__package__).joinpath("static", name).read_bytes() for name in ASSETS}
+        self._assets["console.css"] = palette() + self._assets["console.css"]
         self._marks = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._assets.items()}
         self._environment = Environment(
             loader=PackageLoader(__package__, "templates"),
@@ -162,6 +163,11 @@ class Views:
         media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
         kept = {"cache-control": "public, max-age=31536000, immutable"}
         return Response(content, media_type=media_type, headers=kept)
+
+
+def palette() -> bytes:
+    """The colours, which stand before a style sheet that names them."""
+    return files(__package__).joinpath("static", "palette.css").read_bytes()
 
 
 def when(instant: Instant | None) -> Markup:

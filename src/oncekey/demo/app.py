@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from fastapi import Depends, FastAPI
 
 from oncekey.demo.charging import Charging
-from oncekey.demo.console import add_console
 from oncekey.demo.health import health_routes
 from oncekey.demo.ledger_route import ledger_routes
 from oncekey.demo.limits import BodyLimit
@@ -17,7 +16,7 @@ from oncekey.demo.movements import Movements
 from oncekey.demo.notification_routes import notification_routes
 from oncekey.demo.order_routes import order_routes
 from oncekey.demo.orders import Orders
-from oncekey.demo.pages import page_routes
+from oncekey.demo.pages import add_console, page_routes
 from oncekey.demo.payment_routes import payment_routes, payment_topics
 from oncekey.demo.problems import add_problems
 from oncekey.demo.reconciling import resolvers, webhooks

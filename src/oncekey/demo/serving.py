@@ -12,10 +12,10 @@ import uvicorn
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.demo.app import DEFAULT_PROVIDER, create_app
-from oncekey.demo.console import link_to
 from oncekey.demo.history import Progress, Wanted, remembered, write_history
 from oncekey.demo.house_provider import HouseProvider
 from oncekey.demo.listening import CannotServeError, address_of, listen
+from oncekey.demo.pages import link_to
 from oncekey.demo.reconciling import WEBHOOKS
 from oncekey.demo.tables import Tables
 

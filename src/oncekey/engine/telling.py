@@ -86,6 +86,8 @@ def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[Event]:
     about = About.of(seen)
     if mover.actor is Actor.OPERATOR:
         yield Operated(about, trigger, to, mover.who)
+    if seen.state is State.IN_PROGRESS and to is not None:  # taken from an owner that did not come back
+        yield from of_sweep(seen, to, mover.actor, moved.snapshot.now, moved.move.last_error or "")
     if seen.state is State.UNKNOWN and to is not State.UNKNOWN:
         yield Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
 

@@ -27,7 +27,6 @@ from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.core.settle import Business, Ending, decide
-from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, claim_of
 from oncekey.engine.deciding import Ended, decided
@@ -38,9 +37,10 @@ from oncekey.engine.recent import Answers, Hints
 from oncekey.engine.run import Run
 from oncekey.engine.serve import Unkeyed, abandon, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
+from oncekey.engine.telling import tell_failure
 from oncekey.frameworks.limits import Limits
 from oncekey.frameworks.premises import Premises
-from oncekey.frameworks.resources import documentation, status_of
+from oncekey.frameworks.resources import answered, documentation, status_of
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class Threads(Premises):
             self.start()
         except StoreError as error:
             log.error("oncekey: the store could not be checked: %s", type(error).__name__)
+            tell_failure(self.tell, "start", error)
             return False
         return True
 
@@ -174,7 +175,7 @@ class Threads(Premises):
     def _status(self, asked: Asked, key: str) -> Answer:
         caller = self.caller_of(asked, self.policy)
         if not self.ready():
-            return refusal(UNAVAILABLE, self.policy)
+            return answered(self, UNAVAILABLE, 0.0)
         return self.runtime.drive(status_of(self, self.site.store, caller, key))
 
     def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
@@ -221,7 +222,7 @@ class Exchange:
             self._claim(enrolment)
             self.ended.entered = True
         elif enrolment.policy.require_key:
-            self.answer = refusal(Refuse(Code.KEY_MISSING), enrolment.policy)
+            self.answer = self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment)
 
     def call(
         self,
@@ -245,7 +246,7 @@ class Exchange:
         safe = self.asked.method in SAFE
         if safe or self.echo is None:
             if not safe and enrolment.policy.require_key:
-                return self.asked.instead(refusal(Refuse(Code.KEY_MISSING), enrolment.policy), args)
+                return self.asked.instead(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment), args)
             return self._unkeyed(invoke, enrolment, None, args)
         self._claim(enrolment)
         if self.answer is not None:
@@ -276,9 +277,9 @@ class Exchange:
             if self.threads.ready():
                 run = Unkeyed(self.threads.site, claim)
                 return run_blocking(invoke, enrolment, run, self.threads.runtime)
-        except NoConnectionError:
-            pass
-        return self.asked.instead(refusal(UNAVAILABLE, enrolment.policy), args)
+        except NoConnectionError as error:
+            tell_failure(self.threads.tell, "begin", error.why)
+        return self.asked.instead(self.threads.turn_away(UNAVAILABLE, enrolment), args)
 
     # The life of its operation: a flow of the engine, performed in this thread.
 
@@ -288,7 +289,8 @@ class Exchange:
         parts = self.asked.parts()
         claim: Claim | Refuse = parts if isinstance(parts, Refuse) else self._claim_of(parts, enrolment)
         if isinstance(parts, Refuse) or isinstance(claim, Refuse) or not threads.ready():
-            self.answer = refusal(claim if isinstance(claim, Refuse) else UNAVAILABLE, policy, echo=self.echo)
+            refused = claim if isinstance(claim, Refuse) else UNAVAILABLE
+            self.answer = threads.turn_away(refused, enrolment, echo=self.echo)
             return
         self._root_path = parts.root_path
         site, limits = threads.site, None
@@ -402,7 +404,11 @@ def not_awaitable(result: T, enrolment: Enrolment) -> T:
 
 
 class NoConnectionError(Exception):
-    """The handler was not called, because its transaction could not be opened."""
+    """The handler was not called, because its transaction could not be opened; `why` is the store's own error."""
+
+    def __init__(self, why: StoreError) -> None:
+        super().__init__(type(why).__name__)
+        self.why = why
 
 
 def run_blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unkeyed, runtime: ThreadRuntime) -> object:
@@ -411,7 +417,7 @@ def run_blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unk
     try:
         runtime.run(flow)
     except StoreError as error:
-        raise NoConnectionError from error
+        raise NoConnectionError(error) from error
     op = unkeyed_operation(SyncOperation, run.claim, run)
     try:
         result = not_awaitable(invoke(op), enrolment)

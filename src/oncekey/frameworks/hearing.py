@@ -22,6 +22,7 @@ from oncekey.core.transitions import Actor
 from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became
 from oncekey.engine.telling import tell_failure
+from oncekey.observe.events import Messaged
 from oncekey.resolvers import Sighting, to_text
 
 if TYPE_CHECKING:
@@ -111,6 +112,15 @@ class Hearing:
 
     def judge(self, lines: Sequence[str], body: bytes | None) -> Believed | Told:
         """Believe a request or not, before any store is asked; a body of None was too long to be read."""
+        judged = self._judged(lines, body)
+        return judged if isinstance(judged, Believed) else self._answered(judged)
+
+    def _answered(self, told: Told) -> Told:
+        if self._rules.tell is not None:
+            self._rules.tell(Messaged(self._name, told.status))
+        return told
+
+    def _judged(self, lines: Sequence[str], body: bytes | None) -> Believed | Told:
         if body is None or len(body) > self.max_body:
             return Told(413, "The body is too large.")
         header = lines[0] if len(lines) == 1 else ""
@@ -126,6 +136,9 @@ class Hearing:
 
     def take(self, store: Store, believed: Believed) -> Flow[Told]:
         """Keep what was believed and apply it; a store that fails is one more answer."""
+        return self._answered((yield from self._taken(store, believed)))
+
+    def _taken(self, store: Store, believed: Believed) -> Flow[Told]:
         try:
             heard = self._heard(believed.sighting, believed.body)
             rules = self._rules

@@ -8,15 +8,19 @@ from urllib.parse import quote
 
 from oncekey.boottime import boottime
 from oncekey.core.headers import field_name
+from oncekey.engine.answering import refusal
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Patterns
 from oncekey.engine.recent import Answers, Hints
 from oncekey.engine.run import Site
 from oncekey.frameworks.limits import Limits
+from oncekey.observe.events import TurnedAway
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from oncekey.core.answers import Answer
+    from oncekey.core.model import Refuse
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
@@ -77,6 +81,15 @@ class Premises:
         if self.status_path is None:
             return None
         return f"{root_path}{self.status_path}/{quote(key, safe='')}"
+
+    def turn_away(
+        self, refused: Refuse, enrolment: Enrolment | None, *, echo: bytes | None = None, status_url: str | None = None
+    ) -> Answer:
+        """The answer to a request that is refused before it could claim; who observes hears of it."""
+        if self.tell is not None:
+            self.tell(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
+        policy = self.policy if enrolment is None else enrolment.policy
+        return refusal(refused, policy, echo=echo, status_url=status_url)
 
     def site_of(self, store: Store, crowded: Callable[[bool], bool]) -> Site:
         """What the operations of one event loop, or of all threads of a process, share."""

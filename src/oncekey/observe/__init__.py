@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from oncekey.observe.events import (
     About,
     Asked,
+    Beat,
     Buried,
     Bypassed,
     Contradicted,
@@ -18,6 +19,8 @@ from oncekey.observe.events import (
     Event,
     GivenUp,
     How,
+    LookedUp,
+    Messaged,
     Observer,
     Operated,
     Reaped,
@@ -30,6 +33,7 @@ from oncekey.observe.events import (
     Stepped,
     StoreFailed,
     Swept,
+    TurnedAway,
     Unsettled,
     counted,
 )
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "About",
     "Asked",
+    "Beat",
     "Buried",
     "Bypassed",
     "Contradicted",
@@ -53,6 +58,8 @@ __all__ = [
     "How",
     "JsonLines",
     "Logs",
+    "LookedUp",
+    "Messaged",
     "Observer",
     "OpenTelemetry",
     "Operated",
@@ -67,6 +74,7 @@ __all__ = [
     "Stepped",
     "StoreFailed",
     "Swept",
+    "TurnedAway",
     "Unsettled",
     "counted",
 ]

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Code, Duration, State
+from oncekey.core.model import SECOND, Code, Duration, State
 from oncekey.core.scope import tenant_of
 
 if TYPE_CHECKING:
@@ -111,6 +111,23 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A request was refused before there was anything to ask for: no key, a body that cannot be had, no store yet."""
+
+    operation: str
+    """Empty where no handler was chosen yet."""
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A client asked the status resource about a key: it was shown the key's state, or told why not."""
+
+    outcome: State | Code
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Bypassed:
     """The store was not there, and the route fails open: its handler runs without protection."""
 
@@ -199,6 +216,15 @@ class GivenUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Messaged:
+    """A webhook answered a message. A `status` of 401 says that none of our secrets signed it, or not lately."""
+
+    source: str
+    """The webhook's name."""
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
 class Contradicted:
     """A provider says otherwise than the record, which stays as it is: somebody has to look."""
 
@@ -231,6 +257,15 @@ class Buried:
     kind: ParcelKind
     attempts: int
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A worker wrote that it lives; or, `leaving`, that it stops."""
+
+    who: str
+    tasks: tuple[str, ...]
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +312,8 @@ Event: TypeAlias = (
     Reserved
     | Replayed
     | Refused
+    | TurnedAway
+    | LookedUp
     | Bypassed
     | Stepped
     | Settled
@@ -285,10 +322,12 @@ Event: TypeAlias = (
     | Doubted
     | Resolved
     | GivenUp
+    | Messaged
     | Contradicted
     | Reaped
     | Delivered
     | Buried
+    | Beat
     | Operated
     | ShortLease
     | Asked
@@ -385,8 +424,12 @@ def counted(event: Event) -> tuple[Count, int] | None:
             | Stepped()
             | Settled()
             | Unsettled()
+            | TurnedAway()
+            | LookedUp()
+            | Messaged()
             | Contradicted()
             | Delivered()
+            | Beat()
             | Operated()
             | ShortLease()
             | Asked()
@@ -394,6 +437,30 @@ def counted(event: Event) -> tuple[Count, int] | None:
             return None
         case _:
             assert_never(event)
+
+
+def requested(event: Event) -> tuple[str, str] | None:
+    """The operation and the outcome that a request is counted by, if the event says what became of one."""
+    match event:
+        case Reserved():
+            return event.about.operation, event.how.value
+        case Replayed():
+            return event.about.operation, "replayed"
+        case Refused():
+            return event.about.operation, event.code.value
+        case TurnedAway():
+            return event.operation, event.code.value
+        case Bypassed():
+            return event.about.operation, "bypassed"
+        case _:
+            return None
+
+
+def recovered(event: Event) -> tuple[str, float] | None:
+    """Who came back to a run that had failed, and how many seconds after it began, if the event says that."""
+    if isinstance(event, Reserved) and event.after is not None:
+        return "completer" if event.resumed else "requester", event.after / SECOND
+    return (event.by.value, event.after / SECOND) if isinstance(event, Resolved) else None
 
 
 # Telling

@@ -11,18 +11,22 @@ import json
 import logging
 from dataclasses import fields
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, assert_never
 
 from oncekey.core.model import Code, State
 from oncekey.observe.events import (
     About,
     Asked,
+    Beat,
     Buried,
     Bypassed,
     Contradicted,
     Delivered,
     Doubted,
     GivenUp,
+    LookedUp,
+    Messaged,
     Operated,
     Reaped,
     Refused,
@@ -34,6 +38,7 @@ from oncekey.observe.events import (
     Stepped,
     StoreFailed,
     Swept,
+    TurnedAway,
     Unsettled,
 )
 
@@ -67,9 +72,13 @@ def level_of(event: Event) -> int:
             return logging.WARNING if event.code is Code.KEY_REUSED else logging.DEBUG
         case Settled():
             return logging.ERROR if event.to is State.UNKNOWN else logging.DEBUG
+        case Messaged():
+            return logging.DEBUG if event.status < HTTPStatus.BAD_REQUEST else logging.WARNING
         case Resolved() | Reaped() | Operated():
             return logging.INFO
-        case Reserved() | Replayed() | Stepped() | Delivered() | Asked():
+        case Beat():
+            return logging.INFO if event.leaving else logging.DEBUG
+        case Reserved() | Replayed() | TurnedAway() | LookedUp() | Stepped() | Delivered() | Asked():
             return logging.DEBUG
         case _:
             assert_never(event)

@@ -24,7 +24,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from oncekey.core.errors import StoreError
-from oncekey.core.model import SECOND, Effects, EntryKind, State
+from oncekey.core.model import Effects, EntryKind, State
 from oncekey.observe.events import (
     LONG,
     MEANING,
@@ -33,6 +33,7 @@ from oncekey.observe.events import (
     TENANTS,
     About,
     Asked,
+    Beat,
     Buried,
     Bypassed,
     Contradicted,
@@ -41,6 +42,8 @@ from oncekey.observe.events import (
     Doubted,
     GivenUp,
     How,
+    LookedUp,
+    Messaged,
     Operated,
     Reaped,
     Refused,
@@ -52,8 +55,11 @@ from oncekey.observe.events import (
     Stepped,
     StoreFailed,
     Swept,
+    TurnedAway,
     Unsettled,
     counted,
+    recovered,
+    requested,
 )
 from oncekey.observe.gauges import look_blocking
 from oncekey.observe.logs import fields_of
@@ -96,6 +102,9 @@ class OpenTelemetry:
         for counter in self._counters.values():
             counter.add(0)  # it is there from the start
         self._requests = meter.create_counter(f"{PREFIX}requests.count", "{request}", "Requests by their outcome")
+        self._looks = meter.create_counter(f"{PREFIX}lookups.count", "{request}", "Questions to the status resource")
+        self._messages = meter.create_counter(f"{PREFIX}messages.count", "{message}", "Messages that webhooks answered")
+        self._beats = meter.create_counter(f"{PREFIX}heartbeats.count", "{beat}", "Heartbeats of workers")
         self._short = meter.create_counter(f"{PREFIX}short_lease.count", "{warning}", "Leases below twice the p99")
         self._operation = self._histogram("operation", "From the claim to the settlement", LONG)
         self._store = self._histogram("store", "Transactions of the store", QUICK)
@@ -111,29 +120,27 @@ class OpenTelemetry:
 
     def __call__(self, event: Event) -> None:
         """Count an event, and trace it."""
-        count = counted(event)
+        count, request, recovery = counted(event), requested(event), recovered(event)
         if count is not None:
             self._counters[count[0]].add(count[1])
-        self._tenants(event)
+        if request is not None:
+            self._requests.add(1, {"oncekey.operation": request[0], "oncekey.outcome": request[1]})
+            self._tenants(event)
+        if recovery is not None:
+            self._recovery.record(recovery[1], {"oncekey.by": recovery[0]})
         self._spans(event)
         match event:
-            case Reserved():
-                self._request(event.about, event.how.value)
-                if event.after is not None:
-                    self._recovery.record(
-                        event.after / SECOND, {"oncekey.by": "completer" if event.resumed else "requester"}
-                    )
-            case Replayed():
-                self._request(event.about, "replayed")
-            case Refused():
-                self._request(event.about, event.code.value)
-            case Bypassed():
-                self._request(event.about, "bypassed")
+            case LookedUp():
+                self._looks.add(1, {"oncekey.outcome": event.outcome.value})
+            case Messaged():
+                self._messages.add(1, {"oncekey.source": event.source, "http.response.status_code": event.status})
+            case Beat(leaving=False):
+                self._beats.add(1)
             case Settled(about=about):
                 known = {"oncekey.operation": about.operation, "oncekey.state": str(event.to or "none")}
+                if event.outcome is not None:
+                    known["oncekey.outcome"] = event.outcome.value
                 self._operation.record(event.handler + event.settling, known)
-            case Resolved():
-                self._recovery.record(event.after / SECOND, {"oncekey.by": event.by.value})
             case ShortLease():
                 self._short.add(1, {"oncekey.operation": event.operation})
             case Asked():
@@ -141,9 +148,6 @@ class OpenTelemetry:
                 self._store.record(event.seconds, {"db.operation.name": event.name, **failed})
             case _:
                 pass  # counted and traced above, if it is
-
-    def _request(self, about: About, outcome: str) -> None:
-        self._requests.add(1, {"oncekey.operation": about.operation, "oncekey.outcome": outcome})
 
     def gauges(self, once: Engines) -> None:
         """Show how the store stands, too: whoever exports asks it then, in a thread of its own."""
@@ -220,12 +224,9 @@ class Spans:
                 if len(self._handlers) > UNDER_WAY:
                     self._handlers.popitem(last=False)
                 self._attempt(event, handler.get_span_context(), now)
-            case Replayed():
-                self._span(
-                    "oncekey claim", event, now - _nanos(event.seconds), now, links=[Link(story_of(event.about))]
-                )
-            case Refused():
-                self._span("oncekey claim", event, now - _nanos(event.seconds), now)
+            case Replayed() | Refused():
+                links = [Link(story_of(event.about))] if isinstance(event, Replayed) else []
+                self._span("oncekey claim", event, now - _nanos(event.seconds), now, links=links)
             case Stepped():
                 self._step(event, now)
             case Settled(about=about) | Unsettled(about=about):
@@ -248,9 +249,13 @@ class Spans:
                 links = [Link(here)] if here.is_valid else []
                 story = NonRecordingSpan(story_of(event.about))
                 self._span(name, event, now, now, parent=story, links=links, failed=bad)
-            case Bypassed():
-                self._span("oncekey bypassed", event, now, now, failed=True)
-            case Reaped() | ShortLease() | Asked() | StoreFailed():
+            case Bypassed() | TurnedAway() | Messaged():
+                # What a sender did wrong is no failure of this server's.
+                bad = event.status >= _OURS if isinstance(event, Messaged) else isinstance(event, Bypassed)
+                self._span(f"oncekey {fields_of(event)['event']}", event, now, now, failed=bad)
+            case LookedUp():
+                self._span("oncekey looked_up", event, now - _nanos(event.seconds), now)
+            case Reaped() | ShortLease() | Beat() | Asked() | StoreFailed():
                 pass  # metrics tell that, and it is about no request
             case _:
                 assert_never(event)
@@ -302,6 +307,7 @@ class Spans:
         return self._tracer.start_span(name, context, kind, attributes, links, began)
 
 
+_OURS: Final = 500
 SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily
 
 from oncekey.core.errors import StoreError
-from oncekey.core.model import SECOND
 from oncekey.observe.events import (
     LONG,
     MEANING,
@@ -23,15 +22,16 @@ from oncekey.observe.events import (
     SLOW,
     TENANTS,
     Asked,
-    Bypassed,
+    Beat,
     Count,
-    Refused,
-    Replayed,
+    LookedUp,
+    Messaged,
     Reserved,
-    Resolved,
     Settled,
     ShortLease,
     counted,
+    recovered,
+    requested,
 )
 from oncekey.observe.gauges import look, look_blocking
 from oncekey.observe.tenants import PerTenant
@@ -59,6 +59,9 @@ class Prometheus:
         self.registry = own = CollectorRegistry() if registry is None else registry
         self._counters = {count: Counter(_name(count), MEANING[count], registry=own) for count in Count}
         self._requests = _counter(own, "requests", "Requests by what became of them", "operation", "outcome")
+        self._looks = _counter(own, "lookups", "Questions to the status resource by what was answered", "outcome")
+        self._messages = _counter(own, "messages", "Messages of providers by how webhooks answered", "source", "status")
+        self._beats = _counter(own, "heartbeats", "Times that workers of this process wrote that they live")
         self._settled = _counter(own, "settled", "Operations by where they ended", "operation", "state", "outcome")
         self._short = _counter(own, "short_lease", "Warnings that a lease is less than twice the p99", "operation")
         self._operation = _histogram(own, "operation", "From the claim to the settlement", LONG, "operation")
@@ -80,18 +83,27 @@ class Prometheus:
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
-        count = counted(event)
+        count, request, recovery = counted(event), requested(event), recovered(event)
         if count is not None:
             self._counters[count[0]].inc(count[1])
+        if request is not None:
+            self._requests.labels(*request).inc()
+            self._tenants(event)
+        if recovery is not None:
+            self._recovery.labels(recovery[0]).observe(recovery[1])
         match event:
-            case Reserved() | Replayed() | Refused() | Bypassed():
-                self._request(event)
+            case Reserved(about=about):
+                self._claim.labels(about.operation).observe(event.seconds)
+            case LookedUp():
+                self._looks.labels(event.outcome.value).inc()
+            case Messaged():
+                self._messages.labels(event.source, str(event.status)).inc()
+            case Beat(leaving=False):
+                self._beats.inc()
             case Settled(about=about):
                 state, outcome = event.to or "none", event.outcome or ""
                 self._settled.labels(about.operation, str(state), str(outcome)).inc()
                 self._operation.labels(about.operation).observe(event.handler + event.settling)
-            case Resolved():
-                self._recovery.labels(event.by.value).observe(event.after / SECOND)
             case ShortLease():
                 self._short.labels(event.operation).inc()
             case Asked():
@@ -100,24 +112,6 @@ class Prometheus:
                     self._failures.labels(event.name, event.failed).inc()
             case _:
                 pass  # counted above, if it is
-
-    def _request(self, event: Reserved | Replayed | Refused | Bypassed) -> None:
-        about = event.about
-        self._tenants(event)
-        match event:
-            case Reserved():
-                self._requests.labels(about.operation, event.how.value).inc()
-                self._claim.labels(about.operation).observe(event.seconds)
-                if event.after is not None:
-                    self._recovery.labels("completer" if event.resumed else "requester").observe(event.after / SECOND)
-            case Replayed():
-                self._requests.labels(about.operation, "replayed").inc()
-            case Refused():
-                self._requests.labels(about.operation, event.code.value).inc()
-            case Bypassed():
-                self._requests.labels(about.operation, "bypassed").inc()
-            case _:
-                assert_never(event)
 
     # The page
 

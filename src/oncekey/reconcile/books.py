@@ -1,9 +1,10 @@
-"""Our side of the comparison: every call that was announced, with what its record says of it."""
+"""Both sides of the comparison: every call that we announced, with what its record says of it, and who reads theirs."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -17,11 +18,13 @@ from oncekey.core.resolution import standing
 from oncekey.core.seed import downstream_key
 from oncekey.engine.operate import desk_of
 from oncekey.engine.reconcile import reconcile_of
-from oncekey.reconcile.ledger import Belief, Expected
+from oncekey.flow import adrive
+from oncekey.reconcile.ledger import Belief, Expected, LedgerEntry, Report, compare
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
     from oncekey.core.resolution import Call
+    from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
     from oncekey.ports import Store
 
@@ -152,3 +155,28 @@ def _number(value: Any) -> Decimal | None:  # noqa: ANN401  (whatever is there)
         return Decimal(str(value))
     except InvalidOperation:
         return None
+
+
+# The provider's books, beside ours
+
+Entries = Callable[["Instant"], "Iterable[LedgerEntry] | Awaitable[Iterable[LedgerEntry]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """How to read the provider's books, and ours beside them.
+
+    `entries` is handed an instant in microseconds and gives what was booked since. `pointers` says where our results
+    have amounts; `inline` names the calls of INLINE operations, which announce none.
+    """
+
+    entries: Entries
+    pointers: Pointers = field(default_factory=Pointers)
+    inline: Mapping[str, str] = field(default_factory=dict)
+
+    async def compared(self, engine: AsyncEngine, since: Instant) -> Report:
+        """Where the books differ."""
+        found = self.entries(since)
+        theirs = await found if inspect.isawaitable(found) else found
+        ours = await adrive(read(engine.store, Books(since, self.pointers, self.inline)), engine.driver.run)
+        return compare(theirs, ours)

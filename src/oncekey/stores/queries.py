@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from importlib.resources import files
 
-_TITLE = re.compile(r"^-- (name|part): (\w+)\n", re.MULTILINE)
-_PLACE = re.compile(r"\{(\w+)\}")
+_TITLE = re.compile(r"^-- (name|part): (\w+)(?:\((\w+(?:; \w+)*)\))?\n", re.MULTILINE)
+_PLACE = re.compile(r"\{(\w+)(?:\(([^{}]*)\))?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A piece of statements; what it names in braces after its own name is given by whoever uses it."""
+
+    text: str
+    names: tuple[str, ...]
+
+    def filled(self, given: str | None) -> str:
+        words = () if given is None else tuple(word.strip() for word in given.split(";"))
+        text = self.text
+        for name, word in zip(self.names, words, strict=True):
+            text = text.replace(f"{{{name}}}", word)
+        return text
 
 
 def load(package: str, *names: str) -> dict[str, str]:
     """The statements of a store's package, by their names; `queries.sql` if no file is named.
 
-    A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files.
+    A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files. One
+    titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
+    name that it is given for.
     """
-    blocks: dict[str, dict[str, str]] = {"name": {}, "part": {}}
+    statements: dict[str, str] = {}
+    parts: dict[str, _Part] = {}
     for name in names or ("queries.sql",):
         text = files(package).joinpath(name).read_text("utf-8")
         _, *found = _TITLE.split(text)
-        for kind, title, body in zip(found[::3], found[1::3], found[2::3], strict=True):
-            blocks[kind][title] = body.strip().rstrip(";")
-    parts = blocks["part"]
-    return {name: _whole(text, parts) for name, text in blocks["name"].items()}
+        for kind, title, asks, body in zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True):
+            whole = body.strip().rstrip(";")
+            if kind == "part":
+                parts[title] = _Part(whole, tuple(asks.split("; ")) if asks else ())
+            else:
+                statements[title] = whole
+    return {name: _whole(text, parts) for name, text in statements.items()}
 
 
-def _whole(text: str, parts: dict[str, str]) -> str:
+def _whole(text: str, parts: dict[str, _Part]) -> str:
     """The statement with its parts in place; a part may have parts of its own."""
     while _PLACE.search(text):
-        text = _PLACE.sub(lambda match: parts[match[1]], text)
+        text = _PLACE.sub(lambda match: parts[match[1]].filled(match[2]), text)
     return text

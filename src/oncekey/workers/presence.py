@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND
+from oncekey.engine.telling import tell_failure
 from oncekey.flow import adrive
+from oncekey.observe.events import Beat
 from oncekey.workers.clocks import this_process
 from oncekey.workers.service import Pace
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from oncekey.flow import Transaction
+    from oncekey.observe.events import Tell
     from oncekey.ports import Upkeep
     from oncekey.workers.service import Task
 
@@ -45,6 +48,7 @@ class Presence:
         calls: Mapping[str, tuple[str, ...]] = NO_CALLS,
         every: float = EVERY,
         who: str | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self.pace = Pace(shortest=every, longest=every)
         # A container's process has the same number after every start, so the name has a part that no other one has.
@@ -53,6 +57,7 @@ class Presence:
         self._run = run
         self._tasks = tuple(task.name for task in tasks)
         self._calls = calls
+        self._tell = tell
         self._every = round(every * SECOND)
         self._stopped = False
         self._writing = asyncio.Lock()
@@ -62,6 +67,7 @@ class Presence:
         async with self._writing:
             if not self._stopped:
                 await adrive(self._store.beat(self.who, self._tasks, self._every, self._calls), self._run)
+                self._tells(leaving=False)
         return 0
 
     async def drain(self) -> None:
@@ -75,3 +81,10 @@ class Presence:
                 await adrive(self._store.leave(self.who), self._run)
             except StoreError as error:
                 log.warning("heartbeat: the store did not answer (%s); the row stays", type(error).__name__)
+                tell_failure(self._tell, self.name, error)
+            else:
+                self._tells(leaving=True)
+
+    def _tells(self, *, leaving: bool) -> None:
+        if self._tell is not None:
+            self._tell(Beat(self.who, self._tasks, leaving))

@@ -75,7 +75,7 @@ def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
     engine = once.asynchronous()
     if engine.store.upkeep is None:
         return None
-    return Presence(engine.store.upkeep, engine.driver.run, tasks, calls=inline_calls_of(once))
+    return Presence(engine.store.upkeep, engine.driver.run, tasks, calls=inline_calls_of(once), tell=once.tell)
 
 
 def chosen(only: str | None, without: str | None) -> frozenset[str]:

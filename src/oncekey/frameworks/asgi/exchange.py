@@ -17,13 +17,13 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.admit import recall
-from oncekey.engine.answering import refusal
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Question, claim_for
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.run import Run
 from oncekey.engine.serve import abandon, serve
+from oncekey.engine.telling import tell_failure
 from oncekey.frameworks.asgi.claiming import ask
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
@@ -120,7 +120,7 @@ class Exchange:
             return await self._intake.receive(enrolment.body_patience)
         except TooSlowError:
             if not self._begun:
-                self._answered(self._refusal(Refuse(Code.BODY_TOO_SLOW), enrolment.policy))
+                self._answered(self._refusal(Refuse(Code.BODY_TOO_SLOW), enrolment))
             raise
 
     async def read_ahead(self, policy: Policy) -> None:
@@ -168,7 +168,7 @@ class Exchange:
         else:
             asked = await ask(installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path)
             if isinstance(asked, Refuse):
-                self._answered(self._refusal(asked, enrolment.policy))
+                self._answered(self._refusal(asked, enrolment))
                 await take_back(self)
                 return
             claim = claim_for(asked, enrolment, keep_headers=installation.kept_headers)
@@ -250,7 +250,8 @@ class Exchange:
         if not early or self.lent is None or not isinstance(error, StoreError):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
-        await self._deliver(self._refusal(UNAVAILABLE, self.installation.policy))
+        tell_failure(self.installation.tell, "lend", error)
+        await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
         return True
 
     # What is known of it.
@@ -340,8 +341,8 @@ class Exchange:
         self.answer = answer
         self.phase = Phase.ANSWERED
 
-    def _refusal(self, refused: Refuse, policy: Policy) -> Answer:
-        return refusal(refused, policy, echo=self.echo, status_url=self.status_url)
+    def _refusal(self, refused: Refuse, enrolment: Enrolment | None) -> Answer:
+        return self.installation.turn_away(refused, enrolment, echo=self.echo, status_url=self.status_url)
 
     def _remember_way(self, run: Run) -> None:
         """A repeat of what is stored need not go through the application, where nobody there would look at it."""

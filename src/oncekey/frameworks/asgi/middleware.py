@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Code, Refuse
-from oncekey.engine.answering import refusal
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.delivery import send_answer
@@ -16,7 +15,7 @@ from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Vi
 from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
 from oncekey.frameworks.asgi.lending import take_back
 from oncekey.frameworks.asgi.lifespans import around, checked
-from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, passage_of
+from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, enrolment_of, passage_of
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
@@ -75,7 +74,7 @@ class OncekeyMiddleware:
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send, enrolment: Enrolment | None) -> None:
         if enrolment is not None and enrolment.policy.require_key:
-            await send_answer(send, refusal(Refuse(Code.KEY_MISSING), enrolment.policy))
+            await send_answer(send, self.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
             return
         passage = passage_of(scope)
         visit = Visit(self.installation, scope, receive, passage, enclosing(passage))
@@ -85,7 +84,8 @@ class OncekeyMiddleware:
         except ClientLeftError:
             pass
         except TooSlowError:
-            await send_answer(send, refusal(Refuse(Code.BODY_TOO_SLOW), self.installation.policy))
+            chosen = enrolment_of(scope, self.installation.engines)
+            await send_answer(send, self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), chosen))
         finally:
             current.reset(token)
             if visit.lent is not None:

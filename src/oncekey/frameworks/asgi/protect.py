@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
-from oncekey.engine.answering import refusal
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.steps import Stepping
+from oncekey.engine.telling import tell_failure
 from oncekey.frameworks import blocking
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
@@ -164,9 +164,8 @@ async def _in_thread(exchange: Exchange, run: Run, invoke: Callable[[object], An
 
 async def _without_key(request: Exchange | Visit, enrolment: Enrolment, invoke: Callable[[object], Any]) -> Any:
     """Refuse, or run as if we were not there."""
-    policy = enrolment.policy
-    if policy.require_key and request.scope["method"] not in SAFE:
-        return _respond(request.installation, refusal(Refuse(Code.KEY_MISSING), policy))
+    if enrolment.policy.require_key and request.scope["method"] not in SAFE:
+        return _respond(request.installation, request.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
     return await _unkeyed(request, enrolment, invoke, None)
 
 
@@ -175,8 +174,9 @@ async def _unkeyed(
 ) -> Any:
     try:
         return await run_unkeyed(invoke, enrolment, request, claim)
-    except NoConnectionError:
-        return _respond(request.installation, refusal(UNAVAILABLE, enrolment.policy))
+    except NoConnectionError as error:
+        tell_failure(request.installation.tell, "begin", error.why)
+        return _respond(request.installation, request.installation.turn_away(UNAVAILABLE, enrolment))
 
 
 def _invocation(handler: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Callable[[object], Any]:

@@ -49,7 +49,7 @@ async def run_unkeyed(
     except Changed as changed:
         raise changed.cancelled from None
     except StoreError as error:
-        raise NoConnectionError from error
+        raise NoConnectionError(error) from error
     operation = unkeyed_operation(Operation, claim, run)
     try:
         lend(request).joins(run.tx, enrolment)

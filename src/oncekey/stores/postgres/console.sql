@@ -33,18 +33,16 @@ record.scope, record.key, record.incarnation, record.operation, record.effects, 
     record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
     record.finished_at, record.expires_at, NULL::bytea AS request
 
--- part: born_from
+-- part: walk(at; fits)
 WITH {console_clock}
 SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
 FROM clock
 LEFT JOIN (
-    SELECT entry.created_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
+    SELECT entry.{at} AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
     FROM oncekey.record AS entry
-    WHERE
-
--- part: born_page
-AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
-    ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+    WHERE {fits}
+      AND (entry.{at}, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+    ORDER BY entry.{at} DESC, entry.scope DESC, entry.key DESC
     OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
 LEFT JOIN (
     SELECT {shown}
@@ -53,85 +51,39 @@ LEFT JOIN (
         FROM (
             SELECT {walked}
             FROM oncekey.record AS entry
-            WHERE
-
--- part: born_rest
-AND (entry.created_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
-            ORDER BY entry.created_at DESC, entry.scope DESC, entry.key DESC
+            WHERE {fits}
+              AND (entry.{at}, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
+            ORDER BY entry.{at} DESC, entry.scope DESC, entry.key DESC
             LIMIT :looked::bigint) AS seen
         WHERE {fitting}
-        ORDER BY seen.created_at DESC, seen.scope DESC, seen.key DESC
+        ORDER BY seen.{at} DESC, seen.scope DESC, seen.key DESC
         LIMIT :limit::bigint) AS page
     JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.created_at DESC, record.scope DESC, record.key DESC
-
--- part: ending_from
-WITH {console_clock}
-SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
-FROM clock
-LEFT JOIN (
-    SELECT entry.expires_at AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
-    FROM oncekey.record AS entry
-    WHERE
-
--- part: ending_page
-AND (entry.expires_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
-    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
-    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
-LEFT JOIN (
-    SELECT {shown}
-    FROM (
-        SELECT seen.scope, seen.key
-        FROM (
-            SELECT {walked}
-            FROM oncekey.record AS entry
-            WHERE
-
--- part: ending_rest
-AND (entry.expires_at, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
-            ORDER BY entry.expires_at DESC, entry.scope DESC, entry.key DESC
-            LIMIT :looked::bigint) AS seen
-        WHERE {fitting}
-        ORDER BY seen.expires_at DESC, seen.scope DESC, seen.key DESC
-        LIMIT :limit::bigint) AS page
-    JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC
+ORDER BY record.{at} DESC, record.scope DESC, record.key DESC
 
 -- name: walk_pending
 -- Served by record_waiting.
-{born_from} entry.state = 'pending'
-{born_page} entry.state = 'pending'
-{born_rest};
+{walk(created_at; entry.state = 'pending')};
 
 -- name: walk_in_progress
 -- Served by record_running.
-{born_from} entry.state = 'in_progress'
-{born_page} entry.state = 'in_progress'
-{born_rest};
+{walk(created_at; entry.state = 'in_progress')};
 
 -- name: walk_failed_retryable
 -- Served by record_waiting.
-{born_from} entry.state = 'failed_retryable'
-{born_page} entry.state = 'failed_retryable'
-{born_rest};
+{walk(created_at; entry.state = 'failed_retryable')};
 
 -- name: walk_unknown
 -- Served by record_waiting.
-{born_from} entry.state = 'unknown'
-{born_page} entry.state = 'unknown'
-{born_rest};
+{walk(created_at; entry.state = 'unknown')};
 
 -- name: walk_completed
 -- Served by record_expiring.
-{ending_from} entry.state = 'completed'
-{ending_page} entry.state = 'completed'
-{ending_rest};
+{walk(expires_at; entry.state = 'completed')};
 
 -- name: walk_expired
 -- Served by record_expired.
-{ending_from} entry.state = 'expired'
-{ending_page} entry.state = 'expired'
-{ending_rest};
+{walk(expires_at; entry.state = 'expired')};
 
 -- name: tally
 -- How many there are of what is not finished, each counted up to :most, from the oldest.

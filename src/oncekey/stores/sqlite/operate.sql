@@ -213,8 +213,9 @@ GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
 -- name: standing
--- One row. All records are read once, and a file that SQLite is right for has not too many. What else may be many is
--- counted along its index, up to a bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died.
+-- One row. What is unfinished is read once, by oncekey_record_waiting and oncekey_record_running. What else may be many is
+-- counted along its index, up to a bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died. SQLite has
+-- no statistics to ask, so all records are counted by the entries of their key's index alone, up to a larger bound.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now, now) AS now FROM oncekey_clock
 ), unfinished AS MATERIALIZED (
@@ -231,19 +232,27 @@ WITH clock AS MATERIALIZED (
                               AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)) AS resumable,
            min(record.last_run_at) FILTER (WHERE record.state = 'failed_retryable' AND record.effects = 'phased'
                                              AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)) AS resumable_oldest
-    FROM oncekey_record AS record, clock
-    WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
+    FROM clock, (
+        SELECT waiting.state, waiting.effects, waiting.created_at, waiting.last_run_at, waiting.lease_until, waiting.memo,
+               waiting.intent
+        FROM oncekey_record AS waiting WHERE waiting.state IN ('pending', 'failed_retryable', 'unknown')
+        UNION ALL
+        SELECT running.state, running.effects, running.created_at, running.last_run_at, running.lease_until, running.memo,
+               running.intent
+        FROM oncekey_record AS running WHERE running.state = 'in_progress') AS record
 )
 SELECT clock.now, unfinished.*,
-       (SELECT count(*) FROM oncekey_record) - unfinished.records AS finished,
+       max(0, (SELECT count(*) FROM (SELECT entry.key FROM oncekey_record AS entry ORDER BY entry.scope, entry.key LIMIT 100000))
+              - unfinished.records) AS finished,
        expired.records AS expired, expired.oldest AS expired_oldest,
        due.records AS parcels_due, due.oldest AS parcels_due_oldest,
        dead.records AS dead_letters, dead.oldest AS dead_letters_oldest
 FROM clock, unfinished,
     (SELECT count(*) AS records, min(few.expires_at) AS oldest FROM (
-        SELECT record.expires_at FROM oncekey_record AS record
-        WHERE record.state IN ('completed', 'failed_retryable') AND record.expires_at <= (SELECT clock.now FROM clock)
-        ORDER BY record.expires_at LIMIT 10000) AS few) AS expired,
+        SELECT past.expires_at FROM oncekey_record AS past
+        WHERE past.state IN ('completed', 'failed_retryable', 'pending') AND past.state <> 'pending'
+          AND past.expires_at <= (SELECT clock.now FROM clock)
+        ORDER BY past.expires_at LIMIT 10000) AS few) AS expired,
     (SELECT count(*) AS records, min(few.due_at) AS oldest FROM (
         SELECT parcel.due_at FROM oncekey_outbox AS parcel WHERE parcel.due_at <= (SELECT clock.now FROM clock)
         ORDER BY parcel.due_at LIMIT 10000) AS few) AS due,
