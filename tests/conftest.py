@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 
 import pytest
 
+from harness import room
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
 
 pytest.register_assert_rewrite("oncekey.testing.contract")  # before any test imports it
+room.settle()
+
+# Tests start hundreds of processes, and each would compile the package anew; so would each worker its tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure() -> None:
