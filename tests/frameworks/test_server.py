@@ -14,7 +14,8 @@ from fastapi.responses import StreamingResponse
 from frameworks.shop import LedgerOnce, Shop, new_key, tenant_of
 from harness.asgi import until
 from harness.ledger import Ledger
-from harness.served import PATIENCE, Served, Wire
+from harness.patience import PATIENCE
+from harness.served import Served, Wire
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import httpx
 
+from harness.patience import PATIENCE
+
 COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "provider")
-PATIENCE = 30.0
 
 
 class ProviderFailedError(Exception):
