@@ -153,9 +153,8 @@ async def test_a_duplicate_in_flight_is_told_so_at_once(database: Any) -> None:
     async with shop.open():
         first = asyncio.create_task(shop.send())
         await until(lambda: shop.runs)
-        began = time.monotonic()
-        replies = await asyncio.gather(*[shop.send() for _ in range(5)])
-        assert time.monotonic() - began < 2
+        async with asyncio.timeout(PATIENCE):
+            replies = await asyncio.gather(*[shop.send() for _ in range(5)])
         assert {(reply.status, reply.code) for reply in replies} == {(409, "idempotency_key_in_progress")}
         go_on.set()
         assert (await first).status == 201
