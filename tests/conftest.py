@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ room.settle()
 # Tests start hundreds of processes, and each would compile the package anew; so would each worker its tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts what it runs in the background deaf to Ctrl-C, and so would be all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:

@@ -13,13 +13,16 @@ from collections.abc import Callable
 PATIENCE = 60.0
 """Seconds after which what has not happened is taken to happen never."""
 
-_POLL = 0.005
 
-
-def wait_until(condition: Callable[[], object], otherwise: Callable[[], object] | str = "it never happened") -> None:
+def wait_until(
+    condition: Callable[[], object],
+    otherwise: Callable[[], object] | str = "it never happened",
+    *,
+    every: float = 0.005,
+) -> None:
     """Wait for what nobody announces; `otherwise` is what a failure says. Under asyncio: `harness.asgi.until`."""
     ends = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > ends:
             raise TimeoutError(str(otherwise if isinstance(otherwise, str) else otherwise()))
-        time.sleep(_POLL)
+        time.sleep(every)
