@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 
+from harness.databases import DatabaseServer
 from harness.patience import wait_until
 from oncekey import wire
 
@@ -11,12 +16,35 @@ _WAITING = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()
 """
+_EMPTY = """
+    DO $$ BEGIN
+        EXECUTE 'TRUNCATE ' || (
+            SELECT string_agg('oncekey.' || tablename, ', ') FROM pg_tables
+            WHERE schemaname = 'oncekey' AND tablename <> 'migration'
+        );
+    END $$
+"""
 
 
 def make_tables(dsn: str) -> str:
     """Make the tables, and return the address again."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(wire.migrations_for(dsn).script().encode())
+    return dsn
+
+
+@contextmanager
+def database_with_tables(server: DatabaseServer, purpose: str) -> Iterator[str]:
+    """A database with the tables, as long as it is needed: what the tests of one folder share."""
+    name = f"{purpose}_{uuid.uuid4().hex}"
+    yield make_tables(server.create_database(name))
+    server.drop_database(name)
+
+
+def empty_tables(dsn: str) -> str:
+    """Make the tables as empty as they were at first, and return the address again."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(_EMPTY)
     return dsn
 
 

@@ -28,7 +28,7 @@ from harness.asgi import Reply, cancelled_at, until
 from harness.cutting import CuttingProxy, Side
 from harness.databases import DatabaseServer
 from harness.dsn import through
-from harness.tables import make_tables
+from harness.tables import database_with_tables
 from oncekey.core.answers import Answer
 from oncekey.core.model import UNAVAILABLE
 from oncekey.effects import LOCAL
@@ -125,11 +125,9 @@ def package(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def prepared(postgres_server: DatabaseServer) -> Iterator[str]:
     """One database for all of them."""
-    name = f"bytes_{uuid.uuid4().hex}"
-    dsn = make_tables(postgres_server.create_database(name))
-    PostgresDatabase(dsn, PACKAGES[0])
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "bytes") as dsn:
+        PostgresDatabase(dsn, PACKAGES[0])
+        yield dsn
 
 
 @contextlib.asynccontextmanager
