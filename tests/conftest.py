@@ -34,6 +34,21 @@ def pytest_configure() -> None:
     os.environ.pop("COLUMNS", None)
 
 
+_MADE_ONCE = {"demo", "provider", "wheel", "crowd"}
+"""Fixtures of a module that take longer than its tests: processes, a build, hundreds of simulations."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of a module that share such a fixture to one worker, or each of them makes it."""
+    for item in items:
+        if (
+            _MADE_ONCE.intersection(getattr(item, "fixturenames", ()))
+            and item.get_closest_marker("xdist_group") is None
+        ):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run `async def test_…` in an event loop of its own."""

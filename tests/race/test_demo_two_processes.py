@@ -18,8 +18,8 @@ AT_ONCE = 10
 
 @pytest.mark.parametrize(
     ("count", "drivers"),
-    [(200, ("postgresql", "postgresql")), (60, ("postgresql+asyncpg", "postgresql+psycopg"))],
-    ids=["200-one-driver", "60-two-drivers"],
+    [(60, ("postgresql", "postgresql")), (40, ("postgresql+asyncpg", "postgresql+psycopg"))],
+    ids=["one-driver", "two-drivers"],
 )
 def test_every_key_by_8_clients_is_one_order(
     tmp_path: Path, postgres_dsn: str, count: int, drivers: tuple[str, str]

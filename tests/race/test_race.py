@@ -28,7 +28,7 @@ EFFECTS = "CREATE TABLE effects (key TEXT NOT NULL, racer BIGINT NOT NULL)"
 class OnPostgres:
     """What the race runs on."""
 
-    rounds = 400
+    rounds = 250  # of four kinds of keys: a thousand races
     table = "oncekey.record"
 
     def __init__(self, dsn: str) -> None:
