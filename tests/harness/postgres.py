@@ -47,6 +47,8 @@ _SETTINGS = {
     "fsync": "on",
     "shared_preload_libraries": "pg_stat_statements",
     "max_connections": "200",
+    "max_wal_size": "256MB",  # it may lie in memory
+    "autovacuum_naptime": "1d",  # it would be one session more to those who count them, and changes plans
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
