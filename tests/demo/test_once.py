@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from harness.demo import ALPHA, BETA, TEAPOT, Demo
+from harness.patience import wait_until
 
+_until = partial(wait_until, every=0.05)
 CODE_OF_ANOTHER_BODY = "idempotency_key_reused_with_different_payload"
 CUPS = {"customer_id": "cus_1", "items": [{"product_id": "sku_cup", "quantity": 6}]}
 
 
 def _key() -> str:
     return str(uuid.uuid4())
-
-
-def _until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def _state(demo: Demo, key: str) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE = 60.0
+PATIENCE = 90.0
 """Seconds after which what has not happened is taken to happen never."""
 
 
