@@ -9,6 +9,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from harness import room
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
+from harness.sharing import Sharing
 
 pytest.register_assert_rewrite("oncekey.testing.contract")  # before any test imports it
 room.settle()
@@ -34,19 +36,10 @@ def pytest_configure() -> None:
     os.environ.pop("COLUMNS", None)
 
 
-_MADE_ONCE = {"demo", "provider", "wheel", "crowd"}
-"""Fixtures of a module that take longer than its tests: processes, a build, hundreds of simulations."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of a module that share such a fixture to one worker, or each of them makes it."""
-    for item in items:
-        if (
-            _MADE_ONCE.intersection(getattr(item, "fixturenames", ()))
-            and item.get_closest_marker("xdist_group") is None
-        ):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let tests that share something expensive share it."""
+    return Sharing(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -47,8 +47,6 @@ from oncekey.conformance import (
 from oncekey.conformance.carrier import Carrier
 from oncekey.conformance.headlines import Harm
 
-pytestmark = pytest.mark.xdist_group("conformance")
-
 
 def _check(target: Target, *only: str, profile: Profile = Profile.STRICT_MONEY) -> Report:
     return check(target, profile=profile, clauses=chosen(only))

@@ -19,8 +19,6 @@ from oncekey.console.access import IDLE, Sessions
 from oncekey.console.dossier import token_of
 from oncekey.core.model import Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 PATIENCE = 30_000
 SHOTS = "ONCEKEY_TEST_SHOTS"
 """The environment variable that names a folder for pictures of every page; without it they are not kept."""

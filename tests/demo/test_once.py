@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from harness.demo import ALPHA, BETA, TEAPOT, Demo
+from harness.demo import ALPHA, BETA, TEAPOT, Demo, get
 from harness.patience import wait_until
 
 _until = partial(wait_until, every=0.05)
@@ -24,7 +24,7 @@ def _key() -> str:
 
 
 def _state(demo: Demo, key: str) -> str | None:
-    answer = httpx.get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
+    answer = get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
     return answer.json()["state"] if answer.status_code == 200 else None
 
 
@@ -168,12 +168,12 @@ def test_a_key_tells_its_tenant_what_became_of_it(demo: Demo) -> None:
     # R84
     key = _key()
     order = demo.order(key)
-    mine = httpx.get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
+    mine = get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
     assert (mine.status_code, mine.json()["state"]) == (200, "completed")
     assert mine.json()["response"]["body"] == order.text
-    theirs = httpx.get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {BETA}"})
+    theirs = get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {BETA}"})
     assert (theirs.status_code, theirs.json()["code"]) == (404, "idempotency_key_not_found")
-    assert httpx.get(f"{demo.url}/idempotency-keys/{key}").status_code == 401
+    assert get(f"{demo.url}/idempotency-keys/{key}").status_code == 401
 
 
 def test_what_was_answered_is_still_there_after_kill_9(tmp_path: Path) -> None:

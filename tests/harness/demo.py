@@ -74,8 +74,7 @@ class Demo:
         return code
 
     def client(self) -> httpx.Client:
-        """A client that keeps its connections to itself."""
-        # Without certificates, which take longer to read than most answers take to come.
+        """A client that keeps its connections to itself, and reads no certificates."""
         return httpx.Client(base_url=self.url, timeout=PATIENCE, verify=False)
 
     def order(
@@ -156,6 +155,11 @@ class Demo:
     @property
     def _log(self) -> Path:
         return self._folder / f"demo-{self.port}.log"
+
+
+def get(url: str, **request: Any) -> httpx.Response:
+    """A GET on loopback, without the certificates, which take longer to read than most answers to come."""
+    return httpx.get(url, timeout=PATIENCE, verify=False, **request)
 
 
 def _serves(client: httpx.Client) -> bool:
