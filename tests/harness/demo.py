@@ -53,10 +53,14 @@ class Demo:
                 [*COMMAND, "--port", str(self.port), *self._options], cwd=self._folder, stdout=log, stderr=log
             )
         process = self._process
-        with self.client() as client:
-            wait_until(lambda: _serves(client) or process.poll() is not None, lambda: self.output)
-        if process.poll() is not None:
-            raise DemoFailedError(self.output)
+        try:
+            with self.client() as client:
+                wait_until(lambda: _serves(client) or process.poll() is not None, lambda: self.output)
+            if process.poll() is not None:
+                raise DemoFailedError(self.output)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End it with SIGKILL, as a crash does."""
