@@ -27,10 +27,10 @@ run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
 test: $(VENV)/.dev browser pooler promtool systemd ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(TESTS) $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
 
 lowest: $(LOWEST)/.made pooler ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
-	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(LOWEST_TESTS) $(ARGS)
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
 
 browser: ## Look for the Chromium of the tests, and install it where that can be done (Debian, as root)
 	@if [ -n "$$ONCEKEY_TEST_BROWSER" ] || which chromium chromium-browser google-chrome google-chrome-stable 2>/dev/null \

@@ -5,21 +5,41 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
+import sys
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from harness import room
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
+from harness.sharing import Sharing
 
 pytest.register_assert_rewrite("oncekey.testing.contract")  # before any test imports it
+room.settle()
+
+# Tests start hundreds of processes, and each would compile the package anew; so would each worker its tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts what it runs in the background deaf to Ctrl-C, and so would be all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
     """Leave the width of a terminal to the tests that are about it: pytest-xdist tells its workers one."""
     os.environ.pop("COLUMNS", None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let tests that share something expensive share it."""
+    return Sharing(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

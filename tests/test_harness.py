@@ -21,6 +21,7 @@ from harness.ports import free_port
 from harness.postgres import ForeignServer, PostgresMissingError, PostgresServer, installations
 from harness.processes import children, is_alive
 from harness.proxy import Proxy
+from harness.sharing import TOGETHER, group_of
 
 
 def _rows(dsn: str) -> list[int]:
@@ -356,3 +357,38 @@ def test_an_async_test_that_fails_is_seen_to_fail(tmp_path: Path) -> None:
     )
     assert "test_it.py::test_wrong" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
+
+
+def test_modules_that_share_something_go_to_one_worker() -> None:
+    # A name that is wrong would share nothing, and nobody would see it but the clock.
+    root = Path(__file__).parents[1]
+    assert [module for module in TOGETHER if not (root / module).is_file()] == []
+    demo, town = "tests/demo/test_orders.py", "tests/crash/test_real_processes.py"
+    assert group_of(f"{demo}::test_one[a]") == group_of(f"{demo}::test_other") == demo
+    assert group_of(f"{town}::test_it[sqlite-before:claim:1]") != group_of(f"{town}::test_it[postgresql+asyncpg-x]")
+    assert group_of("tests/core/test_keys.py::test_one[a@b]") == "tests/core/test_keys.py::test_one[a@b]"
+
+
+def test_workers_keep_to_the_groups(tmp_path: Path) -> None:
+    """The scheduler is one of pytest-xdist's, which asks it by a name of its own."""
+    module = tmp_path / "tests" / "demo" / "test_orders.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('n', range(8))\n"
+        "def test_it(n): open('seen', 'a').write(os.environ['PYTEST_XDIST_WORKER'] + chr(10))\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "from harness.sharing import Sharing\n"
+        "def pytest_xdist_make_scheduler(config, log): return Sharing(config, log)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert len(set((tmp_path / "seen").read_text().split())) == 1

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
-
-import psycopg
 import pytest
 
+from harness.tables import database_with_tables, empty_tables
 from oncekey import wire
 
 
 @pytest.fixture(scope="session")
 def operated_dsn(postgres_server):
     """One database with the tables for all tests of operators' commands; each finds it empty."""
-    name = f"operated_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    engine = wire.connect(dsn)
-    engine.migrate()
-    engine.close()
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "operated") as dsn:
+        yield dsn
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -27,14 +20,7 @@ def url(request, tmp_path):
     """The address of a store with its tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'shop.db'}"
-    dsn = request.getfixturevalue("operated_dsn")
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        tables = connection.execute(
-            "SELECT string_agg('oncekey.' || tablename, ', ') FROM pg_tables "
-            "WHERE schemaname = 'oncekey' AND tablename <> 'migration'"
-        ).fetchone()
-        connection.execute(f"TRUNCATE {tables[0]}")
-    return dsn
+    return empty_tables(request.getfixturevalue("operated_dsn"))
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ from oncekey import cli
 from oncekey.cli import check as command
 from oncekey.conformance import chosen, planned
 
-pytestmark = pytest.mark.xdist_group("conformance")
-
 BODY = '{"item": "teapot", "quantity": 2}'
 # What the command says is tested here, and the clauses elsewhere.
 FEW = ("--only", "keys", "--only", "tenants", "--only", "failures")

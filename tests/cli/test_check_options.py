@@ -20,8 +20,6 @@ from conformance.shop import Bug, Shop
 from oncekey import cli
 from oncekey.conformance import CLAUSES
 
-pytestmark = pytest.mark.xdist_group("conformance")
-
 BODY = '{"item": "teapot", "quantity": 2}'
 
 Run = Callable[..., tuple[int, str, str]]

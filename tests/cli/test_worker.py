@@ -7,15 +7,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import uuid
 from contextlib import closing
 from pathlib import Path
 
-import httpx
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from harness.demo import get
+from harness.patience import wait_until
 from oncekey import Once
 from oncekey.cli.worker import NOTHING_TO_DO, _place, load
 from oncekey.core.errors import ConfigurationError
@@ -202,9 +202,9 @@ def test_a_worker_tells_how_its_tasks_are(shop):
         [*command, "--health", "127.0.0.1:0"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as worker:
         port = _health_port(worker)
-        alive = httpx.get(f"http://127.0.0.1:{port}/healthz")
+        alive = get(f"http://127.0.0.1:{port}/healthz")
         ready = _until_ready(port)
-        nowhere = httpx.get(f"http://127.0.0.1:{port}/metrics")
+        nowhere = get(f"http://127.0.0.1:{port}/metrics")
         worker.send_signal(signal.SIGTERM)
         _, told = worker.communicate(timeout=60)
 
@@ -223,13 +223,15 @@ def _health_port(worker: subprocess.Popen) -> int:
 
 
 def _until_ready(port: int) -> dict:
-    for _ in range(600):
-        answer = httpx.get(f"http://127.0.0.1:{port}/readyz")
-        if answer.status_code == 200:
-            return answer.json()
-        assert answer.status_code == 503
-        time.sleep(0.05)
-    raise AssertionError("the worker was never ready")
+    answers = []
+
+    def is_ready() -> bool:
+        answers.append(get(f"http://127.0.0.1:{port}/readyz"))
+        assert answers[-1].status_code in (200, 503)
+        return answers[-1].status_code == 200
+
+    wait_until(is_ready, "the worker was never ready", every=0.05)
+    return answers[-1].json()
 
 
 def test_a_worker_says_what_it_runs_and_is_on_the_roll(shop):

@@ -11,7 +11,8 @@ import threading
 from dataclasses import dataclass
 from typing import Self
 
-_PATIENCE = 10.0
+from harness.patience import PATIENCE
+
 _LOOK = 0.02
 
 
@@ -66,9 +67,9 @@ class ScriptedServer:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         # Wakes the one that accepts.
-        with socket.create_connection(self._socket.getsockname()[:2], _PATIENCE):
+        with socket.create_connection(self._socket.getsockname()[:2], PATIENCE):
             pass
-        self._thread.join(_PATIENCE)
+        self._thread.join(PATIENCE)
         self._socket.close()
 
     @property
@@ -82,7 +83,7 @@ class ScriptedServer:
             talks.append(threading.Thread(target=self._talk, args=(connection,), name="scripted talk"))
             talks[-1].start()
         for talk in talks:
-            talk.join(_PATIENCE)
+            talk.join(PATIENCE)
 
     def _talk(self, connection: socket.socket) -> None:
         connection.settimeout(_LOOK)
@@ -121,7 +122,7 @@ class ScriptedServer:
             step = self._script.pop(0) if self._script else answer(599)
             self.arrived.set()
             if step == HANG:
-                self._over.wait(_PATIENCE)
+                self._over.wait(PATIENCE)
                 return
             if step == RESET:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

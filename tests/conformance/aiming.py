@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 
-from conformance.shop import Shop
+from conformance.shop import Bug, Shop, Way
 from oncekey.conformance import Address, Failed, Profile, Report, Target
 
 _TEAPOTS = {"product_id": "sku_teapot", "quantity": 2}
 _KETTLE = {"product_id": "sku_kettle", "quantity": 1}
 
 JSON = ("Content-Type", "application/json")
+
+SHORT = 1.5
+"""Seconds to wait for what never comes."""
+
+# Shops in which somebody waits for what never comes, so that a run takes all the patience that it is given.
+_NEVER_DONE = {Bug.LOCK_FOREVER, Bug.CONTENDED_FOREVER, Bug.HALF_BODY_CLAIMS, Way.NO_REPLAY}
 
 
 def shop_target(shop: Shop, **more: object) -> Target:
@@ -25,7 +31,7 @@ def shop_target(shop: Shop, **more: object) -> Target:
         "count_pointer": "/total",
         "other_address": Address.parse(f"{shop.url}/refunds"),
         "unsafe_methods": True,
-        "patience": 1.0,
+        "patience": SHORT if shop.bugs & _NEVER_DONE else 20.0,
     }
     return Target(**(given | more))
 

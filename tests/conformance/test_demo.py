@@ -13,8 +13,6 @@ from oncekey.conformance import Need, Profile, check, planned
 from oncekey.core.policy import Policy
 from oncekey.demo.app import create_app
 
-pytestmark = pytest.mark.xdist_group("conformance")
-
 # The demo has no second operation and no switch that makes it fail.
 UNTOLD = {Need.OTHER_URL, Need.FAIL, Need.DECLINED, Need.LARGE}
 # What needs more than a URL is tried in test_reach.py.

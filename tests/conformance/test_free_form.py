@@ -6,7 +6,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi import FastAPI, Request
 
 from conformance.aiming import JSON
@@ -14,8 +13,6 @@ from harness.served import Served
 from oncekey.conformance import CLAUSES, Address, Passed, Profile, Target, check
 from oncekey.effects import INLINE
 from oncekey.once import Once
-
-pytestmark = pytest.mark.xdist_group("conformance")
 
 COMPARED = {
     f"mismatches.{name}"

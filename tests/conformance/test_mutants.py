@@ -11,9 +11,6 @@ from conformance.mutants import KILLS, REACHED, UNKILLED
 from conformance.shop import Bug, Shop
 from oncekey.conformance import CLAUSES, Failed, Need, Profile, Report, Skipped, check
 
-# One process: the runs of all shops share a pool, and no two workers should do them twice.
-pytestmark = pytest.mark.xdist_group("conformance")
-
 AT_ONCE = 12
 
 # Shops that are wrong in two ways of which neither follows from the other.

@@ -29,8 +29,6 @@ from oncekey.conformance.report_json import to_json
 from oncekey.conformance.report_junit import to_junit
 from oncekey.conformance.report_text import missing, verdict_line
 
-pytestmark = pytest.mark.xdist_group("conformance")
-
 AT_ONCE = 12
 UNCOUNTED = [way for way in Way if way is not Way.PAGED]  # a page that is full matters to who counts
 BOTH = (Profile.IETF, Profile.STRICT_MONEY)

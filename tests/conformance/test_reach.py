@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
-from conformance.aiming import JSON, demo_target, shop_target
+from conformance.aiming import JSON, SHORT, demo_target, shop_target
 from conformance.control import Control
 from conformance.fronts import Front
 from conformance.mutants import REACHED
@@ -46,8 +46,6 @@ from oncekey.conformance import (
 )
 from oncekey.conformance.carrier import Carrier
 from oncekey.conformance.headlines import Harm
-
-pytestmark = pytest.mark.xdist_group("conformance")
 
 
 def _check(target: Target, *only: str, profile: Profile = Profile.STRICT_MONEY) -> Report:
@@ -179,7 +177,7 @@ def test_a_shop_whose_locks_outlive_a_crash_is_found() -> None:
                 if not stored.status:
                     shop.records[place] = Stored(stored.fingerprint)
 
-        with _crashing(shop, crash, slow=("X-Slow", "0.9")) as target:
+        with _crashing(shop, crash, slow=("X-Slow", "0.9"), patience=SHORT) as target:
             report = _check(target, "crashes")
     assert _told(report) == {"crashes.answered": "After a crash the key stays locked: retries are told to wait"}
 
@@ -288,7 +286,7 @@ def test_a_shop_that_loses_keys_and_says_little_in_an_outage_is_found() -> None:
             return 500, b"{}"
 
         with _outage(shop, flaky, flaky.start, answer=answer) as target:
-            report = _check(target, "outages.told", "outages.recovered")
+            report = _check(replace(target, patience=SHORT), "outages.told", "outages.recovered")
         assert set(_told(report)) == {"outages.told", "outages.recovered"}
         with _outage(shop, flaky, flaky.start_empty) as target:
             report = _check(target, "outages.remembered")

@@ -24,8 +24,6 @@ from oncekey.conformance.report_text import MARK, plain
 from oncekey.conformance.shell import FreshKeys, octets, quoted, variable
 from oncekey.conformance.shots import Answer, Shot
 
-pytestmark = pytest.mark.xdist_group("conformance")
-
 WAIT = 409
 CREDENTIALS = {"AUTHORIZATION": "Bearer alpha", "OTHER_AUTHORIZATION": "Bearer beta"}
 

@@ -26,8 +26,6 @@ from oncekey.conformance.report_junit import to_junit
 from oncekey.conformance.report_text import dangers, missing, plain
 from oncekey.conformance.shots import Address, Answer, Shot
 
-pytestmark = pytest.mark.xdist_group("conformance")
-
 FAST = [clause for clause in CLAUSES if not clause.id.startswith(("races", "hang-ups"))]
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-
-import psycopg
 import pytest
 
-from harness.tables import make_tables
+from harness.tables import database_with_tables, empty_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite import SqliteDriver
@@ -21,21 +18,14 @@ from oncekey.testing.contract.world import blocking, under_asyncio
 @pytest.fixture(scope="session")
 def console_dsn(postgres_server):
     """One database with the tables for all tests of the console; each finds it empty."""
-    name = f"console_{uuid.uuid4().hex}"
-    yield make_tables(postgres_server.create_database(name))
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "console") as dsn:
+        yield dsn
 
 
 @pytest.fixture
 def empty_dsn(console_dsn):
     """The same, emptied."""
-    with psycopg.connect(console_dsn, autocommit=True) as connection:
-        tables = connection.execute(
-            "SELECT string_agg('oncekey.' || tablename, ', ') FROM pg_tables "
-            "WHERE schemaname = 'oncekey' AND tablename <> 'migration'"
-        ).fetchone()
-        connection.execute(f"TRUNCATE {tables[0]}")
-    return console_dsn
+    return empty_tables(console_dsn)
 
 
 @pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])

@@ -30,8 +30,6 @@ from oncekey.core.transitions import Actor, Trigger
 from oncekey.reconcile import LedgerEntry
 from operate.rows import a_parcel
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 PATIENCE = 30_000
 SHOTS = "ONCEKEY_TEST_SHOTS"
 """The environment variable that names a folder for pictures of every page; without it they are not kept."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 import asyncpg
 import psycopg
 import pytest
 
+from harness.tables import database_with_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver, AsyncpgWithin
 from oncekey.drivers.psycopg import (
     AsyncPsycopgDriver,
@@ -17,8 +17,6 @@ from oncekey.drivers.psycopg import (
     PsycopgWithin,
 )
 from oncekey.drivers.threads import threaded
-from oncekey.engine import migrate
-from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
@@ -26,13 +24,8 @@ from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 @pytest.fixture(scope="class")
 def tables(postgres_server):
     """A database with the tables, for one driver's whole contract: every scenario has keys of its own."""
-    name = f"contract_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "contract") as dsn:
+        yield dsn
 
 
 class TestPsycopg(StoreContract):

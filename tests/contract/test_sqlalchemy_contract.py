@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-
-import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from harness.tables import database_with_tables
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
-from oncekey.stores import postgres
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, under_asyncio
 
@@ -29,12 +26,8 @@ class Owner(SqlalchemyDriver):
 @pytest.fixture(scope="class")
 def tables(postgres_server):
     """A database with the tables, for one engine's whole contract: every scenario has keys of its own."""
-    name = f"contract_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(postgres.tables().script().encode())
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "contract") as dsn:
+        yield dsn
 
 
 class TestAsyncpg(StoreContract):

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import psycopg
 
+from harness.patience import PATIENCE
 from harness.postgres import PostgresServer
 from harness.tables import make_tables
 from oncekey import wire
@@ -27,7 +28,6 @@ KILLS = 3
 PAIRS = 3
 PER_KILL = 250
 """Answers that must have been given before the server is killed once more."""
-PATIENCE = 60.0
 
 
 class Load:

@@ -21,10 +21,7 @@ SQLITE, POSTGRES = "sqlite", "postgresql+asyncpg"
 def on(stores: dict[str, tuple[str, ...]]) -> pytest.MarkDecorator:
     """A test at points of stores: all of them on PostgreSQL, those that could differ on SQLite."""
     pairs = [(store, point) for store, points in stores.items() for point in points]
-    marked = [
-        pytest.param(*pair, marks=pytest.mark.xdist_group(f"town-{pair[0]}"), id="-".join(pair)) for pair in pairs
-    ]
-    return pytest.mark.parametrize(("town", "point"), marked, indirect=["town"])
+    return pytest.mark.parametrize(("town", "point"), pairs, ids=["-".join(pair) for pair in pairs], indirect=["town"])
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from urllib.request import urlopen
 import httpx
 
 from harness.demo import ALPHA
+from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.provider import Provider
 from oncekey import wire
@@ -30,7 +31,6 @@ from oncekey.testing.history import Kind, Operation
 from oncekey.wire import Kind as Store
 
 COMMAND = (sys.executable, "-m", "oncekey.testing.crash.victim")
-PATIENCE = 60.0
 _POLL = 0.01
 RULES = frozenset(Rule) - {Rule.KEPT, Rule.MISMATCH, Rule.FENCED, Rule.REAL_TIME, Rule.OUTBOX, Rule.EMPTY}
 """What can be judged without having seen who said what, and when."""

@@ -13,8 +13,6 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from harness.browser import BrowserMissingError, chromium, program
 from harness.demo import Demo
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 WIDTH, HEIGHT = 1280, 800
 PATIENCE = 30_000
 QUICK = ("--lease", "1", "--call-timeout", "1", "--interval", "0.5")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,9 +13,11 @@ import httpx
 import pytest
 
 from harness.demo import Demo
+from harness.patience import PATIENCE, wait_until
 from harness.processes import children, is_alive
 from harness.provider import Provider
 
+_until = partial(wait_until, every=0.05)
 LEASE = 1
 STORES = ["sqlite", "postgresql"]
 IN_DOUBT = (409, "idempotency_outcome_unknown")
@@ -31,15 +32,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return dsn.replace("postgresql", request.param, 1)
 
 
-def _until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def _end(demo: Demo, route: str, key: str) -> httpx.Response:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while True:
         answer = demo.post(route, key)
         if answer.json().get("code") not in LATER:
@@ -77,7 +71,7 @@ def test_a_provider_that_deduplicates_has_one_charge_and_the_retry_gets_it(tmp_p
         keys = _killed_after_the_charges(demo, provider, ("/payments", "/transfers"), repeatable=True, dedup=True)
         demo.start()
         # Nobody retries: the workers of the demo that was started again go on by themselves.
-        _until(lambda: {demo.record(key)["state"] for key in keys.values()} == {"completed"}, 90)
+        _until(lambda: {demo.record(key)["state"] for key in keys.values()} == {"completed"})
         retried = {route: _end(demo, route, key) for route, key in keys.items()}
         assert {answer.status_code for answer in retried.values()} == {201}
         assert {answer.headers["idempotent-replayed"] for answer in retried.values()} == {"true"}

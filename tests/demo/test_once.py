@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
 
-from harness.demo import ALPHA, BETA, TEAPOT, Demo
+from harness.demo import ALPHA, BETA, TEAPOT, Demo, get
+from harness.patience import wait_until
 
+_until = partial(wait_until, every=0.05)
 CODE_OF_ANOTHER_BODY = "idempotency_key_reused_with_different_payload"
 CUPS = {"customer_id": "cus_1", "items": [{"product_id": "sku_cup", "quantity": 6}]}
 
@@ -22,15 +23,8 @@ def _key() -> str:
     return str(uuid.uuid4())
 
 
-def _until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def _state(demo: Demo, key: str) -> str | None:
-    answer = httpx.get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
+    answer = get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
     return answer.json()["state"] if answer.status_code == 200 else None
 
 
@@ -174,12 +168,12 @@ def test_a_key_tells_its_tenant_what_became_of_it(demo: Demo) -> None:
     # R84
     key = _key()
     order = demo.order(key)
-    mine = httpx.get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
+    mine = get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {ALPHA}"})
     assert (mine.status_code, mine.json()["state"]) == (200, "completed")
     assert mine.json()["response"]["body"] == order.text
-    theirs = httpx.get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {BETA}"})
+    theirs = get(f"{demo.url}/idempotency-keys/{key}", headers={"Authorization": f"Bearer {BETA}"})
     assert (theirs.status_code, theirs.json()["code"]) == (404, "idempotency_key_not_found")
-    assert httpx.get(f"{demo.url}/idempotency-keys/{key}").status_code == 401
+    assert get(f"{demo.url}/idempotency-keys/{key}").status_code == 401
 
 
 def test_what_was_answered_is_still_there_after_kill_9(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ import re
 import uuid
 from html.parser import HTMLParser
 
-import httpx
 import pytest
 
-from harness.demo import ALPHA, Demo
+from harness.demo import ALPHA, Demo, get
 from oncekey.core.problems import PROBLEMS
 from oncekey.demo.provider.faults import NAMES, Fault
 
@@ -32,7 +31,7 @@ class _Elements(HTMLParser):
 
 
 def _text(demo: Demo, path: str) -> str:
-    answer = httpx.get(demo.url + path)
+    answer = get(demo.url + path)
     assert answer.status_code == 200
     return answer.text
 
@@ -42,7 +41,7 @@ def test_nothing_comes_from_elsewhere(demo: Demo, path: str) -> None:
     text = _text(demo, path).replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert "//" not in re.sub(r"^\s*// .*$", "", text, flags=re.MULTILINE)
     assert "@import" not in text
-    assert "'self'" in httpx.get(demo.url + path).headers["content-security-policy"]
+    assert "'self'" in get(demo.url + path).headers["content-security-policy"]
 
 
 def test_everything_the_page_loads_or_links_to_is_there(demo: Demo) -> None:
@@ -50,12 +49,12 @@ def test_everything_the_page_loads_or_links_to_is_there(demo: Demo) -> None:
     wanted = {address for address in [*elements.values("src"), *elements.values("href")] if address.startswith("/")}
     assert wanted >= {"/demo.css", "/icon.svg"}
     for address in wanted:
-        assert httpx.get(demo.url + address, follow_redirects=True).status_code == 200
+        assert get(demo.url + address, follow_redirects=True).status_code == 200
 
 
 def test_the_script_asks_for_what_is_served(demo: Demo) -> None:
     script, elements = _text(demo, "/demo.js"), _Elements(_text(demo, "/"))
-    paths = httpx.get(f"{demo.url}/openapi.json").json()["paths"]
+    paths = get(f"{demo.url}/openapi.json").json()["paths"]
     asked = set(re.findall(r"(?:fetch|read)\([\"`](/[a-z-]+(?:/[a-z]+)?)", script))
     assert asked == {"/demo/ledger", "/demo/charges", "/idempotency-keys"}
     assert {"/demo/ledger", "/demo/charges/{key}", "/idempotency-keys/{key}"} <= set(paths)
@@ -110,9 +109,9 @@ def test_the_link_of_every_refusal_leads_to_its_section(demo: Demo) -> None:
 
 
 def test_health_needs_no_token(demo: Demo) -> None:
-    answer = httpx.get(f"{demo.url}/healthz")
+    answer = get(f"{demo.url}/healthz")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
 def test_a_key_on_a_page_changes_nothing(demo: Demo) -> None:
-    assert httpx.get(demo.url, headers={"Idempotency-Key": str(uuid.uuid4())}).status_code == 200
+    assert get(demo.url, headers={"Idempotency-Key": str(uuid.uuid4())}).status_code == 200

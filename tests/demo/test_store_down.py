@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import httpx
 import pytest
 
-from harness.demo import ALPHA, COMMAND, Demo
+from harness.demo import ALPHA, COMMAND, Demo, get
 from harness.ports import free_port
 from harness.postgres import PostgresServer
 
@@ -56,7 +55,7 @@ def test_a_server_that_dies_in_flight_costs_nothing(tmp_path: Path, driver: str)
             with ThreadPoolExecutor(1) as thread:
                 slow = thread.submit(demo.order, cut, headers={"X-Demo-Delay": "1"})
                 status = f"{demo.url}/idempotency-keys/{cut}"
-                while httpx.get(status, headers=MINE).status_code != 200:
+                while get(status, headers=MINE).status_code != 200:
                     time.sleep(0.01)
                 server.kill()
                 assert slow.result().status_code == 503

@@ -9,28 +9,24 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from harness.demo import MONEY, Demo
+from harness.patience import wait_until
 from harness.provider import Provider
 from oncekey.demo.provider.webhooks import sign
 from oncekey.demo.reconciling import SECRET, WEBHOOKS
 
-QUICK = ("--lease", "3", "--call-timeout", "0.5", "--interval", "0.5")
+_until = partial(wait_until, every=0.05)
+QUICK = ("--lease", "3", "--call-timeout", "1.5", "--interval", "0.5")
 ONCEKEY = (sys.executable, "-c", "from oncekey.cli import main; main()")
 ROUTES = ("/payments", "/transfers", "/notifications")
-
-
-def _until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _key() -> str:
@@ -81,7 +77,7 @@ def test_it_is_settled_with_and_without_webhooks(tmp_path: Path, store: str, web
 def apart(tmp_path: Path, store: str) -> Iterator[tuple[Demo, Provider]]:
     """A demo whose workers look once an hour, and a provider that tells nothing by itself."""
     with Provider(tmp_path) as provider:
-        slow = ("--lease", "3", "--call-timeout", "0.5", "--interval", "3600", "--provider", provider.url)
+        slow = ("--lease", "3", "--call-timeout", "1.5", "--interval", "3600", "--provider", provider.url)
         with Demo(tmp_path, *slow, store=store) as demo:
             yield demo, provider
 
@@ -115,7 +111,7 @@ def test_forged_old_and_repeated_webhooks_change_nothing(apart: tuple[Demo, Prov
 
 def test_without_a_provider_to_ask_it_ends_at_an_operator(tmp_path: Path, store: str) -> None:  # R138, R143
     with Provider(tmp_path) as provider:
-        options = ("--lease", "3", "--call-timeout", "0.5", "--interval", "3600", "--provider", provider.url)
+        options = ("--lease", "3", "--call-timeout", "1.5", "--interval", "3600", "--provider", provider.url)
         with Demo(tmp_path, *options, store=store) as demo:
             key = _doubted(demo, "/notifications")
             charge = provider.charges()[-1]

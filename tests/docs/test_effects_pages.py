@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from harness.pages import ROOT, Page
+from harness.patience import PATIENCE
 from harness.provider import Provider
 from oncekey.workers.service import Service
 from oncekey.workers.tasks import tasks_for
@@ -109,5 +110,5 @@ async def test_a_small_application_needs_no_other_process(program: Program, caps
     object.__setattr__(module.once.topics["order_created"], "function", told)
     async with module.once.lifespan(module.app), _client(module) as client:
         assert (await client.post("/orders", headers=KEY)).status_code == 201
-        await asyncio.wait_for(delivered.wait(), timeout=30)
+        await asyncio.wait_for(delivered.wait(), timeout=PATIENCE)
     assert capsys.readouterr().out == "an order: 1\n"

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from drivers.speaking import ALL_ITEMS, a_stranger, insert, items_of, saying
+from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Replay
 from oncekey.core.policy import Policy
@@ -21,12 +22,11 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, again, answered
 
 INSERT = "INSERT INTO orders (item) VALUES (?)"
-SOON = 20.0  # seconds that nothing here takes
 
 
 @pytest.fixture
 def driver(path, module):
-    return AsyncSqliteDriver(path, busy_timeout=SOON, lock_timeout=SOON, module=module)
+    return AsyncSqliteDriver(path, busy_timeout=PATIENCE, lock_timeout=PATIENCE, module=module)
 
 
 async def items(driver) -> list[str]:
@@ -35,7 +35,7 @@ async def items(driver) -> list[str]:
 
 async def until(condition) -> None:
     """Let the loop turn until something is so."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  (threads and locks are looked at, which set no event)
             await asyncio.sleep(0)
 
@@ -48,7 +48,7 @@ class Gate:
 
     def __call__(self):
         self.begun.set()
-        assert self.let_through.wait(SOON)
+        assert self.let_through.wait(PATIENCE)
         return "through"
 
     async def reached(self):

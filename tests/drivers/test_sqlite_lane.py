@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError, TransactionControlError
 from oncekey.drivers.sqlite_lane import Crew, Lane, State, Turn
-
-SOON = 20.0  # seconds that nothing here takes
 
 
 class Gate:
@@ -23,7 +22,7 @@ class Gate:
 
     def __call__(self) -> str:
         self.begun.set()
-        assert self.let_through.wait(SOON)
+        assert self.let_through.wait(PATIENCE)
         return "through"
 
 
@@ -33,14 +32,14 @@ def nothing() -> None: ...
 async def held(lane: Lane) -> Turn:
     """A turn that has come."""
     turn = Turn(lane)
-    await turn.do(nothing, SOON)
+    await turn.do(nothing, PATIENCE)
     return turn
 
 
 async def queued(lane: Lane, job: Callable[[], Any], *, last: bool = False) -> tuple[Turn, asyncio.Task[Any]]:
     """A turn that waits."""
     turn, before = Turn(lane), lane.queue
-    task = asyncio.create_task(turn.do(job, SOON, last=last))
+    task = asyncio.create_task(turn.do(job, PATIENCE, last=last))
     while lane.queue == before:  # noqa: ASYNC110  (it sets no event)
         await asyncio.sleep(0)
     return turn, task
@@ -65,10 +64,10 @@ async def test_a_crew_has_a_thread_for_each_job_up_to_its_size() -> None:
     crew, gates = Crew(asyncio.get_running_loop(), 2, "crew"), [Gate() for _ in range(3)]
     jobs = [crew.do(gate) for gate in gates]
     for gate in gates[:2]:
-        assert gate.begun.wait(SOON)
+        assert gate.begun.wait(PATIENCE)
     assert not gates[2].begun.is_set()
     gates[0].let_through.set()
-    assert gates[2].begun.wait(SOON)
+    assert gates[2].begun.wait(PATIENCE)
     for gate in gates:
         gate.let_through.set()
     assert await asyncio.gather(*jobs) == ["through"] * 3
@@ -103,14 +102,14 @@ async def test_the_next_turn_begins_before_the_loop_hears_of_the_last_ones_end()
     lane = Lane(asyncio.get_running_loop())
     first, began = await held(lane), threading.Event()
     second, waiting = await queued(lane, began.set)
-    ending = asyncio.create_task(first.do(nothing, SOON, last=True))
+    ending = asyncio.create_task(first.do(nothing, PATIENCE, last=True))
     await asyncio.sleep(0)
 
-    assert began.wait(SOON)  # meanwhile the event loop stands still
+    assert began.wait(PATIENCE)  # meanwhile the event loop stands still
     assert not ending.done()
     await asyncio.gather(ending, waiting)
     assert second.state is State.HELD
-    await second.do(nothing, SOON, last=True)
+    await second.do(nothing, PATIENCE, last=True)
     assert not lane.taken
 
 
@@ -123,7 +122,7 @@ async def test_a_turn_is_passed_on_when_its_last_job_fails() -> None:
     first = await held(lane)
     _, waiting = await queued(lane, lambda: "second", last=True)
     with pytest.raises(LookupError):
-        await first.do(fail, SOON, last=True)
+        await first.do(fail, PATIENCE, last=True)
     assert await waiting == "second"
     assert not lane.taken
 
@@ -132,10 +131,10 @@ async def test_what_is_said_together_is_done_in_one_turn_and_in_order() -> None:
     lane = Lane(asyncio.get_running_loop())
     first, said = await held(lane), list[int]()
     turn, waiting = await queued(lane, lambda: said.append(0))
-    others = [asyncio.create_task(turn.do(lambda number=number: said.append(number), SOON)) for number in (1, 2)]  # type: ignore[misc]
+    others = [asyncio.create_task(turn.do(lambda number=number: said.append(number), PATIENCE)) for number in (1, 2)]  # type: ignore[misc]
     await asyncio.sleep(0)
     assert lane.queue == 1
-    await first.do(nothing, SOON, last=True)
+    await first.do(nothing, PATIENCE, last=True)
     await asyncio.gather(waiting, *others)
     assert said == [0, 1, 2]
 
@@ -148,9 +147,9 @@ async def test_who_did_not_get_its_turn_in_time_finds_its_place_again() -> None:
         await early.do(nothing, 0.001)
     assert (early.state, lane.queue, early.cancelled) == (State.OUTSIDE, 0, False)
     _, late = await queued(lane, lambda: said.append("late"), last=True)
-    again = asyncio.create_task(early.do(lambda: said.append("early"), SOON, last=True))
+    again = asyncio.create_task(early.do(lambda: said.append("early"), PATIENCE, last=True))
     await asyncio.sleep(0)
-    await first.do(nothing, SOON, last=True)
+    await first.do(nothing, PATIENCE, last=True)
     await asyncio.gather(late, again)
     assert said == ["early", "late"]
 
@@ -159,23 +158,23 @@ async def test_who_is_cancelled_before_its_turn_is_forgotten_and_later_is_not() 
     lane = Lane(asyncio.get_running_loop())
     first, said = await held(lane), list[str]()
     turn, gone = await queued(lane, lambda: said.append("gone"))
-    other = asyncio.create_task(turn.do(lambda: said.append("other"), SOON))
+    other = asyncio.create_task(turn.do(lambda: said.append("other"), PATIENCE))
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     assert (turn.state, turn.cancelled) == (State.WAITING, False)
-    await first.do(nothing, SOON, last=True)
+    await first.do(nothing, PATIENCE, last=True)
     await other
     assert said == ["other"]
 
     gate = Gate()
-    under_way = asyncio.create_task(turn.do(gate, SOON))
+    under_way = asyncio.create_task(turn.do(gate, PATIENCE))
     await asyncio.sleep(0)
     under_way.cancel()
     await asyncio.gather(under_way, return_exceptions=True)
     gate.let_through.set()
     assert (turn.state, turn.cancelled) == (State.HELD, True)
-    await turn.do(nothing, SOON, last=True)
+    await turn.do(nothing, PATIENCE, last=True)
     assert not lane.taken
 
 
@@ -187,7 +186,7 @@ async def test_a_turn_that_came_cannot_be_withdrawn_and_one_that_is_over_does_no
     assert second.withdraw()
     with pytest.raises(TransactionControlError, match="over"):
         await waiting
-    await first.do(nothing, SOON, last=True)
+    await first.do(nothing, PATIENCE, last=True)
     with pytest.raises(TransactionControlError, match="over"):
-        await first.do(nothing, SOON)
+        await first.do(nothing, PATIENCE)
     assert (lane.taken, lane.queue) == (False, 0)

@@ -7,14 +7,13 @@ import threading
 
 import pytest
 
+from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.drivers.threads import SharingThreadedDriver, ThreadedDriver, threaded
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.ports import AsyncShares
-
-SOON = 20.0
 
 
 class Pool:
@@ -36,7 +35,7 @@ class Pool:
             self.free.release()
 
     def begin(self):
-        assert self.begin_now.wait(SOON)
+        assert self.begin_now.wait(PATIENCE)
         self._take()
         return Open(self)
 
@@ -45,7 +44,7 @@ class Pool:
 
     def _take(self):
         self.waiting += 1
-        if not self.free.acquire(timeout=SOON):
+        if not self.free.acquire(timeout=PATIENCE):
             raise StoreUnavailableError("the pool is empty")
         self.waiting -= 1
 
@@ -73,7 +72,7 @@ def named(name: str) -> Transaction:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  (threads are looked at, which set no event)
             await asyncio.sleep(0)
 
@@ -130,7 +129,7 @@ async def test_too_many_open_transactions_are_an_outage():
 
 async def test_a_begin_that_fails_gives_its_place_back():
     pool = Pool(size=1)
-    driver = SharingThreadedDriver(pool, threads=1, patience=SOON)
+    driver = SharingThreadedDriver(pool, threads=1, patience=PATIENCE)
     pool._take = lambda: (_ for _ in ()).throw(StoreUnavailableError("down"))
     with pytest.raises(StoreUnavailableError, match="down"):
         await driver.begin()
@@ -143,7 +142,7 @@ async def test_a_begin_that_fails_gives_its_place_back():
 async def test_a_transaction_that_was_begun_for_nobody_is_rolled_back():
     pool = Pool(size=1)
     pool.begin_now.clear()
-    driver = SharingThreadedDriver(pool, threads=1, patience=SOON)
+    driver = SharingThreadedDriver(pool, threads=1, patience=PATIENCE)
     begin = asyncio.ensure_future(driver.begin())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -179,7 +178,7 @@ async def test_a_cancelled_statement_spoils_the_commit():
 
     def slow():
         begun.set()
-        assert go_on.wait(SOON)
+        assert go_on.wait(PATIENCE)
 
     statement = asyncio.ensure_future(tx.say(slow))
     await until(begun.is_set)
@@ -200,7 +199,7 @@ async def test_a_cancelled_run_is_made_to_its_end():
     class Slow:
         def run(self, transaction):
             begun.set()
-            assert go_on.wait(SOON)
+            assert go_on.wait(PATIENCE)
             ended.set()
 
         def close(self):

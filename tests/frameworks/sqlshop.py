@@ -15,6 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from frameworks.shop import KEY, tenant_of
 from harness.asgi import Caller, Reply
+from harness.patience import PATIENCE
 from oncekey.core.policy import Policy
 from oncekey.once import Once
 
@@ -105,7 +106,7 @@ class SqlShop:
 
     async def drained(self) -> None:
         for installation in self.once._installed.values():
-            assert await installation.drain.wait(5)
+            assert await installation.drain.wait(PATIENCE)
 
     @property
     def lent(self) -> int:

@@ -15,6 +15,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from frameworks.shop import Shop
 from harness.asgi import cancelled_at, until
 from harness.ledger import Gate, down
+from harness.patience import PATIENCE
 from oncekey.core.model import MINUTE, SECOND
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
@@ -50,7 +51,7 @@ def ordering(effects: Any, **options: Any) -> Shop:
 
 async def errands(shop: Shop) -> None:
     for installation in shop.once._installed.values():
-        assert await installation.drain.wait(5)
+        assert await installation.drain.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
@@ -390,7 +391,7 @@ async def test_an_outer_middleware_that_is_cancelled_is_not_waited_for_for_ever(
     task = asyncio.create_task(shop.send("/orders"))
     await gate.reached.wait()
     task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.gather(task, return_exceptions=True)
     assert shop.state == "completed"
     assert (await shop.send("/orders")).replayed
@@ -410,7 +411,7 @@ async def test_a_blocking_handler_is_not_settled_before_it_has_ended(effects: An
     def create(op: SyncOperation) -> str:
         shop.runs.append(1)
         loop.call_soon_threadsafe(entered.set)
-        go_on.wait(5)
+        go_on.wait(PATIENCE)
         if effects is LOCAL:
             op.connection.add("row")
         ended.set()
@@ -438,7 +439,7 @@ async def test_a_blocking_handler_that_waits_for_its_connection_is_not_forgotten
 
     def slowly() -> Any:
         loop.call_soon_threadsafe(arrived.set)
-        go_on.wait(5)
+        go_on.wait(PATIENCE)
         return begin()
 
     shop.once.threads.begin = slowly  # type: ignore[method-assign]
@@ -507,8 +508,8 @@ async def test_a_stop_does_not_wait_for_background_tasks() -> None:
     task = asyncio.create_task(caller.run())
     await until(lambda: caller.answered)
     (installation,) = shop.once._installed.values()
-    async with asyncio.timeout(5):
-        assert await installation.drain.wait(5)
+    async with asyncio.timeout(PATIENCE):
+        assert await installation.drain.wait(PATIENCE)
     hang.set()
     await task
     assert installation.drain.pending == 0
@@ -580,7 +581,7 @@ class OneAtATime:
         self.inside += 1
         assert self.inside == 1, f"{what} while another thread uses the connection"
         if what != "rollback":
-            self.go_on.wait(5)
+            self.go_on.wait(PATIENCE)
         self.log.append(what)
         self.inside -= 1
 
@@ -615,7 +616,7 @@ async def test_a_commit_of_a_blocking_handler_that_is_cancelled_half_way_is_aske
 
         def committing() -> None:
             reached.set()
-            go_on.wait(5)
+            go_on.wait(PATIENCE)
             commit()
 
         book.commit = committing  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from frameworks.shop import Shop
 from harness.asgi import Caller, until
 from harness.ledger import Gate
+from harness.patience import PATIENCE
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi.intake import Intake
@@ -99,7 +100,7 @@ async def test_after_the_answer_whoever_listens_hears_that_the_client_left() -> 
     listener.cancel()
     await asyncio.gather(listener, return_exceptions=True)
     intake.release()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE):
         assert (await intake.receive())["type"] == "http.disconnect"
 
 
@@ -182,7 +183,7 @@ async def test_a_disconnect_without_a_key_is_passed_on_as_it_is() -> None:
         task = asyncio.create_task(caller.run())
         await asyncio.sleep(0)
         caller.leave()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await task
     assert shop.runs == ["gone", "gone"]
 

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
 from frameworks.shop import Shop
+from harness.patience import PATIENCE
 from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecuted, StoreUnavailableError
 from oncekey.effects import INLINE, LOCAL
@@ -395,6 +396,6 @@ async def test_an_endless_stream_ends_when_it_is_refused() -> None:
 
         return StreamingResponse(forever(), media_type="text/event-stream")
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         reply = await shop.send("/orders")
     assert (reply.status, shop.state) == (500, "unknown")

@@ -10,6 +10,7 @@ import pytest
 from frameworks.shop import KEY, Shop, new_key
 from harness.asgi import until
 from harness.ledger import Gate
+from harness.patience import PATIENCE
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
@@ -44,7 +45,7 @@ async def test_a_duplicate_is_told_that_the_first_one_is_running(effects: Any) -
     # R69, R70, R79, R80, R247, R259: at once, and not behind the first one's lock
     slow = Slow(effects)
     first = await slow.started()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         replies = await asyncio.gather(*[slow.shop.send("/orders", {"amount": 1}) for _ in range(5)])
     assert {(reply.status, reply.code) for reply in replies} == {(409, "idempotency_key_in_progress")}
     assert {reply.header("retry-after") for reply in replies} == {"1"}
@@ -72,7 +73,7 @@ async def test_another_request_under_a_running_key_is_misuse_and_not_a_wait() ->
     for mode in ("conflict", "accepted", "wait"):
         slow = Slow(in_progress=mode, wait_max=60)
         first = await slow.started()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             reply = await slow.shop.send("/orders", {"amount": 2})
         assert (reply.status, reply.code) == (422, "idempotency_key_reused_with_different_payload")
         slow.go_on.set()
@@ -164,7 +165,7 @@ async def test_an_unknown_outcome_is_not_waited_for() -> None:
     slow = Slow(INLINE, in_progress="wait", wait_max=30)
     slow.go_on.set()
     await slow.shop.send("/orders", {"amount": -1})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert (await slow.shop.send("/orders", {"amount": -1})).code == "idempotency_outcome_unknown"
 
 

@@ -10,6 +10,7 @@ import pytest
 from frameworks.shop import KEY, Shop
 from harness.asgi import until
 from harness.ledger import Gate, down
+from harness.patience import PATIENCE
 from oncekey.core.errors import LeaseLostError
 from oncekey.core.model import MINUTE, SECOND
 from oncekey.effects import INLINE, LOCAL
@@ -79,7 +80,7 @@ async def test_a_heartbeat_stops_at_the_deadline() -> None:
         return "done"
 
     first = asyncio.create_task(shop.send("/orders"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while True:
             await asyncio.sleep(0.02)
             reply = await shop.send("/orders")
@@ -141,7 +142,7 @@ async def test_a_lost_lease_makes_the_operation_refuse_and_the_record_answer() -
         stolen(shop)
         answered_by_another(shop)
         for use in (lambda: op.connection, lambda: op.downstream_key("x"), op.keep, op.rollback):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 while True:
                     try:
                         use()

@@ -18,6 +18,7 @@ from frameworks.realshop import RealShop, SqliteFile
 from frameworks.shop import LedgerOnce, Shop, tenant_of
 from harness.asgi import Caller, cancelled_at, until
 from harness.ledger import Ledger, down
+from harness.patience import PATIENCE
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
@@ -198,7 +199,7 @@ async def test_a_request_may_be_cancelled_at_every_await() -> None:
 
         finished = await cancelled_at(number, shop.caller("/orders").run()) is not None
         for installation in shop.once._installed.values():
-            assert await installation.drain.wait(5)
+            assert await installation.drain.wait(PATIENCE)
         assert shop.ledger.open == 0
         assert (await shop.send("/orders")).status == 200
         assert shop.ledger.rows == ["audit", "order"]
@@ -409,7 +410,7 @@ async def test_who_waits_for_sqlites_writer_goes_on_with_what_it_was_lent(tmp_pa
             if ends == "fails":
                 raise HTTPException(500)
 
-    async with shop.open(), asyncio.timeout(20):
+    async with shop.open(), asyncio.timeout(PATIENCE):
         first = asyncio.create_task(shop.send())
         await entered.wait()
         second = asyncio.create_task(shop.send())

@@ -16,6 +16,7 @@ from frameworks.shop import KEY, LedgerOnce, Shop, new_key, tenant_of
 from frameworks.sqlshop import engine_for
 from harness.asgi import Caller, call
 from harness.ledger import Ledger
+from harness.patience import PATIENCE
 from harness.served import Served
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.model import SECOND
@@ -677,7 +678,7 @@ def test_two_applications_over_a_real_socket(tmp_path: Any) -> None:
     api.add_middleware(Retry, on=TimeoutError)
     with (
         Served(app, root_path="/proxied") as server,
-        httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE) as client,
     ):
         for tenant in ("acme", "bolt", "acme"):
             reply = client.post("/v1/cards", headers=keyed(**{"X-Tenant": tenant}))

@@ -13,6 +13,7 @@ from fastapi import Request
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import new_key
 from harness.asgi import Caller
+from harness.patience import PATIENCE
 from oncekey.core.errors import BodyInvalidError
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
@@ -124,7 +125,7 @@ async def test_a_client_that_leaves_while_its_body_is_compared_claims_nothing(tm
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE)
         return compare(*args, **kwargs)
 
     monkeypatch.setattr(claiming, "fingerprint_for", slow)

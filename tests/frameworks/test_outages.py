@@ -9,6 +9,7 @@ import pytest
 
 from frameworks.shop import KEY, Shop
 from harness.ledger import Gate, down, reply_lost, request_lost
+from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
@@ -38,7 +39,7 @@ def ordering(effects: Any, **shopping: Any) -> Shop:
 
 async def errands(shop: Shop) -> None:
     (installation,) = shop.once._installed.values()
-    assert await installation.drain.wait(5)
+    assert await installation.drain.wait(PATIENCE)
 
 
 # ------------------------------------------------------------------------------------------------ at the claim
@@ -193,7 +194,7 @@ async def test_an_errand_gives_up_when_its_patience_is_over(caplog: pytest.LogCa
         raise StoreUnavailableError
 
     drain.errand(never, patience=0.02)
-    assert await drain.wait(5)
+    assert await drain.wait(PATIENCE)
     assert len(tries) > 1
     assert "a settlement could not be written" in caplog.text
 
@@ -205,7 +206,7 @@ async def test_an_errand_that_fails_otherwise_is_logged_and_not_repeated(caplog:
         raise KeyError("bug")
 
     drain.errand(broken, patience=5)
-    assert await drain.wait(5)
+    assert await drain.wait(PATIENCE)
     assert "KeyError" in caplog.text
 
 

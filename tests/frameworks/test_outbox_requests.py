@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,16 +18,13 @@ from frameworks.realshop import PostgresDatabase, SqliteFile
 from frameworks.shop import KEY, new_key, tenant_of
 from harness.asgi import Caller, Reply, until
 from harness.databases import DatabaseServer
+from harness.tables import database_with_tables, empty_tables
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR
 from oncekey.core.policy import Policy
-from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.effects import INLINE, LOCAL, OUTBOX
-from oncekey.engine import migrate
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.flow import drive
 from oncekey.once import Once
-from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.clock import ManualClock
 from oncekey.topics import Message
 from oncekey.topics import Reply as Delivered
@@ -125,13 +121,8 @@ class Shop:
 @pytest.fixture(scope="module")
 def shared_dsn(postgres_server: DatabaseServer) -> Iterator[str]:
     """One database for all, emptied by each."""
-    name = f"requests_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "requests") as dsn:
+        yield dsn
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: f"{world[0]}-{'def' if world[1] else 'async'}")
@@ -139,9 +130,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     package, blocking = request.param
     if package == "sqlite":
         return SqliteFile(tmp_path / "shop.db"), blocking
-    dsn = request.getfixturevalue("shared_dsn")
+    dsn = empty_tables(request.getfixturevalue("shared_dsn"))
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter")
         connection.execute("DROP TABLE IF EXISTS orders")
     return PostgresDatabase(dsn, package, pool_size=3), blocking
 

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import new_key
 from harness.asgi import cancelled_at, until
+from harness.patience import PATIENCE
 from oncekey.core.errors import TransactionControlError
 from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
@@ -152,9 +153,8 @@ async def test_a_duplicate_in_flight_is_told_so_at_once(database: Any) -> None:
     async with shop.open():
         first = asyncio.create_task(shop.send())
         await until(lambda: shop.runs)
-        began = time.monotonic()
-        replies = await asyncio.gather(*[shop.send() for _ in range(5)])
-        assert time.monotonic() - began < 2
+        async with asyncio.timeout(PATIENCE):
+            replies = await asyncio.gather(*[shop.send() for _ in range(5)])
         assert {(reply.status, reply.code) for reply in replies} == {(409, "idempotency_key_in_progress")}
         go_on.set()
         assert (await first).status == 201
@@ -313,7 +313,7 @@ async def test_a_request_may_be_cancelled_at_every_await(database: Any) -> None:
             item = f"item {number}"
             finished = await cancelled_at(number, shop.caller(f"/orders?item={item}", key=key).run())
             (installation,) = shop.once._installed.values()
-            assert await installation.drain.wait(5)
+            assert await installation.drain.wait(PATIENCE)
             ran = item in shop.runs
             stored = item in shop.rows
             reply = await shop.send(f"/orders?item={item}", key=key)
@@ -411,7 +411,7 @@ async def test_a_blocking_request_may_be_cancelled_at_every_await(blocking_datab
             key, item = new_key(), f"item {number}"
             finished = await cancelled_at(number, shop.caller(f"/orders?item={item}", key=key).run())
             (installation,) = shop.once._installed.values()
-            assert await installation.drain.wait(5)
+            assert await installation.drain.wait(PATIENCE)
             stored = item in shop.rows
             reply = await shop.send(f"/orders?item={item}", key=key)
             assert (reply.status, reply.replayed) == (201, stored), f"cancelled at await {number}"

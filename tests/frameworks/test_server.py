@@ -14,7 +14,8 @@ from fastapi.responses import StreamingResponse
 from frameworks.shop import LedgerOnce, Shop, new_key, tenant_of
 from harness.asgi import until
 from harness.ledger import Ledger
-from harness.served import PATIENCE, Served, Wire
+from harness.patience import PATIENCE, wait_until
+from harness.served import Served, Wire
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 
@@ -27,13 +28,6 @@ def real_shop(**shopping: Any) -> Shop:
     shop.app = FastAPI(lifespan=shop.once.lifespan)
     shop.once.install(shop.app, tenant=tenant_of)
     return shop
-
-
-def soon(condition: Any) -> None:
-    ends = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 def post(wire: Wire, path: str, *lines: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
@@ -113,7 +107,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_finds_the_whole_answer(h
             assert began.wait(PATIENCE)
         time.sleep(0.05)
         go_on.set()
-        soon(lambda: shop.state == "completed")
+        wait_until(lambda: shop.state == "completed")
         with server.connect() as wire:
             status, headers, body = post(wire, "/orders", key)
             assert (status, headers["idempotent-replayed"], body) == (201, "true", b"one two")
@@ -250,12 +244,21 @@ def test_a_stop_waits_for_a_blocking_handler() -> None:
         op.connection.add("row")
         return "done"
 
-    with Served(shop.app, timeout_graceful_shutdown=0.1) as server:
+    requests: list[asyncio.Task[Any] | None] = []
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            requests.append(asyncio.current_task())
+        await shop.app(scope, receive, send)
+
+    with Served(watched, timeout_graceful_shutdown=0.1) as server:
         wire = server.connect()
         wire.say("POST /orders HTTP/1.1", "Host: shop", "Content-Length: 0", f"Idempotency-Key: {new_key()}")
         assert began.wait(PATIENCE)
         server.stop()
-        time.sleep(0.3)
+        (request,) = requests
+        assert request is not None
+        wait_until(request.cancelling)
         go_on.set()
         server.wait()
         wire.close()

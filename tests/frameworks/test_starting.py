@@ -13,6 +13,7 @@ from starlette.routing import Mount
 from frameworks.shop import KEY, LedgerOnce, Shop, tenant_of
 from harness.asgi import Caller, call
 from harness.ledger import Ledger
+from harness.patience import PATIENCE
 from harness.served import Served
 from oncekey import (
     INLINE,
@@ -319,7 +320,7 @@ def test_an_application_behind_asgi_over_a_real_socket(tmp_path: Any) -> None:
     once = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True)
     enrolment = once.by_path(effects=INLINE, operation="create_job")
     app = once.asgi(bare, tenant=lambda _: "acme", enrol={"POST /jobs": enrolment})
-    with Served(app) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as client:
+    with Served(app) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE) as client:
         replies = [client.post("/jobs", headers=HEADERS) for _ in range(2)]
     assert [(reply.status_code, reply.text) for reply in replies] == [(201, "done")] * 2
     assert runs == [1]

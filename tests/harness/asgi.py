@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from harness.patience import PATIENCE
+
 Message = MutableMapping[str, Any]
 App = Callable[..., Awaitable[None]]
 Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -177,7 +179,7 @@ def _waits(work: Coroutine[Any, Any, T], number: int) -> Generator[Any, Any, T]:
             thrown = error
 
 
-async def until(condition: Callable[[], object], *, seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], *, seconds: float = PATIENCE) -> None:
     """Wait for what nobody announces: a heartbeat, a thread, a file."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (there is nobody who could set an event)

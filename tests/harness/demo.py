@@ -6,21 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
+from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
 
 COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "demo")
 ALPHA, BETA = "demo-alpha", "demo-beta"
 TEAPOT = {"customer_id": "cus_1", "items": [{"product_id": "sku_teapot", "quantity": 2}]}
 MONEY = {"customer_id": "cus_1", "amount_cents": 1999, "currency": "EUR"}
-
-_PATIENCE = 30.0
-_POLL = 0.02
 
 
 class DemoFailedError(Exception):
@@ -55,12 +52,15 @@ class Demo:
             self._process = subprocess.Popen(
                 [*COMMAND, "--port", str(self.port), *self._options], cwd=self._folder, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + _PATIENCE
-        while not self._serves():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
+        process = self._process
+        try:
+            with self.client() as client:
+                wait_until(lambda: _serves(client) or process.poll() is not None, lambda: self.output)
+            if process.poll() is not None:
                 raise DemoFailedError(self.output)
-            time.sleep(_POLL)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End it with SIGKILL, as a crash does."""
@@ -73,14 +73,13 @@ class Demo:
         """Ask it to end, and return its exit code."""
         assert self._process is not None
         self._process.send_signal(sign)
-        code = self._process.wait(_PATIENCE)
+        code = self._process.wait(PATIENCE)
         self._process = None
         return code
 
     def client(self) -> httpx.Client:
-        """A client that keeps its connections to itself."""
-        # Without certificates, which take longer to read than most answers take to come.
-        return httpx.Client(base_url=self.url, timeout=_PATIENCE, verify=False)
+        """A client that keeps its connections to itself, and reads no certificates."""
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, verify=False)
 
     def order(
         self, key: str | None, body: object = TEAPOT, *, token: str = ALPHA, headers: dict[str, str] | None = None
@@ -149,7 +148,7 @@ class Demo:
 
     def say(self, *pieces: bytes) -> bytes:
         """Send bytes as they are, and return everything that comes back until the server is done."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as connection:
             for piece in pieces:
                 connection.sendall(piece)
             received = []
@@ -161,8 +160,14 @@ class Demo:
     def _log(self) -> Path:
         return self._folder / f"demo-{self.port}.log"
 
-    def _serves(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/healthz", timeout=_PATIENCE).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
+
+def get(url: str, **request: Any) -> httpx.Response:
+    """A GET on loopback, without the certificates, which take longer to read than most answers to come."""
+    return httpx.get(url, timeout=PATIENCE, verify=False, **request)
+
+
+def _serves(client: httpx.Client) -> bool:
+    try:
+        return client.get("/healthz").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False

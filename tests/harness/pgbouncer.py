@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import psycopg
 
 from harness.dsn import address, through
+from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.postgres_binaries import account, private_folder
 
@@ -22,7 +23,6 @@ MISSING = (
     f"or set {VARIABLE} to the program."
 )
 _PLACES = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin")
-_PATIENCE = 10.0
 _POLL = 0.02
 
 
@@ -107,7 +107,7 @@ class PgBouncer:
     def _serves(self) -> bool:
         """Wait for its first answer; False when it ended instead."""
         assert self._process is not None
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while self._process.poll() is None and time.monotonic() < deadline:
             try:
                 psycopg.connect(through(self._dsn, self.port), connect_timeout=5, prepare_threshold=None).close()

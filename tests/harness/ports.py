@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 
@@ -9,12 +10,20 @@ import socket
 # which was killed finds its port still free when it comes back.
 _LOWEST, _HIGHEST = 15_000, 32_000
 _ATTEMPTS = 200
+_given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on now."""
-    for port in random.sample(range(_LOWEST, _HIGHEST), _ATTEMPTS):
-        if _is_free(port):
+    """Return a port of 127.0.0.1 that nobody listens on now.
+
+    It is taken some time later, so it must not be promised to anybody else meanwhile: each of pytest-xdist's workers
+    has ports of its own, and none of them is given away twice.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = _LOWEST + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers
+    for port in random.sample(range(first, _HIGHEST, workers), _ATTEMPTS):
+        if port not in _given and _is_free(port):
+            _given.add(port)
             return port
     raise RuntimeError(f"no free port among {_ATTEMPTS} tries between {_LOWEST} and {_HIGHEST}")
 

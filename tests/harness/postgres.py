@@ -18,6 +18,7 @@ import psycopg
 
 from harness.databases import DatabaseServer, ForeignServer, create_database, drop_database
 from harness.dsn import with_database
+from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.postgres_binaries import (
     Installation,
@@ -46,11 +47,12 @@ _SETTINGS = {
     "fsync": "on",
     "shared_preload_libraries": "pg_stat_statements",
     "max_connections": "200",
+    "max_wal_size": "256MB",  # it may lie in memory
+    "autovacuum_naptime": "1d",  # it would be one session more to those who count them, and changes plans
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath, "TZ": "UTC"}
-_PATIENCE = 30.0
 _POLL = 0.02
 
 # What a server says that only came too early after a kill -9, or found that another one took its port.
@@ -115,7 +117,7 @@ class PostgresServer:
         """Start the server and return when it serves."""
         if self._process is not None:
             raise ServerFailedError("the server is running already")
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         fresh = not self._log.exists()
         while not self._serves(deadline):
             said = self.log_tail()
@@ -141,7 +143,7 @@ class PostgresServer:
             _kill(pid)
         process.kill()
         process.wait()
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while any(is_alive(pid) for pid in victims):
             if time.monotonic() > deadline:
                 raise ServerFailedError(f"killed children of {self.installation} are still there")
@@ -179,7 +181,7 @@ class PostgresServer:
             return
         self._process.send_signal(sign)
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()
         self._process = None

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import httpx
 
+from harness.patience import PATIENCE
+
 COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "provider")
-PATIENCE = 30.0
 
 
 class ProviderFailedError(Exception):
@@ -26,8 +27,8 @@ class Provider:
         self._folder = folder
         self._options = options
         self._port = 0
-        # Made once: the certificates that every new client reads cost more than a charge.
-        self.client = httpx.Client(timeout=PATIENCE, verify=False)
+        # No connection is used twice: the provider may close one that rests just as it is used again.
+        self.client = httpx.Client(timeout=PATIENCE, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:

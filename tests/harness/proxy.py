@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from harness.dsn import address
+from harness.patience import PATIENCE
 from harness.ports import free_port
 
 _CHUNK = 65_536
-_PATIENCE = 10.0
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -57,7 +57,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_PATIENCE)
+        self._thread.join(PATIENCE)
         self._loop.close()
 
     def lose_reply(self, request: bytes, reply: bytes = b"", *, keep: int = 0) -> threading.Event:
@@ -111,11 +111,11 @@ class Proxy:
     def _deliver(self, loss: _Loss) -> None:
         if loss.due is not None:
             self._loop.call_soon_threadsafe(loss.due.set)
-        if not loss.answered.wait(_PATIENCE):
+        if not loss.answered.wait(PATIENCE):
             raise TimeoutError(f"the server gave no answer to the late {loss.request!r}")
 
     def _run(self, step: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(step, self._loop).result(_PATIENCE)
+        asyncio.run_coroutine_threadsafe(step, self._loop).result(PATIENCE)
 
     async def _switch(self, *, passing: bool) -> None:
         if passing:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
 
-PATIENCE = 20.0
+from harness.patience import PATIENCE, wait_until
 
 
 class Served:
@@ -24,11 +23,9 @@ class Served:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        ends = time.monotonic() + PATIENCE
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > ends:
-                raise RuntimeError("the server did not start")
-            time.sleep(0.005)
+        wait_until(lambda: self._server.started or not self._thread.is_alive(), "the server did not start")
+        if not self._server.started:
+            raise RuntimeError("the server did not start")
         return self
 
     def __exit__(

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import psycopg
 
 from harness.demo import Demo
 from harness.pages import ROOT, Block, Page
+from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
 
 DEMO_PORT = "8000"
@@ -29,8 +29,6 @@ PORTS = ("8001", "2525")
 OUTPUT = ("http", "json", "text")
 """The languages of blocks that show what the commands before them print; `…` stands for anything."""
 
-_PATIENCE = 30.0
-_POLL = 0.02
 _STORE = re.compile(r"postgresql(?P<driver>\+\w+)?://localhost/shop(?P<options>\?[\w=&]+)?")
 
 
@@ -99,7 +97,7 @@ class Walkthrough:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_PATIENCE * 6,
+            timeout=PATIENCE * 3,
         )
         assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{script}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -174,11 +172,11 @@ class Walkthrough:
         with log.open("ab") as output:
             process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output)
         self._servers[port] = process
-        deadline = time.monotonic() + _PATIENCE
-        while not _listens(int(port)):
-            assert process.poll() is None, f"{line} ended:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"{line} does not listen:\n{log.read_text()}"
-            time.sleep(_POLL)
+        wait_until(
+            lambda: _listens(int(port)) or process.poll() is not None,
+            lambda: f"{line} does not listen:\n{log.read_text()}",
+        )
+        assert process.poll() is None, f"{line} ended:\n{log.read_text()}"
 
     def _end(self, port: str) -> None:
         process = self._servers.pop(port, None)

@@ -19,6 +19,7 @@ from frameworks.realshop import PostgresDatabase, RealShop
 from frameworks.shop import new_key, tenant_of
 from harness.asgi import Caller, until
 from harness.dsn import through
+from harness.patience import PATIENCE
 from harness.proxy import Proxy
 from local.databases import locks_held, rows
 from oncekey.core.policy import Policy
@@ -72,7 +73,7 @@ class Shop(RealShop):
 
         def stand_still(_: Any) -> Any:
             there.append(True)
-            return free.wait(20) if self.blocking else go_on.wait()
+            return free.wait(PATIENCE) if self.blocking else go_on.wait()
 
         self.inside = stand_still
         task = asyncio.create_task(self.send(**request))
@@ -229,7 +230,7 @@ async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str,
     # R38, C8, L8: also where the same request would wait, and where no connection is left
     async with Shop(way, postgres_dsn, in_progress="wait", wait_max=60, pool_size=2).open() as shop:
         async with shop.busy() as first:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 replies = [await shop.send("/orders?item=coffee") for _ in range(2)]
             assert [(reply.status, reply.code) for reply in replies] == [REUSED] * 2
         assert ((await first).status, shop.rows) == (201, ["tea"])

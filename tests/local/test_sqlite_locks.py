@@ -17,6 +17,7 @@ from uuid import uuid4
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
+from harness.patience import PATIENCE
 from local.databases import lock_for
 from oncekey import wire
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreError, TransactionControlError
@@ -50,7 +51,6 @@ from oncekey.testing.clock import START, ManualClock
 
 RECORD = "SELECT state, fence, version, attempts, response_body, effects FROM oncekey_record"
 INSERT = "INSERT INTO effects VALUES (?)"
-PATIENCE = 20.0  # seconds that nothing here takes
 
 
 @pytest.fixture(params=(sqlite3, pysqlite3), ids=("journal", "wal"))

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.asgi import Caller
+from harness.patience import PATIENCE
 from oncekey import SINGLE_TENANT, Executed, Message, NotExecuted, Once, Policy, Question, Undecided
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
@@ -33,7 +34,6 @@ from oncekey.observe.prometheus import Prometheus
 from oncekey.workers.service import Task
 from oncekey.workers.tasks import tasks_for
 
-PATIENCE = 30.0
 POLICY = Policy(outbox_max_attempts=1, reconcile_max_tries=1)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.asgi import Caller
+from harness.patience import PATIENCE
 from observe.shop import EXECUTED, AsgiShop, Shop, Stranger
 from oncekey import Sighting
 from oncekey.core import signatures
@@ -51,7 +52,7 @@ SECRET = b"a secret of sixteen bytes and more"
 async def under_way(shop: Any, path: str, **order: Any) -> AsyncIterator[asyncio.Task[int]]:
     """A request whose handler waits until the block ends."""
     running = asyncio.create_task(shop.send(path, KEY, **{"does": "wait", **order}))
-    await asyncio.to_thread(shop.entered.acquire, timeout=30)
+    await asyncio.to_thread(shop.entered.acquire, timeout=PATIENCE)
     try:
         yield running
     finally:
@@ -188,7 +189,7 @@ async def test_a_dead_owner_is_found_by_the_next_request(shop: Any) -> None:
         shop.owner_is_long_gone()
         before = shop.counts()
         second = asyncio.create_task(shop.send("/phased", KEY, does="wait"))
-        await asyncio.to_thread(shop.entered.acquire, timeout=30)
+        await asyncio.to_thread(shop.entered.acquire, timeout=PATIENCE)
         assert shop.moved(before) == {"api.idempotency.zombie_key.count": 1}
         shop.go_on.set()
         assert await second == 201
@@ -374,7 +375,7 @@ async def test_a_completer_goes_on(store: Any) -> None:
         shop.owner_is_long_gone()
         before = shop.counts()
         completing = asyncio.create_task(shop.work("completer"))
-        await asyncio.to_thread(shop.entered.acquire, timeout=30)
+        await asyncio.to_thread(shop.entered.acquire, timeout=PATIENCE)
         assert shop.moved(before) == {"api.idempotency.zombie_key.count": 1}
         shop.go_on.set()
         await completing

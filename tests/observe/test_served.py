@@ -5,18 +5,17 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import time
 import uuid
 from contextlib import closing
 from pathlib import Path
 
-import httpx
 import psycopg
 import pytest
 
 from console.trouble import fill, opened
-from harness.demo import ALPHA, Demo
+from harness.demo import ALPHA, Demo, get
 from harness.filling import fill_postgres
+from harness.patience import wait_until
 from observe.shop import read
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite import SqliteDriver
@@ -42,21 +41,17 @@ def deliver(message: Message) -> None: ...
 def test_the_demo_shows_its_metrics(tmp_path: Path) -> None:
     # R199, R200
     with Demo(tmp_path) as demo:
-        before = read(httpx.get(f"{demo.url}/metrics").text)
+        before = read(get(f"{demo.url}/metrics").text)
         assert set(before.values()) == {0}
         key = str(uuid.uuid4())
         assert demo.order(key, token=ALPHA).status_code == demo.order(key, token=ALPHA).status_code == 201
-        answer = httpx.get(f"{demo.url}/metrics")
+        answer = get(f"{demo.url}/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         moved = {name: value for name, value in read(answer.text).items() if value}
         assert moved == {"api.idempotency.reserve.created.count": 1, "api.idempotency.reserve.replay.count": 1}
         assert key not in answer.text
-        for _ in range(600):  # its workers have only just begun
-            if 'api_idempotency_workers{task="relay"} 1.0' in httpx.get(f"{demo.url}/metrics").text:
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError("no worker was seen")
+        seen = 'api_idempotency_workers{task="relay"} 1.0'  # its workers have only just begun
+        wait_until(lambda: seen in get(f"{demo.url}/metrics").text, "no worker was seen", every=0.05)
 
 
 def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
@@ -74,10 +69,10 @@ def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
         try:
             assert worker.stdout is not None
             port = next(line for line in worker.stdout if line.startswith("health on port ")).split()[-1]
-            page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            page = get(f"http://127.0.0.1:{port}/metrics").text
             assert set(read(page).values()) == {0}
             assert "api_idempotency_dlq_depth 0.0" in page
-            assert httpx.get(f"http://127.0.0.1:{port}/healthz").json() == {"alive": True}
+            assert get(f"http://127.0.0.1:{port}/healthz").json() == {"alive": True}
         finally:
             worker.terminate()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from harness.tables import database_with_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
@@ -21,13 +20,8 @@ from oncekey.testing.contract.world import blocking, under_asyncio
 @pytest.fixture(scope="session")
 def outbox_dsn(postgres_server):
     """One database with the tables for all tests of the outbox: each has topics of its own."""
-    name = f"outbox_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "outbox") as dsn:
+        yield dsn
 
 
 @pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "sqlalchemy"])

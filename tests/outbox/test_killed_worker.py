@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 
+from harness.patience import PATIENCE
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract.world import blocking
@@ -19,7 +20,6 @@ from outbox.sending import Post
 
 WORKER = Path(__file__).with_name("killed_worker.py")
 LINES, LONG, FREE = 40, 12, 300
-ENOUGH = 60.0
 
 
 def lines_of(book):
@@ -43,7 +43,7 @@ def test_a_killed_worker_loses_nothing_and_keeps_every_line_in_order(outbox_dsn,
         for _ in range(3):
             before = len(lines_of(book))
             process = worker(outbox_dsn, post, book, 0.02)
-            deadline = time.monotonic() + ENOUGH
+            deadline = time.monotonic() + PATIENCE
             while len(lines_of(book)) < before + 60 and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.002)
             os.kill(process.pid, signal.SIGKILL)
@@ -52,7 +52,7 @@ def test_a_killed_worker_loses_nothing_and_keeps_every_line_in_order(outbox_dsn,
             assert held  # it died with parcels in its hands
         assert kills == 3
         survivor = worker(outbox_dsn, post, book, 0)
-        assert survivor.wait(ENOUGH) == 0
+        assert survivor.wait(PATIENCE) == 0
 
         with psycopg.connect(outbox_dsn) as connection:
             where = "WHERE aggregatetype = %s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,7 @@ import pytest
 
 from frameworks.realshop import PostgresDatabase, SqliteFile
 from harness.databases import DatabaseServer
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.engine import migrate
-from oncekey.flow import drive
-from oncekey.stores.postgres import PostgresStore
+from harness.tables import database_with_tables, empty_tables
 from phased.bank import Bank
 
 EFFECT = "CREATE TABLE effect (item TEXT NOT NULL)"
@@ -24,15 +20,17 @@ WORLDS = [("sqlite", False), ("sqlite", True), ("asyncpg", False), ("psycopg", F
 @pytest.fixture(scope="session")
 def phased_dsn(postgres_server: DatabaseServer) -> Iterator[str]:
     """One database for all, emptied by each."""
-    name = f"phased_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(EFFECT)
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "phased") as dsn:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(EFFECT)
+        yield dsn
+
+
+def emptied(dsn: str) -> str:
+    with psycopg.connect(empty_tables(dsn), autocommit=True) as connection:
+        connection.execute("TRUNCATE effect")
+        connection.execute("DROP TABLE IF EXISTS orders")
+    return dsn
 
 
 def make_bank(request: pytest.FixtureRequest, path: Path, package: str, *, blocking: bool) -> Bank:
@@ -40,10 +38,7 @@ def make_bank(request: pytest.FixtureRequest, path: Path, package: str, *, block
         database = SqliteFile(path / "bank.db")
         database.execute(EFFECT)
         return Bank(database, blocking=blocking)
-    dsn = request.getfixturevalue("phased_dsn")
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, effect")
-        connection.execute("DROP TABLE IF EXISTS orders")
+    dsn = emptied(request.getfixturevalue("phased_dsn"))
     return Bank(PostgresDatabase(dsn, package, pool_size=3), blocking=blocking)
 
 
@@ -80,6 +75,4 @@ def mixed_bank(request: pytest.FixtureRequest, tmp_path: Path) -> Bank:
 @pytest.fixture
 def empty(phased_dsn: str) -> None:
     """The shared database, emptied, for a test that makes its own bank."""
-    with psycopg.connect(phased_dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, effect")
-        connection.execute("DROP TABLE IF EXISTS orders")
+    emptied(phased_dsn)

@@ -9,6 +9,7 @@ import pytest
 
 from frameworks.realshop import PostgresDatabase
 from harness.dsn import through
+from harness.patience import PATIENCE
 from harness.proxy import Proxy
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 from oncekey.engine import steps
@@ -182,7 +183,7 @@ async def test_cancelled_anywhere_nothing_is_done_twice(async_bank: Bank, where:
                 ended += 1
                 if ended > 1:
                     break
-            await process.once._installed[process.app].drain.wait(5)
+            await process.once._installed[process.app].drain.wait(PATIENCE)
             reply = await process.send(key=key)
             assert bank.provider.charges - before <= 1, number
             if reply.status != 201:

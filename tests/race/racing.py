@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
 from typing import TYPE_CHECKING
 
+from harness.patience import PATIENCE
 from oncekey import wire
 from oncekey.core.model import Claim, Code, Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
@@ -16,8 +17,6 @@ from oncekey.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
-
-PATIENCE = 60.0
 
 
 @dataclass(frozen=True)

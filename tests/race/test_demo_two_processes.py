@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from harness.demo import ALPHA, TEAPOT, Demo
+from harness.patience import PATIENCE
 
 CLIENTS = 8
 AT_ONCE = 10
@@ -18,8 +19,8 @@ AT_ONCE = 10
 
 @pytest.mark.parametrize(
     ("count", "drivers"),
-    [(200, ("postgresql", "postgresql")), (60, ("postgresql+asyncpg", "postgresql+psycopg"))],
-    ids=["200-one-driver", "60-two-drivers"],
+    [(60, ("postgresql", "postgresql")), (40, ("postgresql+asyncpg", "postgresql+psycopg"))],
+    ids=["one-driver", "two-drivers"],
 )
 def test_every_key_by_8_clients_is_one_order(
     tmp_path: Path, postgres_dsn: str, count: int, drivers: tuple[str, str]
@@ -45,9 +46,10 @@ def test_every_key_by_8_clients_is_one_order(
 
 async def _storm(urls: list[str], keys: list[str]) -> dict[str, list[httpx.Response]]:
     """Send every key from all clients in the same moment; who is told to wait comes back."""
-    limits = httpx.Limits(max_connections=CLIENTS * AT_ONCE)
+    # No connection is used twice: a server may close one that rests just as it is used again.
+    limits = httpx.Limits(max_connections=CLIENTS * AT_ONCE, max_keepalive_connections=0)
     room = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+    async with httpx.AsyncClient(limits=limits, timeout=PATIENCE, verify=False) as client:
 
         async def until_answered(url: str, key: str, start: asyncio.Event) -> httpx.Response:
             await start.wait()

@@ -10,6 +10,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from harness.patience import PATIENCE
 from harness.tables import make_tables
 from oncekey import wire
 from oncekey.core.model import Retryable
@@ -18,7 +19,7 @@ from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.testing.claims import LEASE, TTL, answered
 from oncekey.testing.clock import START, ManualClock
-from race.racing import PATIENCE, Course, race
+from race.racing import Course, race
 
 RACERS = 5
 EFFECTS = "CREATE TABLE effects (key TEXT NOT NULL, racer BIGINT NOT NULL)"
@@ -27,7 +28,7 @@ EFFECTS = "CREATE TABLE effects (key TEXT NOT NULL, racer BIGINT NOT NULL)"
 class OnPostgres:
     """What the race runs on."""
 
-    rounds = 400
+    rounds = 250  # of four kinds of keys: a thousand races
     table = "oncekey.record"
 
     def __init__(self, dsn: str) -> None:

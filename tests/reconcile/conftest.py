@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
-
-import psycopg
 import pytest
 
+from harness.tables import database_with_tables, empty_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
-from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
@@ -17,27 +14,18 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking, under_asyncio
 from phased.conftest import make_bank, phased_dsn  # noqa: F401  (a fixture)
 
-TABLES = "record, oncekey.work, oncekey.outbox, oncekey.dead_letter, oncekey.audit, oncekey.call, oncekey.evidence"
-
 
 @pytest.fixture(scope="session")
 def reconcile_dsn(postgres_server):
     """One database with the tables; each test empties them first."""
-    name = f"reconcile_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "reconcile") as dsn:
+        yield dsn
 
 
 @pytest.fixture
 def empty_dsn(reconcile_dsn):
     """The same, empty."""
-    with psycopg.connect(reconcile_dsn, autocommit=True) as connection:
-        connection.execute(f"TRUNCATE oncekey.{TABLES}")
-    return reconcile_dsn
+    return empty_tables(reconcile_dsn)
 
 
 @pytest.fixture(params=["sqlite", "asyncpg"])
@@ -56,8 +44,4 @@ def world(request, tmp_path):
 @pytest.fixture(params=["sqlite", "asyncpg"])
 def bank(request, tmp_path):
     """An application with a phased handler."""
-    made = make_bank(request, tmp_path, request.param, blocking=False)
-    if request.param == "asyncpg":
-        with psycopg.connect(made.database.dsn, autocommit=True) as connection:
-            connection.execute("TRUNCATE oncekey.call, oncekey.evidence, oncekey.audit")
-    return made
+    return make_bank(request, tmp_path, request.param, blocking=False)

@@ -9,13 +9,13 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from harness.tables import empty_tables
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
-from reconcile.conftest import TABLES
 
 ROWS = 100_000
 NO_ONE = "00000000-0000-0000-0000-000000000000"
@@ -49,8 +49,7 @@ def postgres(reconcile_dsn):
         "uuid": "gen_random_uuid()",
         "series": f"generate_series(1, {ROWS}) AS n",
     }
-    with closing(psycopg.connect(reconcile_dsn, autocommit=True)) as connection:
-        connection.execute(f"TRUNCATE oncekey.{TABLES}")
+    with closing(psycopg.connect(empty_tables(reconcile_dsn), autocommit=True)) as connection:
         for statement in FILL.format_map(names).split(";"):
             connection.execute(statement)
         connection.execute("ANALYZE oncekey.call, oncekey.evidence, oncekey.record, oncekey.work")

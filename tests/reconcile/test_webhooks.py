@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from frameworks.shop import new_key
 from harness.asgi import Caller
+from harness.patience import PATIENCE
 from oncekey import INLINE, Once, Operation
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.signatures import sign
@@ -272,7 +273,7 @@ class Serving:
         headers = [("Idempotency-Key", new_key())]
         reply = await Caller(self.app, "POST", f"/charges?answer={answer}", headers=headers).run()
         (installation,) = self.once._installed.values()
-        assert await installation.drain.wait(10)
+        assert await installation.drain.wait(PATIENCE)
         return reply
 
 

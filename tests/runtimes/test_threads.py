@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import Proceed, Settled
 from oncekey.core.policy import Policy
@@ -45,7 +46,6 @@ from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim, answered
 
-PATIENCE = 20.0
 """Seconds that a test waits for another thread before it fails."""
 
 

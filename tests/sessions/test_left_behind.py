@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from fastapi import HTTPException
 
+from harness.patience import PATIENCE
 from oncekey.core.errors import TransactionControlError
 from sessions.ways import WAYS, Shop
 
@@ -33,7 +34,7 @@ class Outside:
         return self.connection.execute(WAITING).fetchone() == (count,)
 
     async def until(self, count: int) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not self.waits(count):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
@@ -79,7 +80,7 @@ class Left:
             self.ends.append(None)
 
     async def over(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*self._running)
 
 
@@ -210,7 +211,7 @@ async def main(dsn):
             await asyncio.sleep(0.05)
             await transaction.rollback()
             try:
-                await asyncio.wait_for(late, 10)
+                await asyncio.wait_for(late, PATIENCE)
             except TimeoutError:
                 raise SystemExit("it still waits")
             except Exception as error:

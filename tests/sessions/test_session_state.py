@@ -12,6 +12,7 @@ from sqlalchemy import event, text
 from frameworks.shop import new_key
 from harness.asgi import Caller
 from harness.dsn import through
+from harness.patience import PATIENCE
 from harness.proxy import Proxy
 from harness.tables import make_tables
 from oncekey.core.errors import TransactionControlError
@@ -119,7 +120,7 @@ async def until_free(dsn: str) -> None:
     """A session is reset soon after its request, which does not wait for that."""
     held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
     with psycopg.connect(dsn, autocommit=True) as outside:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while outside.execute(held).fetchone() != (0,):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -13,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from harness.tables import await_waiters, make_tables
+from harness.tables import await_waiters, database_with_tables, make_tables
 from oncekey import wire
 from oncekey.core.model import (
     Code,
@@ -50,9 +49,8 @@ ROW = "SELECT ctid, xmin, xmax, * FROM oncekey.record WHERE key = %s"
 @pytest.fixture(scope="module")
 def dsn(postgres_server):
     """One database for all tests that use keys of their own and change nothing else."""
-    name = f"statements_{uuid.uuid4().hex}"
-    yield make_tables(postgres_server.create_database(name))
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "statements") as dsn:
+        yield dsn
 
 
 @pytest.fixture

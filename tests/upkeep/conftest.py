@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-
-import psycopg
 import pytest
 
+from harness.tables import database_with_tables, empty_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.psycopg import PsycopgDriver
@@ -22,21 +20,14 @@ from oncekey.testing.contract.world import blocking, under_asyncio
 @pytest.fixture(scope="session")
 def upkeep_dsn(postgres_server):
     """One database with the tables; each test empties them first."""
-    name = f"upkeep_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "upkeep") as dsn:
+        yield dsn
 
 
 @pytest.fixture
 def empty_dsn(upkeep_dsn):
     """The same, empty."""
-    with psycopg.connect(upkeep_dsn, autocommit=True) as connection:
-        connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter, oncekey.audit")
-    return upkeep_dsn
+    return empty_tables(upkeep_dsn)
 
 
 def _world(kind, request, tmp_path):

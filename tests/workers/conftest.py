@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
+from harness.tables import database_with_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite import SqliteDriver
@@ -21,13 +20,8 @@ from workers.working import Shop
 @pytest.fixture(scope="session")
 def worker_dsn(postgres_server):
     """One database with the tables for all tests of workers: each has topics of its own."""
-    name = f"workers_{uuid.uuid4().hex}"
-    dsn = postgres_server.create_database(name)
-    driver = PsycopgDriver(dsn, pool_size=1)
-    drive(migrate.up(PostgresStore().schema), driver.run)
-    driver.close()
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "workers") as dsn:
+        yield dsn
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.asgi import until
 from oncekey.core.errors import NotExecuted, Rejected, StoreUnavailableError
 from oncekey.core.model import HOUR, SECOND, Outcome, State
 from oncekey.core.policy import Policy
@@ -596,8 +597,3 @@ def listening(steps, name, heard):
             statement = steps.send(rows)
     except StopIteration as stop:
         return stop.value
-
-
-async def until(true):
-    while not true():  # noqa: ASYNC110  (what is waited for says nothing when it happens)
-        await asyncio.sleep(0.001)

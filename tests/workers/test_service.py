@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.workers.service import Done, Pace, Service
 
@@ -230,6 +231,6 @@ class Looking:
 
 
 async def until(holds) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not holds():  # noqa: ASYNC110  (what it waits for is a count)
             await asyncio.sleep(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.patience import PATIENCE
 from wsgi.shop import TABLE, Shop, execute
 
 
@@ -34,7 +35,7 @@ def shop(url: str) -> Iterator[Shop]:
     shop = Shop(url)
     yield shop
     for installation in shop.once._threaded.values():
-        assert installation.stop(10)
+        assert installation.stop(PATIENCE)
     shop.once.blocking().close()
 
 
@@ -46,5 +47,5 @@ def small_shop(tmp_path: Path) -> Iterator[Shop]:
     shop = Shop(url)
     yield shop
     for installation in shop.once._threaded.values():
-        assert installation.stop(10)
+        assert installation.stop(PATIENCE)
     shop.once.blocking().close()

@@ -15,8 +15,9 @@ import os
 import threading
 from typing import Any
 
+from harness.patience import PATIENCE
 from oncekey.engine import claiming
-from wsgi.shop import PATIENCE, Shop
+from wsgi.shop import Shop
 
 shop = Shop(os.environ["SHOP"], lease=1.0, dies=True)
 app = shop.application(os.environ["SHOP_KIND"])

@@ -26,12 +26,12 @@ import psycopg
 import werkzeug.serving
 from flask.views import MethodView
 
+from harness.patience import PATIENCE
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import SyncOperation
 from oncekey.once import Once
 
-PATIENCE = 30.0
 TABLE = "CREATE TABLE sold (item TEXT NOT NULL)"
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from wsgi.shop import PATIENCE, TABLE, Reply, execute, send
+from harness.patience import PATIENCE
+from wsgi.shop import TABLE, Reply, execute, send
 from wsgi.test_serving import TESTS, new_key
 
 WORKERS = 2

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from harness.interrupting import InterruptedThreads, Signal, Trial
+from harness.patience import PATIENCE
 from oncekey.runtimes.threads import ThreadRuntime
-from wsgi.shop import PATIENCE, Shop
+from wsgi.shop import Shop
 
 
 def ask(app: Any, path: str, item: str, key: str) -> int:

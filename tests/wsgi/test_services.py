@@ -13,6 +13,7 @@ from typing import Any
 import flask
 import pytest
 
+from harness.patience import PATIENCE
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.core.scope import BindTo
@@ -21,7 +22,7 @@ from oncekey.engine.operation import SyncOperation
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.once import Once
 from oncekey.workers.completer import Completer
-from wsgi.shop import PATIENCE, Shop, execute, send, served
+from wsgi.shop import Shop, execute, send, served
 from wsgi.test_serving import new_key
 
 STATUS = "/idempotency-keys"

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from harness.patience import PATIENCE
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.capture import IncompleteError
 from oncekey.frameworks.blocking import current
 from oncekey.once import Once
-from wsgi.shop import PATIENCE, Reply, Shop, execute, send, served
+from wsgi.shop import Reply, Shop, execute, send, served
 
 TESTS = Path(__file__).parents[1]
 

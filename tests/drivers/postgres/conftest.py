@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-
 import psycopg
 import pytest
 
 from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, PSYCOPG
-from harness.tables import make_tables
+from harness.tables import database_with_tables
 
 ORDERS = "CREATE TABLE orders (id serial PRIMARY KEY, item text NOT NULL UNIQUE DEFERRABLE)"
 
@@ -22,12 +20,10 @@ def kind(request):
 @pytest.fixture(scope="module")
 def dsn(postgres_server):
     """A database with oncekey's tables and one of the application's, for a file's tests."""
-    name = f"drivers_{uuid.uuid4().hex}"
-    dsn = make_tables(postgres_server.create_database(name))
-    with psycopg.connect(dsn) as connection:
-        connection.execute(ORDERS)
-    yield dsn
-    postgres_server.drop_database(name)
+    with database_with_tables(postgres_server, "drivers") as dsn:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(ORDERS)
+        yield dsn
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.asyncpg_transactions import AsyncpgTransaction
@@ -71,6 +71,21 @@ async def opened(kind: str, dsn: str, **options) -> AsyncIterator:
         yield driver
     finally:
         await driver.close()
+
+
+@contextmanager
+def hurried(driver, *, limit: float = 0.1, wait: float | None = None) -> Iterator[None]:
+    """A statement may take so long inside, and a connection so long to be had.
+
+    What comes before and after has the driver's usual time: a busy machine takes a tenth of a second for anything.
+    """
+    ours = driver.driver if isinstance(driver, InThreads) else driver
+    usual = ours._limit, ours._pool._timeout
+    ours._limit, ours._pool._timeout = limit, usual[1] if wait is None else wait
+    try:
+        yield
+    finally:
+        ours._limit, ours._pool._timeout = usual
 
 
 def engine(driver, clock=None) -> AsyncEngine:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import warnings
 from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
 
+from harness.asgi import until
+from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError
 from oncekey.drivers.asyncpg_pool import MAX_AGE, MAX_IDLE, AsyncpgPool
 
@@ -35,10 +36,7 @@ async def pid_of(connection) -> int:
 
 async def gone(raw, pid: int) -> None:
     """Return when the server has noticed the end of a connection."""
-    deadline = time.monotonic() + 10
-    while raw.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() != (0,):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    await until(lambda: raw.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() == (0,))
 
 
 async def test_the_last_one_given_back_is_the_next_one_lent(pool):
@@ -148,7 +146,7 @@ async def test_a_part_is_left_to_others(pool):
     pool._timeout = 0.05
     with pytest.raises(StoreBusyError):
         await pool.take()
-    pool._timeout = 5.0
+    pool._timeout = PATIENCE
     async with lent(pool) as connection:
         assert await pid_of(connection)
     await pool.give(business)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 
 import pytest
 
-from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, PSYCOPG, engine, opened, saying
+from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, PSYCOPG, engine, hurried, opened, saying
+from harness.patience import PATIENCE, wait_until
 from oncekey.core.errors import (
     CommitAmbiguousError,
     SchemaError,
@@ -48,13 +48,12 @@ def lose(mode: Mode, times: int, code: str) -> Transaction:
 
 class TestModes:
     async def test_nothing_is_connected_before_it_is_needed(self, kind):
-        async with opened(kind, "postgresql://nobody:sesame@127.0.0.1:1/nothing") as driver:
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailableError) as refused:
-                await driver.run(saying(Mode.READ, "SELECT 1"))
-            with pytest.raises(StoreUnavailableError):
-                await driver.begin()
-            assert time.monotonic() - began < 1.9  # R110: reported at once, not after a time-out of two seconds
+        async with opened(kind, "postgresql://nobody:sesame@127.0.0.1:1/nothing", timeout=4 * PATIENCE) as driver:
+            async with asyncio.timeout(PATIENCE):  # R110: reported at once, not when the time for it is over
+                with pytest.raises(StoreUnavailableError) as refused:
+                    await driver.run(saying(Mode.READ, "SELECT 1"))
+                with pytest.raises(StoreUnavailableError):
+                    await driver.begin()
             assert "sesame" not in str(refused.value)
 
     @pytest.mark.parametrize("mode", Mode)
@@ -211,18 +210,17 @@ def told(error: BaseException) -> str:
 class TestPools:
     async def test_the_wait_for_a_connection_is_bounded(self, kind, dsn):
         # Handlers may hold all but a part of the pool, which is left to claims and heartbeats.
-        async with opened(kind, dsn, pool_size=2, timeout=0.2) as driver:
+        async with opened(kind, dsn, pool_size=2) as driver:
             held = await driver.begin()
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailableError, match="in use"):
-                await driver.begin()
-            assert 0.1 < time.monotonic() - began < 5
+            async with asyncio.timeout(PATIENCE):
+                with hurried(driver, wait=0.1), pytest.raises(StoreUnavailableError, match="in use"):
+                    await driver.begin()
             assert isinstance(await engine(driver).begin(a_claim(), Policy()), Proceed)
             await held.rollback()
             await (await driver.begin()).rollback()
 
     async def test_who_gives_back_serves_who_waits(self, kind, dsn):
-        async with opened(kind, dsn, pool_size=1, timeout=5) as driver:
+        async with opened(kind, dsn, pool_size=1, timeout=PATIENCE) as driver:
             held = await driver.begin()
             waiting = [asyncio.create_task(driver.run(saying(Mode.READ, "SELECT 1"))) for _ in range(5)]
             await asyncio.sleep(0)
@@ -233,10 +231,7 @@ class TestPools:
         async with opened(kind, dsn, pool_size=3, timeout=30) as driver:
             await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(30)))
             assert raw.execute(SESSIONS).fetchone() == (3,)
-        for _ in range(1000):
-            if raw.execute(SESSIONS).fetchone() == (0,):
-                return
-        pytest.fail("a closed driver left connections behind")
+        wait_until(lambda: raw.execute(SESSIONS).fetchone() == (0,), "a closed driver left connections behind")
 
     async def test_a_connection_that_comes_back_in_a_transaction_is_not_lent_again(self, kind, dsn):
         async with opened(kind, dsn, pool_size=1) as driver:

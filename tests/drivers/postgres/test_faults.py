@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import Counter
 
@@ -11,8 +10,10 @@ import psycopg
 import pytest
 
 from drivers.postgres.conftest import ORDERS
-from drivers.postgres.drivers import ASYNCPG, ask, engine, opened, raw_of, saying
+from drivers.postgres.drivers import ASYNCPG, ask, engine, hurried, opened, raw_of, saying
+from harness.asgi import until
 from harness.dsn import through
+from harness.patience import PATIENCE, wait_until
 from harness.postgres import PostgresServer
 from harness.proxy import Proxy
 from harness.tables import await_waiters, make_tables
@@ -105,16 +106,15 @@ class TestLostCommits:
             assert count(raw, item) == 1
 
     async def test_one_that_never_ends_is_given_up_in_time(self, kind, far, proxy):  # F8
-        async with opened(kind, far, statement_timeout=0.1) as driver:
+        async with opened(kind, far) as driver:
             lease, transaction, _ = await ready_to_commit(driver)
             late = proxy.postpone(b"COMMIT", b"COMMIT")
             with pytest.raises(CommitAmbiguousError):
                 await transaction.commit()
             await transaction.rollback()
-            began = time.monotonic()
-            with pytest.raises(StoreError):
-                await engine(driver).settle_lost_commit(lease)
-            assert time.monotonic() - began < 5
+            async with asyncio.timeout(PATIENCE):
+                with hurried(driver), pytest.raises(StoreError):
+                    await engine(driver).settle_lost_commit(lease)
             await asyncio.to_thread(late.deliver)
             settled = await engine(driver).settle_lost_commit(lease)
             assert settled.snapshot.record.state is State.COMPLETED
@@ -228,37 +228,35 @@ class TestLostReplies:
 class TestSilence:
     async def test_a_server_that_says_nothing_is_given_up(self, kind, far, proxy):
         # Techniques, test 5: no hang past the time-out.
-        async with opened(kind, far, pool_size=4, timeout=0.3, statement_timeout=0.1) as driver:
+        async with opened(kind, far, pool_size=4) as driver:
             await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(4)))
             await asyncio.to_thread(proxy.hold)
-            began = time.monotonic()
-            for mode in (Mode.READ, Mode.SINGLE):
-                with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
-                    await driver.run(saying(mode, "SELECT 1"))
-            assert time.monotonic() - began < 15
+            async with asyncio.timeout(PATIENCE):
+                for mode in (Mode.READ, Mode.SINGLE):
+                    with hurried(driver, wait=0.3), pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
+                        await driver.run(saying(mode, "SELECT 1"))
             await asyncio.to_thread(proxy.release)
             assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
 
     async def test_a_lock_that_is_not_given_up_is_not_waited_for_for_ever(self, kind, dsn, raw):
-        async with opened(kind, dsn, statement_timeout=0.1) as driver:
+        async with opened(kind, dsn) as driver:
             claim = a_claim()
             lease = await claimed(driver, claim)
             with raw.transaction():
                 raw.execute("SELECT * FROM oncekey.record WHERE key = %s FOR UPDATE", [claim.id.key])
-                began = time.monotonic()
-                with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
-                    await engine(driver).settle(lease, answered())
-                assert time.monotonic() - began < 5
+                async with asyncio.timeout(PATIENCE):
+                    with hurried(driver), pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
+                        await engine(driver).settle(lease, answered())
             settled = await engine(driver).settle(lease, answered())
             assert settled.ours
             assert isinstance(await engine(driver).begin(again(claim), Policy()), Replay)
 
     async def test_a_statement_that_the_server_stopped_did_not_happen(self, dsn, raw):
         # psycopg hears that it was stopped, so this is certain; asyncpg does not wait to hear it.
-        async with opened("psycopg", dsn, statement_timeout=0.1) as driver:
+        async with opened("psycopg", dsn) as driver:
             with raw.transaction():
                 raw.execute("LOCK TABLE orders")
-                with pytest.raises(StoreUnavailableError, match="57014"):
+                with hurried(driver), pytest.raises(StoreUnavailableError, match="57014"):
                     await driver.run(saying(Mode.SINGLE, INSERT.format("stopped")))
         assert count(raw, "stopped") == 0
 
@@ -282,9 +280,7 @@ class TestServers:
 
     async def all_gone(self, raw):
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        deadline = time.monotonic() + 10
-        while raw.execute(query).fetchone() != (0,):
-            assert time.monotonic() < deadline
+        wait_until(lambda: raw.execute(query).fetchone() == (0,))
         # An event loop reads what came in only when it gets a turn.
         for _ in range(3):
             await asyncio.sleep(0)
@@ -292,7 +288,7 @@ class TestServers:
     async def test_a_storm_of_terminations(self, kind, dsn):
         # Techniques, test 4: whatever was acknowledged is there, and the pool recovers by itself.
         acknowledged, outcomes = [], Counter()
-        async with opened(kind, dsn, pool_size=6, timeout=5) as driver:
+        async with opened(kind, dsn, pool_size=6, timeout=PATIENCE) as driver:
             over = asyncio.Event()
 
             async def client():
@@ -308,16 +304,16 @@ class TestServers:
 
             def storm():
                 with psycopg.connect(dsn, autocommit=True) as killer:
-                    for _ in range(30):
+                    for blow in range(30):
+                        wait_until(lambda blow=blow: len(acknowledged) > blow)  # between blows somebody gets on
                         killer.execute(TERMINATE)
-                        killer.execute("SELECT pg_sleep(0.03)")
 
             async def weather():
                 await asyncio.to_thread(storm)
                 over.set()
 
             await asyncio.gather(weather(), *(client() for _ in range(6)))
-            assert outcomes["acknowledged"] > 10, outcomes
+            assert sum(outcomes.values()) > outcomes["acknowledged"], outcomes  # and somebody is hit
             assert await driver.run(saying(Mode.SINGLE, "SELECT 1")) == [(1,)]
             for claim, body in acknowledged:
                 verdict = await engine(driver).begin(again(claim), Policy())
@@ -328,22 +324,21 @@ class TestServers:
         # Techniques, section 4: peers need to be restarted themselves.
         server = crashable_postgres
         dsn = make_tables(server.create_database("restarted"))
-        async with opened(kind, dsn, pool_size=5) as driver:
+        async with opened(kind, dsn, pool_size=5, timeout=4 * PATIENCE) as driver:
             claim = a_claim()
             await engine(driver).settle(await claimed(driver, claim), answered())
             await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(20)))
             for end in (server.stop, server.kill):
                 open_one = await driver.begin()
                 await asyncio.to_thread(end)
-                began = time.monotonic()
-                for _ in range(3):
-                    with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
-                        await driver.run(saying(Mode.SINGLE, "SELECT 1"))
-                    with pytest.raises(StoreUnavailableError):
-                        await driver.begin()
-                with pytest.raises(StoreError):
-                    await open_one.commit()
-                assert time.monotonic() - began < 10  # R110: said at once, each time
+                async with asyncio.timeout(PATIENCE):  # R110: said at once, each time, and not when its time is over
+                    for _ in range(3):
+                        with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
+                            await driver.run(saying(Mode.SINGLE, "SELECT 1"))
+                        with pytest.raises(StoreUnavailableError):
+                            await driver.begin()
+                    with pytest.raises(StoreError):
+                        await open_one.commit()
                 await asyncio.to_thread(server.start)
                 # Not a moment later, and without help.
                 assert isinstance(await engine(driver).begin(again(claim), Policy()), Replay)
@@ -383,10 +378,7 @@ class TestStandbys:
     async def given_up(self, raw, committing):
         """Do something that waits for a standby, and end the wait from outside."""
         waiting = asyncio.create_task(committing)
-        deadline = time.monotonic() + 10
-        while raw.execute(self.CANCEL).fetchone() == (0,):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0)
+        await until(lambda: raw.execute(self.CANCEL).fetchone() != (0,))
         return await waiting
 
 

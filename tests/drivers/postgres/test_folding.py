@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from drivers.postgres.conftest import ORDERS
 from drivers.postgres.drivers import ASYNCPG, PSYCOPG, ask, opened, raw_of
+from harness.asgi import until
 from harness.cutting import CuttingProxy
 from harness.dsn import through
 from harness.postgres import PostgresServer, installations
@@ -287,7 +288,7 @@ class TestTaken:
         assert await performed_without_lock(raw, claim)
         assert await sealed(tx, look, claim) is None, "committed beside somebody else's record"
         assert there(raw, claim, item) == (1, 0)
-        assert raw.execute(OPEN).fetchone() == (0,)
+        await until(lambda: raw.execute(OPEN).fetchone() == (0,))
         assert await performed(driver, a_claim(), item) is not None
 
 
@@ -339,7 +340,7 @@ class TestRefusals:
         async with opened(kind, f"{dsn}{mark}options=-c%20default_transaction_read_only%3Don") as driver:
             with pytest.raises(StoreUnavailableError, match="25006"):
                 await entered(driver, a_claim())
-            assert raw.execute(OPEN).fetchone() == (0,)
+            await until(lambda: raw.execute(OPEN).fetchone() == (0,))
 
     async def test_a_database_without_the_functions(self, kind, postgres_dsn):
         async with opened(kind, postgres_dsn, pool_size=1) as driver:
@@ -394,7 +395,7 @@ class TestRefusals:
                 await driver.begin_with(first())
             with pytest.raises(LookupError):
                 await driver.begin_with(unreadable())
-            assert raw.execute(OPEN).fetchone() == (0,)
+            await until(lambda: raw.execute(OPEN).fetchone() == (0,))
             assert await performed(driver, a_claim(), order())
 
     async def test_steps_that_do_not_fold_are_run_as_ever(self, kind, dsn):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from contextlib import suppress
 
@@ -14,6 +13,7 @@ from drivers.postgres import test_faults
 from drivers.postgres.conftest import ORDERS
 from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, ask, opened
 from drivers.postgres.test_folding import entered, insert, order, performed, sealed, there
+from harness.asgi import until
 from harness.cutting import CuttingProxy, Side, edges
 from harness.dsn import through
 from harness.postgres import PostgresServer
@@ -68,10 +68,7 @@ class Request:
 
     async def judge(self, raw, outcome: str) -> int:
         """Rows and record together or not at all, nothing left open, and the next one goes through."""
-        deadline = time.monotonic() + 30
-        while raw.execute(BUSY).fetchone() != (0,):
-            assert time.monotonic() < deadline, "somebody is left in a transaction"
-            await asyncio.sleep(0.002)
+        await until(lambda: raw.execute(BUSY).fetchone() == (0,))  # nobody is left in a transaction
         found = there(raw, self.claim, self.item)
         assert found in ((0, 0), (1, 1))
         if outcome in (COMMITTED, NOT_COMMITTED):

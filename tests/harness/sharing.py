@@ -1,0 +1,53 @@
+"""Which tests one worker runs together: those that share what takes longer to make than to use.
+
+pytest-xdist gives every test to the worker that is free, so that each worker makes a module's fixtures for itself: a
+second demo, a second browser, the second run of eighty broken shops. Marks of pytest-xdist cannot say what belongs
+together: it hangs a group on the name of a test, and pytest 9.2 has no place for that any more. So the module decides.
+"""
+
+from __future__ import annotations
+
+import re
+
+from xdist.scheduler import LoadScopeScheduling
+
+CONFORMANCE = "conformance"  # both need all the processor there is, and so not at the same time
+TOGETHER = {
+    "tests/conformance/test_mutants.py": CONFORMANCE,
+    "tests/conformance/test_odd.py": CONFORMANCE,
+    **{
+        module: module
+        for module in (
+            "tests/conformance/test_reports.py",
+            "tests/console/test_browser.py",
+            "tests/console/test_plans.py",
+            "tests/crash/test_real_processes.py",
+            "tests/demo/test_bad_input.py",
+            "tests/demo/test_browser.py",
+            "tests/demo/test_faults.py",
+            "tests/demo/test_once.py",
+            "tests/demo/test_orders.py",
+            "tests/demo/test_page.py",
+            "tests/demo/test_provider.py",
+            "tests/meta/test_wheel.py",
+            "tests/reconcile/test_plans.py",
+            "tests/upkeep/test_plans.py",
+        )
+    },
+}
+_STORE = re.compile(r"\[(sqlite|postgresql)")
+
+
+def group_of(test: str) -> str:
+    """What is given to a worker at once: the tests that have the same group."""
+    module = test.partition("::")[0]
+    group = TOGETHER.get(module, test)
+    store = _STORE.search(test) if module == "tests/crash/test_real_processes.py" else None
+    return f"{group} on {store[1]}" if store else group
+
+
+class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist says nothing of its types
+    """Gives groups away, the largest first, and then one test after the other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
