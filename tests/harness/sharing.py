@@ -8,6 +8,7 @@ together: it hangs a group on the name of a test, and pytest 9.2 has no place fo
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
@@ -51,3 +52,14 @@ class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist says n
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        """Forget what is done: pytest-xdist counts all that a worker was ever given, several times for every test."""
+        del duration
+        test = self.registered_collections[node][item_index]
+        group = group_of(test)
+        unit = self.assigned_work[node][group]
+        del unit[test]
+        if not unit:
+            del self.assigned_work[node][group]
+        self._reschedule(node)
