@@ -44,6 +44,7 @@ STATEMENTS: tuple[str, ...] = (
     "take_up",
     "deferred_result",
     "pend",
+    "park_record",
     "retake_parcel",
     "bring_back",
     "drop_dead_letter",
@@ -102,7 +103,7 @@ class DeferredCalls:
                 return None
             if record.memo == memo:  # the reply was lost
                 return Kept(seen, (yield from self._own_parcel(held, lease.owner)))
-            row = judge(Trigger.RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
+            row = judge(Trigger.DEFERRED_RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
             if not isinstance(row, Row):
                 return None
             params: dict[str, Value] = {"memo": memo_text(memo), "recovery_point": recovery_point(memo)}
@@ -192,7 +193,7 @@ class DeferredCalls:
             yield from self._audit.noting((Note.of(record, to, trigger, Mover(Actor.WORKER, who), why),))
 
     def _parking(self, record: Record, held: HeldParcel, code: str, error: str) -> Steps[Record]:
-        written = yield from self._write("doubt", {**version_proof(record), "last_error": code})
+        written = yield from self._write("park_record", {**version_proof(record), "last_error": code})
         if not (yield from self._burying(held, error)):
             raise StoreUnavailableError(_MOVED)
         return written

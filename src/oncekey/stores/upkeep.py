@@ -38,6 +38,7 @@ STATEMENTS: tuple[str, ...] = (
     "runs",
     "sweep_retryable",
     "doubt",
+    "expire_begun",
     "expiring",
     "kept_expired",
     "purge_expired",
@@ -99,7 +100,7 @@ class UpkeepStore:
 
     def sweep(self, seen: Record, to: State, last_error: str, noting: Noting = None) -> Flow[bool]:
         """Move `seen` where the core said (rows 14, 15, 18). False: somebody else moved it."""
-        name = "doubt" if to is State.UNKNOWN else "sweep_retryable"
+        name = _sweeping(seen, to)
 
         def body() -> Steps[bool]:
             rows = yield self._statements.say(name, {**version_proof(seen), "last_error": last_error})
@@ -246,6 +247,13 @@ def _worker(row: Row) -> Worker:
     tasks = tuple(str(name) for name in json.loads(row["tasks"]))
     calls = {operation: tuple(names) for operation, names in json.loads(row["calls"]).items()}
     return Worker(row["name"], tasks, int(row["started_at"]), int(row["seen_at"]), int(row["every"]), calls)
+
+
+def _sweeping(seen: Record, to: State) -> str:
+    """Which statement moves it there: after the end of a lease (rows 14, 15), or of the time of what was begun (18)."""
+    if to is not State.UNKNOWN:
+        return "sweep_retryable"
+    return "expire_begun" if seen.state is State.FAILED_RETRYABLE else "doubt"
 
 
 def _mode(noting: Noting) -> Mode:

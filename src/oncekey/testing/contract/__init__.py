@@ -34,9 +34,10 @@ from oncekey.testing.contract.racing import Racing
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
 from oncekey.testing.contract.settling import Renewing, Settling
 from oncekey.testing.contract.taking_over import TakingOver
+from oncekey.testing.contract.walking import Walk
 from oncekey.testing.contract.world import World, blocking, under_asyncio
 
-__all__ = ["StoreContract", "World", "blocking", "under_asyncio"]
+__all__ = ["StoreContract", "Walk", "World", "blocking", "under_asyncio"]
 
 
 class StoreContract(

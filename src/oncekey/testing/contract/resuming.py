@@ -168,7 +168,12 @@ class HandingBack:
         for forged in forgeries(lease):
             assert not world.settle(forged, HandedBack("x")).ours
         assert world.record(claim.id) == before
-        for effects, recovery in ((Effects.LOCAL, Recovery.RETRY), (Effects.INLINE, Recovery.UNKNOWN)):
+        for effects, recovery in (
+            (Effects.LOCAL, Recovery.RETRY),
+            (Effects.INLINE, Recovery.UNKNOWN),
+            (Effects.INLINE, Recovery.RESUME),
+            (Effects.PHASED, Recovery.UNKNOWN),
+        ):
             claim, lease = begun(world, effects=effects, recovery=recovery)
             before = world.record(claim.id)
             assert not world.settle(lease, HandedBack("x")).ours
