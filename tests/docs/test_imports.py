@@ -15,8 +15,17 @@ import oncekey
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-OF_THEIR_OWN = ("oncekey.alembic", "oncekey.client", "oncekey.console", "oncekey.observe", "oncekey.testing")
-"""Packages that not every service needs: what sends requests, what observes and operates them, and what tests use."""
+OF_THEIR_OWN = (
+    "oncekey.alembic",
+    "oncekey.client",
+    "oncekey.console",
+    "oncekey.observe",
+    "oncekey.testing",
+    "oncekey.cells",
+    "oncekey.drivers.cells",
+    "oncekey.stores.cells",
+)
+"""Not every service needs these: what sends requests, observes and operates them, tests them, and makes a store."""
 
 
 def imports(page: Path) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ conftest before importing this.
 
 from __future__ import annotations
 
+from oncekey.testing.contract.cells import CellsContract
 from oncekey.testing.contract.claiming import Claiming
 from oncekey.testing.contract.expiring import Expiring
 from oncekey.testing.contract.keeping import Keeping
@@ -34,10 +35,10 @@ from oncekey.testing.contract.racing import Racing
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
 from oncekey.testing.contract.settling import Renewing, Settling
 from oncekey.testing.contract.taking_over import TakingOver
-from oncekey.testing.contract.walking import Walk
+from oncekey.testing.contract.walking import Walk, planting
 from oncekey.testing.contract.world import World, blocking, under_asyncio
 
-__all__ = ["StoreContract", "Walk", "World", "blocking", "under_asyncio"]
+__all__ = ["CellsContract", "StoreContract", "Walk", "World", "blocking", "planting", "under_asyncio"]
 
 
 class StoreContract(

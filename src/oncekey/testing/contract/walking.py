@@ -21,6 +21,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from oncekey.cells import Seen
 from oncekey.core.audit import Mover, Note
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.guards import Facts
@@ -55,11 +56,12 @@ from oncekey.stores.saying import said
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 
 if TYPE_CHECKING:
+    from oncekey.cells import Cells
     from oncekey.core.model import Claim, Instant, Settlement
     from oncekey.core.upkeep import Gone
     from oncekey.flow import Flow, Steps
     from oncekey.ports import Store
-    from oncekey.testing.contract.world import World
+    from oncekey.testing.contract.world import Plant, World
 
 Try: TypeAlias = "Callable[[Store, Record], Flow[bool] | None]"
 """Tries a move and says whether it was written; None: this store has no such move."""
@@ -117,6 +119,18 @@ def _clocks(state: State, now: Instant) -> tuple[tuple[Instant | None, Instant, 
     if state is State.IN_PROGRESS:
         return (over, left, left), (left, over, left), (left, left, over)
     return (None, left, over), (None, left, left)
+
+
+def planting(cells: Cells) -> Plant:
+    """How records are planted in a store of cells: by a swap, whatever is there."""
+
+    def plant(lines: Sequence[Mapping[str, Any]]) -> None:
+        for line in lines:
+            there, _ = cells.look(line["scope"], line["key"])
+            seen = None if there is None else Seen(there["incarnation"], there["version"])
+            assert cells.swap(line["scope"], line["key"], seen, line, None)
+
+    return plant
 
 
 def line_of(record: Record) -> dict[str, Any]:
@@ -245,6 +259,10 @@ def _settling(made: Callable[[Record], Settlement]) -> Try:
     return tried
 
 
+def _deferring(store: Store, seen: Record) -> Flow[bool] | None:
+    return None if store.outbox is None else _settling(lambda one: Deferred(_parcel(one)))(store, seen)
+
+
 def _parcel(seen: Record) -> Parcel:
     return Parcel(uuid.uuid4(), ParcelKind.DEFER, seen.id, seen.incarnation, "walk", "{}", "oncekey-7")
 
@@ -324,11 +342,7 @@ MOVES: Final = (
     Walked("settle as retryable", _rows(10), _settling(lambda _: Retryable(_NEW))),
     Walked("settle as unknown", _rows(12), _settling(lambda _: Doubtful(_NEW))),
     Walked("settle as handed back", _rows(11), _settling(lambda _: HandedBack(_NEW))),
-    Walked(
-        "settle as deferred",
-        tuple(row for row in _rows(3) if row.source is not None),
-        _settling(lambda one: Deferred(_parcel(one))),
-    ),
+    Walked("settle as deferred", tuple(row for row in _rows(3) if row.source is not None), _deferring),
     Walked("discard", _rows(9), _settling(lambda _: Discarded())),
     Walked("checkpoint", _rows(5, trigger=Trigger.CHECKPOINT), _checkpointing),
     Walked("announce", _rows(5, trigger=Trigger.ANNOUNCE), _announcing),
@@ -370,12 +384,11 @@ class Walk:
         example: dict[str, Record] = {}
         world.plant([line_of(record) for record in planted])
         for move in MOVES:
-            tries = [(record, move.tried(world.store, record)) for record in move.meant(planted)]
-            flows = [flow for _, flow in tries if flow is not None]
-            if not flows:
+            meant = move.meant(planted)
+            tries = [(flow, (line_of(record),)) for record in meant if (flow := move.tried(world.store, record))]
+            if not tries:
                 continue
-            accepted = world.undone(flows, [line_of(record) for record, _ in tries])
-            for (record, _), written in zip(tries, accepted, strict=True):
+            for record, written in zip(meant, world.undone(tries), strict=True):
                 if written != move.expected(record, now) and move.name not in EXCEPTIONS:
                     case = f"{move.name} is {'written' if written else 'refused'}"
                     wrong[case] += 1
@@ -408,7 +421,7 @@ class Walk:
                         left.append(_facts(record))
                 return gone.moved, left
 
-            ((moved, left),) = world.undone([body()], lines)
+            ((moved, left),) = world.undone([(body(), lines)])
             assert (moved, left) == (len(expected), []), name
 
 

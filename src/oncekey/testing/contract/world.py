@@ -114,16 +114,23 @@ class World:
         assert self._plant is not None, "walking over the table needs a way to plant records: blocking(..., plant=...)"
         self._plant(lines)
 
-    def undone(self, flows: Sequence[Flow[T]], planted: Sequence[Mapping[str, Any]]) -> list[T]:
-        """Run flows and take back what they wrote: in one business transaction, or by planting the records again."""
-        if self._share is None:
-            found = [self.go(flow) for flow in flows]
-            self.plant(planted)
-            return found
+    def undone(self, tries: Sequence[tuple[Flow[T], Sequence[Mapping[str, Any]]]]) -> list[T]:
+        """Run flows, each about some planted records, and take back what they wrote: their results.
+
+        Where the driver shares a business transaction, that is rolled back; elsewhere the records of each flow that
+        found anything are planted again.
+        """
         results: list[T] = []
+        if self._share is None:
+            for flow, planted in tries:
+                result = self.go(flow)
+                if result:
+                    self.plant(planted)
+                results.append(result)
+            return results
 
         def body() -> Steps[None]:
-            for flow in flows:
+            for flow, _ in tries:
                 result = yield from _within(flow)
                 results.append(result)
 
