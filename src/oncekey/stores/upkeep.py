@@ -88,7 +88,7 @@ class _Ending:
 class UpkeepStore:
     """What sweepers and reapers say, in whatever understands the named statements."""
 
-    def __init__(self, statements: Statements, audit: Audit) -> None:
+    def __init__(self, statements: Statements, audit: Audit | None) -> None:
         statements.require(STATEMENTS)
         self._statements = statements
         self._audit = audit
@@ -104,8 +104,8 @@ class UpkeepStore:
 
         def body() -> Steps[bool]:
             rows = yield self._statements.say(name, {**version_proof(seen), "last_error": last_error})
-            if rows and noting is not None:
-                yield from self._audit.noting((noting(seen),))
+            if rows:
+                yield from self._noting(seen, noting)
             return bool(rows)
 
         return (yield from said(Transaction("sweep", _mode(noting), body)))
@@ -156,8 +156,7 @@ class UpkeepStore:
                 return False
             if not (yield self._statements.say("abandon", {**params, **version_proof(seen)})):
                 raise StoreUnavailableError(_MOVED)
-            if noting is not None:
-                yield from self._audit.noting((noting(seen),))
+            yield from self._noting(seen, noting)
             return True
 
         return (yield from said(Transaction("abandon", Mode.ATOMIC, body)))
@@ -214,13 +213,18 @@ class UpkeepStore:
 
         return (yield from repeated(Transaction("forget_workers", Mode.SINGLE, body)))
 
+    def _noting(self, seen: Record, noting: Noting) -> Steps[None]:
+        """The line about a move, if it is wanted and there is an audit."""
+        if noting is not None and self._audit is not None:
+            yield from self._audit.noting((noting(seen),))
+
     def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
         """One statement, and another one for the lines of the audit."""
         mover = ending.mover
 
         def body() -> Steps[Gone]:
             rows = yield self._statements.say(name, _due_params(due, limit, after))
-            if mover is not None:
+            if mover is not None and self._audit is not None:
                 yield from self._audit.noting([ending.note(row, mover) for row in rows])
             if not rows:
                 return Gone(0, full=False)

@@ -34,6 +34,7 @@ from oncekey.testing.contract.phases import Announcing, Stepping
 from oncekey.testing.contract.racing import Racing
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
 from oncekey.testing.contract.settling import Renewing, Settling
+from oncekey.testing.contract.sweeping import Sweeping
 from oncekey.testing.contract.taking_over import TakingOver
 from oncekey.testing.contract.walking import Walk, planting
 from oncekey.testing.contract.world import World, blocking, under_asyncio
@@ -52,6 +53,7 @@ class StoreContract(
     HandingBack,
     Remembering,
     Expiring,
+    Sweeping,
     Keeping,
     Racing,
 ):
