@@ -3,7 +3,9 @@
 A guard is the store's or the mover's. The store repeats its guards in the very write, by its own clock and on the row
 as it is then: a mover that decided by an older look, or by another clock, is refused. A guard is the mover's where it
 looks at what no row says: whether the handler was entered, whether a call was made, what a policy allows, what an
-operator confirmed. The contract that ships with oncekey holds every store to this (`oncekey.testing.contract.Walk`).
+operator confirmed. So are a few that look at a memo or at several things at once; there the proof of the write, which
+compares the version or the whole memo, keeps true what the mover saw. The contract that ships with oncekey holds every
+store to this (`oncekey.testing.contract.Walk`).
 """
 
 from __future__ import annotations
