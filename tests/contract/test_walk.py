@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import uuid
 
@@ -14,12 +15,16 @@ from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
-from oncekey.stores.memory import MemoryStore
+from oncekey.stores.keystore import KeyStore
+from oncekey.stores.memory import COMMANDS, MemoryStore
+from oncekey.stores.memory_upkeep import roll_commands
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.upkeep import UpkeepStore
 from oncekey.testing.contract import Walk, blocking
 from oncekey.testing.contract.walking import EXCEPTIONS, UNWALKED, walked_rows
+from oncekey.testing.sim.broken_statements import pretending
 
 
 class TestMemory(Walk):
@@ -88,3 +93,34 @@ def test_the_lists_of_exceptions_only_become_shorter():
     """Whoever adds a line here has to mend a store instead."""
     assert set(UNWALKED) <= {24, 25, 26, 27, 28}
     assert set(EXCEPTIONS) <= set()
+
+
+FAR = {"now": 1 << 62, "until": 1 << 62}
+
+
+def test_the_walk_names_what_is_wrong():
+    """A statement that asks for less than the table, one that asks for more, and a purge of too much."""
+    driver = MemoryDriver()
+    flaws = {
+        "doubt": pretending(lease_until=0)(COMMANDS["doubt"]),
+        "renew": lambda _table, **_params: [],
+        "purge_expired": lambda table, **params: COMMANDS["purge_expired"](table, **{**params, **FAR}),
+    }
+
+    def make_store(*, clock=None):
+        store = KeyStore({**COMMANDS, **flaws, **roll_commands()}, clock=clock)
+        store.upkeep = UpkeepStore(store._statements, None)
+        return store
+
+    def plant(lines):
+        driver.table.update({(line["scope"], line["key"]): dict(line) for line in lines})
+
+    with blocking(make_store, driver, plant=plant) as world:
+        with pytest.raises(AssertionError) as caught:
+            Walk().test_every_move_on_every_record(world)
+        named = set(re.findall(r"([a-z ]+) is (written|refused) \d+ times", str(caught.value)))
+        wrong = {("doubt", "written"), ("renew", "refused"), ("sweep to unknown", "written")}
+        assert {(name.strip(), how) for name, how in named} == wrong
+        driver.table.clear()
+        with pytest.raises(AssertionError, match="purge"):
+            Walk().test_every_move_of_many_records(world)
