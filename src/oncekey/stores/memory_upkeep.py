@@ -152,9 +152,11 @@ def _ended(
     ]
     gone: list[Line] = []
     for line in due:
+        if len(gone) == limit:
+            break
         seen = {"seen_incarnation": line["incarnation"], "seen_version": line["version"]}
         moved = MOVES[move].apply(line, now, seen)
-        if moved is None or len(gone) == limit:
+        if moved is None:
             continue
         gone.append({**line, "now": now})
         if moved.line is None:

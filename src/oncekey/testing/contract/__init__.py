@@ -20,6 +20,10 @@ A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), t
 (`advance`), and two ways to be unlucky: `lose_reply(name)` lets a transaction of that name happen and loses its
 answer, `before(name, action)` lets a stranger act just before it. Verbs may be called from many threads.
 
+`Walk` is for stores with statements of their own: it tries every move on every kind of record, and compares what the
+store accepted with the table. It wants an empty store and a way to plant records, `blocking(..., plant=...)`.
+`CellsContract` is for stores that are made of `look`, `swap` and `page`, and wants nothing but those.
+
 For pytest's detailed assertions, say `pytest.register_assert_rewrite("oncekey.testing.contract")` in a
 conftest before importing this.
 """
