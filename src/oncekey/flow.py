@@ -25,7 +25,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 Rows: TypeAlias = Sequence[Row]
 Command: TypeAlias = str | Callable[..., Rows]
-"""SQL with `:name` placeholders, or, for the memory store, the function that does it."""
+"""SQL with `:name` placeholders, or, for stores without SQL, the function that does it or says which verbs do."""
 
 
 class Mode(StrEnum):

@@ -11,6 +11,8 @@ import pytest
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
+from oncekey.stores.memory_upkeep import audit_commands, roll_commands
+from oncekey.stores.upkeep import UpkeepStore
 from oncekey.testing.claims import OTHER_FINGERPRINT
 from oncekey.testing.contract import StoreContract, blocking
 from oncekey.testing.contract.racing import Racing
@@ -156,6 +158,22 @@ def many(spoil: Callable) -> Callable:
 
 
 FAR = 1 << 62
+
+
+def purging(also) -> Callable:
+    """A purge that deletes other rows, too, whatever their time."""
+
+    def spoil(command):
+        def run(table, **params):
+            gone = [dict(line) for line in table.values() if also(line)]
+            for line in gone:
+                del table[line["scope"], line["key"]]
+            return [*command(table, **params), *({**line, "now": params["now"]} for line in gone)]
+
+        return run
+
+    return spoil
+
 
 MUTANTS = {
     **{f"{name} proves no fence": ((name,), believing("fence")) for name in (*STEPS, "settle_handed_back")},
@@ -327,9 +345,25 @@ MUTANTS = {
     "many are recalled in any state": (("recall_all",), many(in_any_state_recalled)),
     "many are recalled of any tenant": (("recall_all",), many(for_any_scope)),
     "an answer is never recalled": (("recall",), lambda _command: lambda _table, **_params: []),
+    "a sweep proves no version": (("sweep_retryable",), believing("seen_version")),
+    "a sweep does not wait for the lease": (("sweep_retryable",), taking_for(lease_until=0)),
+    "a sweep lets everything run again": (("sweep_retryable",), taking_for(recovery="retry", effects="local")),
+    "what was begun is parked before its time": (("expire_begun",), taking_for(expires_at=0)),
+    "what was never begun is parked": (("expire_begun",), taking_for(memo='[["a","phase","1"]]')),
+    "a purge takes what was begun": (("purge_expired",), purging(lambda line: line["state"] == "failed_retryable")),
+    "a purge takes what is unknown": (("purge_expired",), purging(lambda line: line["state"] == "unknown")),
+    "a purge takes what is marked": (("purge_expired",), purging(lambda line: line["state"] == "expired")),
+    "a purge knows no bounds": (("purge_expired",), saying(age=0, until=FAR, trusted_for=None)),
+    "a purge takes more than asked for": (("purge_expired",), saying(limit=FAR)),
+    "an answer is not marked but deleted": (("mark_expired",), lambda _: COMMANDS["purge_expired"]),
+    "what is marked stays": (("purge_kept",), lambda _: lambda _table, **_params: []),
     "keys do not mind their case": (
-        tuple(name for name in COMMANDS if name != "recall_all"),
-        lambda command: lambda table, **params: command(table, **{**params, "key": params["key"].lower()}),
+        tuple(COMMANDS),
+        lambda command: (
+            lambda table, **params: command(
+                table, **{**params, **({"key": params["key"].lower()} if "key" in params else {})}
+            )
+        ),
     ),
 }
 
@@ -338,7 +372,9 @@ def failures(commands) -> list[str]:
     """The scenarios that a store with these statements does not pass."""
 
     def make_store(*, clock=None):
-        return KeyStore(commands, clock=clock)
+        store = KeyStore({**commands, **audit_commands(), **roll_commands()}, clock=clock)
+        store.upkeep = UpkeepStore(store._statements, None)
+        return store
 
     contract, failed = StoreContract(), []
     for name, scenario in inspect.getmembers(contract, inspect.ismethod):

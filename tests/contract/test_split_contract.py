@@ -36,14 +36,22 @@ class TestThisVersion(StoreContract):  # R237
             yield world
 
 
-class TestOlderVersion(StoreContract):  # R237
+class Promised(StoreContract):
+    """What the older version promised: it compared the version where this one also compares the table's guards."""
+
+    test_a_sweep_ends_a_lease_that_ran_out = None
+    test_what_nobody_may_run_again_is_not_swept_to_retryable = None
+    test_what_is_not_to_be_resumed_is_not_handed_back = None
+
+
+class TestOlderVersion(Promised):  # R237
     @pytest.fixture
     def world(self, tables):
         with blocking(OlderStore, PsycopgDriver(tables)) as world:
             yield world
 
 
-class TestBothVersions(StoreContract):  # R237
+class TestBothVersions(Promised):  # R237
     @pytest.fixture
     def world(self, tables, request):
         class Mixed(EitherStore):

@@ -22,8 +22,11 @@ OF_THEIR_OWN = (
     "oncekey.mcp",
     "oncekey.observe",
     "oncekey.testing",
+    "oncekey.cells",
+    "oncekey.drivers.cells",
+    "oncekey.stores.cells",
 )
-"""Packages that not every service needs: what sends requests, what observes and operates them, and what tests use."""
+"""Not every service needs these: what sends requests, observes and operates them, tests them, and makes a store."""
 
 
 def imports(page: Path) -> Iterator[tuple[str, str]]:

@@ -61,17 +61,20 @@ _NEEDS: Final[Mapping[Guard, str]] = {
     Guard.NO_INTENT: "no outside call is open",
     Guard.INTENT_OPEN: "an outside call is open",
     Guard.NO_INTENT_OR_INLINE: "no outside call is open, or the effects are inline",
-    Guard.NO_INTENT_OR_NEVER_SENT: "no outside call is open, or its first send is proven not made",
+    Guard.SENT_ONCE: "the open outside call was announced once",
+    Guard.NEVER_SENT: "the owner proves that it was not sent",
     Guard.NO_INTENT_OR_SAME_AGAIN: "no outside call is open, or this very one may be repeated now",
     Guard.NO_RESULT_YET: "the phase has no result yet",
     Guard.CALLS_KNOWN: "the owner knows what became of every call it made",
+    Guard.SOME_MEMO: "a phase is finished",
     Guard.NO_MEMO: "no phase is finished",
     Guard.NOT_RESUMABLE: "it is not a retryable record with finished phases",
     Guard.NOT_ENTERED: "the handler was not called",
     Guard.ENTERED: "the handler was called",
-    Guard.RESUMABLE: "phased, with attempts left, and an open call is repeatable now",
+    Guard.RESUMABLE: "phased, and an open call is repeatable now",
     Guard.RUNS_AGAIN: "its stored effects and recovery allow another run: nothing is left behind, or it is resumable",
-    Guard.RUNS_NEVER_AGAIN: "they do not",
+    Guard.ATTEMPTS_LEFT: "a phased handler was not begun too often",
+    Guard.RUNS_NEVER_AGAIN: "they do not, or there are no attempts left",
     Guard.PAST_EXPIRY: "its time is over",
     Guard.BEFORE_EXPIRY: "its time is not over",
     Guard.FREE: "its time is over, and a retryable record has nothing to resume",
@@ -97,6 +100,12 @@ Proofs are compared in the statement that writes. `N`: there is no row. `O`: inc
 incarnation and version as read, everybody else's. `item`: the outbox item's own claim. Every write puts the version up,
 so that who looked before must look again. Only a change of ownership puts the fence up: an owner that was merely swept
 may still tell what it did, an owner that was replaced writes nothing."""
+
+_WHOSE: Final = """\
+What the store answers for is compared once more in the statement that writes, by the store's own clock: who decided by
+an older look is refused. What the mover answers for no row can tell: whether the handler was entered, whether a call
+was made, what the policy allows. The contract that ships with oncekey walks over every move and every combination of
+these facts, and a store has to accept exactly what the store's needs allow."""
 
 _INTRODUCTION: Final = """\
 What a key's record is, what a request hears that meets it, and every move that a record can make. The code decides by
@@ -161,7 +170,10 @@ def rulings() -> str:
 
 def needs() -> str:
     """What the needs of a move mean, as a Markdown table."""
-    return _table(("Needs", "What that means"), ((_words(guard.name.lower()), _NEEDS[guard]) for guard in Guard))
+    return _table(
+        ("Needs", "What that means", "Who answers for it"),
+        ((_words(guard.name.lower()), _NEEDS[guard], guard.whose.value) for guard in Guard),
+    )
 
 
 def _parts() -> Iterator[str]:
@@ -177,6 +189,7 @@ def _parts() -> Iterator[str]:
     yield _PROOFS
     yield transitions()
     yield "## What the moves need"
+    yield _WHOSE
     yield needs()
     yield "## Why to believe it"
     yield _BELIEF

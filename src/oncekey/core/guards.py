@@ -1,10 +1,18 @@
-"""Facts and guards: the named, pure conditions under which a row of TRANSITIONS holds."""
+"""Facts and guards: the named, pure conditions under which a row of TRANSITIONS holds.
+
+A guard is the store's or the mover's. The store repeats its guards in the very write, by its own clock and on the row
+as it is then: a mover that decided by an older look, or by another clock, is refused. A guard is the mover's where it
+looks at what no row says: whether the handler was entered, whether a call was made, what a policy allows, what an
+operator confirmed. So are a few that look at a memo or at several things at once; there the proof of the write, which
+compares the version or the whole memo, keeps true what the mover saw. The contract that ships with oncekey holds every
+store to this (`oncekey.testing.contract.Walk`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from oncekey.core.model import Effects, Outcome, Recovery, State
@@ -73,8 +81,12 @@ def _resumable(record: Record, facts: Facts) -> bool:
         record.effects is Effects.PHASED
         and record.recovery is Recovery.RESUME
         and (record.intent is None or _intent_repeatable(record, facts))
-        and record.attempts < facts.max_attempts
     )
+
+
+def _attempts_left(record: Record, facts: Facts) -> bool:
+    """A phased handler is begun only so often (H6); what runs again from its start is not counted."""
+    return record.effects is not Effects.PHASED or record.attempts < facts.max_attempts
 
 
 def _runs_again(record: Record, facts: Facts) -> bool:
@@ -89,11 +101,6 @@ def _may_announce(record: Record, facts: Facts) -> bool:
     if record.intent is None:
         return True
     return record.intent.phase == facts.phase and _intent_repeatable(record, facts)
-
-
-def _never_sent(record: Record, facts: Facts) -> bool:
-    """A later attempt's failure says nothing about the first, so only a first send can be proven unmade (F24)."""
-    return facts.never_sent and (record.intent is None or record.intent.sends <= 1)
 
 
 def is_past_expiry(record: Record | Finished, now: Instant) -> bool:
@@ -135,51 +142,69 @@ def _item_safe(facts: Facts) -> bool:
     return stored or not facts.item_sent or facts.item_repeatable
 
 
+class Whose(StrEnum):
+    """Who answers for a guard."""
+
+    STORE = "store"
+    """The write itself compares it."""
+    MOVER = "mover"
+    """Whoever moves the record has looked, and the proof of the write keeps it true."""
+
+
 class Guard(Enum):
     """A named, pure condition. All guards of a row must hold."""
 
-    LOCAL = (_of(Effects.LOCAL),)
-    PHASED = (_of(Effects.PHASED),)
-    OUTBOX = (_of(Effects.OUTBOX),)
-    INLINE_OR_OUTBOX = (_of(Effects.INLINE, Effects.OUTBOX),)
-    REQUEST_LOCAL = (lambda f: f.effects is Effects.LOCAL,)
-    REQUEST_OUTBOX = (lambda f: f.effects is Effects.OUTBOX,)
-    NOT_OUTBOX = (_of(Effects.LOCAL, Effects.PHASED, Effects.INLINE),)
-    BEFORE_DEADLINE = (_record(lambda r, f: f.now < r.deadline),)
-    LEASE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until <= f.now),)
-    GRACE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until + f.grace <= f.now),)
-    NO_INTENT = (_record(lambda r, _: r.intent is None),)
-    INTENT_OPEN = (_record(lambda r, _: r.intent is not None),)
-    NO_INTENT_OR_INLINE = (_record(lambda r, _: r.intent is None or r.effects is Effects.INLINE),)
-    NO_INTENT_OR_NEVER_SENT = (_record(lambda r, f: r.intent is None or _never_sent(r, f)),)
-    NO_INTENT_OR_SAME_AGAIN = (_record(_may_announce),)
-    NO_RESULT_YET = (_record(lambda r, f: all(entry.name != f.phase for entry in r.memo)),)
-    CALLS_KNOWN = (lambda f: not f.call_open,)
-    NO_MEMO = (_record(lambda r, _: not r.memo),)
-    NOT_RESUMABLE = (_record(lambda r, _: not (r.memo and r.state is State.FAILED_RETRYABLE)),)
-    NOT_ENTERED = (lambda f: not f.entered,)
-    ENTERED = (lambda f: f.entered,)
-    RESUMABLE = (_record(_resumable),)
-    RUNS_AGAIN = (_record(_runs_again),)
-    RUNS_NEVER_AGAIN = (_record(lambda r, f: not _runs_again(r, f)),)
-    PAST_EXPIRY = (_record(_past_expiry),)
-    BEFORE_EXPIRY = (_record(lambda r, f: not _past_expiry(r, f)),)
-    FREE = (_record(_free),)
-    PLAIN = (_record(_plain),)
-    BEGUN = (_record(lambda r, f: not _plain(r, f)),)
-    DEFERRED = (_record(_deferred),)
-    NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)),)
-    WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)),)
-    WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable,)
-    LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand),)
-    RESULT_GIVEN = (lambda f: f.result_given,)
-    LOCKED = (lambda f: f.locked,)
-    ITEM_SAFE = (_item_safe,)
-    ITEM_UNSAFE = (lambda f: not _item_safe(f),)
-    ITEM_NEVER_CLAIMED = (lambda f: not f.item_claimed,)
-    SOFT = (lambda f: f.soft,)
-    REASON = (lambda f: f.reason,)
-    CONFIRMED_IF_SUCCESS = (_record(lambda r, f: r.outcome is not Outcome.SUCCESS or f.runs_again),)
+    LOCAL = (_of(Effects.LOCAL), Whose.STORE)
+    PHASED = (_of(Effects.PHASED), Whose.STORE)
+    OUTBOX = (_of(Effects.OUTBOX), Whose.STORE)
+    INLINE_OR_OUTBOX = (_of(Effects.INLINE, Effects.OUTBOX), Whose.STORE)
+    REQUEST_LOCAL = (lambda f: f.effects is Effects.LOCAL, Whose.MOVER)
+    REQUEST_OUTBOX = (lambda f: f.effects is Effects.OUTBOX, Whose.MOVER)
+    NOT_OUTBOX = (_of(Effects.LOCAL, Effects.PHASED, Effects.INLINE), Whose.STORE)
+    BEFORE_DEADLINE = (_record(lambda r, f: f.now < r.deadline), Whose.STORE)
+    LEASE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until <= f.now), Whose.STORE)
+    GRACE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until + f.grace <= f.now), Whose.MOVER)
+    NO_INTENT = (_record(lambda r, _: r.intent is None), Whose.STORE)
+    INTENT_OPEN = (_record(lambda r, _: r.intent is not None), Whose.STORE)
+    NO_INTENT_OR_INLINE = (_record(lambda r, _: r.intent is None or r.effects is Effects.INLINE), Whose.STORE)
+    SENT_ONCE = (_record(lambda r, _: r.intent is not None and r.intent.sends <= 1), Whose.STORE)
+    NEVER_SENT = (lambda f: f.never_sent, Whose.MOVER)
+    NO_INTENT_OR_SAME_AGAIN = (_record(_may_announce), Whose.STORE)
+    NO_RESULT_YET = (_record(lambda r, f: all(entry.name != f.phase for entry in r.memo)), Whose.MOVER)
+    CALLS_KNOWN = (lambda f: not f.call_open, Whose.MOVER)
+    SOME_MEMO = (_record(lambda r, _: bool(r.memo)), Whose.STORE)
+    NO_MEMO = (_record(lambda r, _: not r.memo), Whose.STORE)
+    NOT_RESUMABLE = (_record(lambda r, _: not (r.memo and r.state is State.FAILED_RETRYABLE)), Whose.STORE)
+    NOT_ENTERED = (lambda f: not f.entered, Whose.MOVER)
+    ENTERED = (lambda f: f.entered, Whose.MOVER)
+    RESUMABLE = (_record(_resumable), Whose.STORE)
+    RUNS_AGAIN = (_record(_runs_again), Whose.STORE)
+    ATTEMPTS_LEFT = (_record(_attempts_left), Whose.MOVER)
+    RUNS_NEVER_AGAIN = (_record(lambda r, f: not (_runs_again(r, f) and _attempts_left(r, f))), Whose.MOVER)
+    PAST_EXPIRY = (_record(_past_expiry), Whose.STORE)
+    BEFORE_EXPIRY = (_record(lambda r, f: not _past_expiry(r, f)), Whose.STORE)
+    FREE = (_record(_free), Whose.STORE)
+    PLAIN = (_record(_plain), Whose.STORE)
+    BEGUN = (_record(lambda r, f: not _plain(r, f)), Whose.STORE)
+    DEFERRED = (_record(_deferred), Whose.STORE)
+    NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)), Whose.STORE)
+    WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)), Whose.MOVER)
+    WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable, Whose.MOVER)
+    LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand), Whose.MOVER)
+    RESULT_GIVEN = (lambda f: f.result_given, Whose.MOVER)
+    LOCKED = (lambda f: f.locked, Whose.MOVER)
+    ITEM_SAFE = (_item_safe, Whose.MOVER)
+    ITEM_UNSAFE = (lambda f: not _item_safe(f), Whose.MOVER)
+    ITEM_NEVER_CLAIMED = (lambda f: not f.item_claimed, Whose.MOVER)
+    SOFT = (lambda f: f.soft, Whose.MOVER)
+    REASON = (lambda f: f.reason, Whose.MOVER)
+    CONFIRMED_IF_SUCCESS = (_record(lambda r, f: r.outcome is not Outcome.SUCCESS or f.runs_again), Whose.MOVER)
+
+    @property
+    def whose(self) -> Whose:
+        """Who answers for it."""
+        whose: Whose = self.value[1]
+        return whose
 
     def holds(self, facts: Facts) -> bool:
         """Whether the condition is true of these facts."""

@@ -5,8 +5,8 @@ them apart, and at most one holds. `None` as a state is "no row". The numbers ar
 
 Proofs are checked by the store in the same statement as the write: OWNER is incarnation and fence, VERSION is
 incarnation and version as read, NO_ROW is the primary key, ITEM is the outbox item's own claim. Every write
-puts the version up by one. The guards are decided here, from a snapshot: what they look at cannot change
-under a VERSION proof, and belongs to the owner under an OWNER proof.
+puts the version up by one. All guards are decided here, from a snapshot. Those that are the store's are compared once
+more in the write, so a store accepts a move exactly if its proof fits and the store's guards of a row hold (`upheld`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from oncekey.core.guards import Facts, Guard
+from oncekey.core.guards import Facts, Guard, Whose
 from oncekey.core.model import State
 
 
@@ -43,8 +43,10 @@ class Trigger(StrEnum):
     COMMIT = "commit"
     DEFER = "defer"
     RENEW = "renew"
-    PHASE = "phase"
+    CHECKPOINT = "checkpoint"
+    ANNOUNCE = "announce"
     RESULT = "result"
+    DEFERRED_RESULT = "deferred_result"
     SETTLE = "settle"
     DISCARD = "discard"
     NOT_EXECUTED = "not_executed"
@@ -123,7 +125,7 @@ _STEP = ("memo", "recovery_point", "intent", "lease_until")
 _ANSWER = ("response", "outcome", "finished_at", "expires_at")
 
 
-def _rows() -> tuple[Row, ...]:
+def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
     g = Guard
     rows: list[Row] = []
 
@@ -151,22 +153,23 @@ def _rows() -> tuple[Row, ...]:
     row(3, (None,), t.DEFER, _PENDING, req, n, Fence.FIRST, (g.OUTBOX,), (*_NEW, "item"))
     row(3, (_RUNNING,), t.DEFER, _PENDING, own, o, same, (g.OUTBOX, g.PLAIN), ("item",))
     row(4, (_RUNNING,), t.RENEW, _RUNNING, own, o, same, (g.BEFORE_DEADLINE,), ("lease_until",))
-    row(5, (_RUNNING,), t.PHASE, _RUNNING, own, o, same, (g.NO_INTENT_OR_SAME_AGAIN,), _STEP)
-    row(6, (_RUNNING, _FR), t.RESULT, _RUNNING, own, o, same, (g.NO_RESULT_YET,), _STEP)
-    row(6, (_UNKNOWN,), t.RESULT, _RUNNING, own, o, same, (g.NOT_OUTBOX, g.NO_RESULT_YET), _STEP)
-    row(6, (_UNKNOWN, _PENDING), t.RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), (*_STEP, "item"))
+    row(5, (_RUNNING,), t.CHECKPOINT, _RUNNING, own, o, same, (g.NO_INTENT,), _STEP)
+    row(5, (_RUNNING,), t.ANNOUNCE, _RUNNING, own, o, same, (g.NO_INTENT_OR_SAME_AGAIN,), _STEP)
+    row(6, (_RUNNING, _FR, _UNKNOWN), t.RESULT, _RUNNING, own, o, same, (g.PHASED, g.NO_RESULT_YET), _STEP)
+    row(6, (_RUNNING,), t.DEFERRED_RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), _STEP)
+    row(6, (_UNKNOWN, _PENDING), t.DEFERRED_RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), (*_STEP, "item"))
     row(7, (_RUNNING,), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT, g.CALLS_KNOWN), _ANSWER)
     row(8, (_UNKNOWN, _FR), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT_OR_INLINE, g.NOT_RESUMABLE, g.CALLS_KNOWN), (*_ANSWER, "late"))
     row(9, (_RUNNING,), t.DISCARD, None, own, o, Fence.GONE, (g.NOT_ENTERED, g.PLAIN))
-    row(10, (_RUNNING,), t.NOT_EXECUTED, _FR, own, o, same, (g.ENTERED, g.NO_MEMO, g.NO_INTENT_OR_NEVER_SENT, g.NOT_DEFERRED), ("last_error", "intent"))
-    row(11, (_RUNNING,), t.HAND_BACK, _FR, own, o, same, (g.RESUMABLE,), ("lease_until", "reconcile_after"))
+    row(10, (_RUNNING,), t.NOT_EXECUTED, _FR, own, o, same, (g.ENTERED, g.NO_MEMO, g.NO_INTENT), ("last_error",))
+    row(11, (_RUNNING,), t.HAND_BACK, _FR, own, o, same, (g.RESUMABLE, g.ATTEMPTS_LEFT), ("lease_until", "reconcile_after"))
     row(12, (_RUNNING,), t.DOUBT, _UNKNOWN, own, o, same, (), ("last_error", "reconcile_after"))
-    row(13, (_RUNNING,), t.TAKE_OVER, _RUNNING, (Actor.REQUESTER, Actor.COMPLETER), v, up, (g.LEASE_OVER, g.RUNS_AGAIN), _LEASE)
-    row(14, (_RUNNING,), t.SWEEP, _FR, (Actor.SWEEPER, Actor.OPERATOR), v, same, (g.GRACE_OVER, g.RUNS_AGAIN), ("last_error",))
+    row(13, (_RUNNING,), t.TAKE_OVER, _RUNNING, (Actor.REQUESTER, Actor.COMPLETER), v, up, (g.LEASE_OVER, g.RUNS_AGAIN, g.ATTEMPTS_LEFT), _LEASE)
+    row(14, (_RUNNING,), t.SWEEP, _FR, (Actor.SWEEPER, Actor.OPERATOR), v, same, (g.LEASE_OVER, g.GRACE_OVER, g.RUNS_AGAIN, g.ATTEMPTS_LEFT), ("last_error",))
     row(15, (_RUNNING,), t.SWEEP, _UNKNOWN, (Actor.SWEEPER, Actor.REQUESTER, Actor.OPERATOR), v, same, (g.LEASE_OVER, g.RUNS_NEVER_AGAIN), ("last_error", "reconcile_after"))
     row(16, (_FR,), t.TAKE_OVER, _RUNNING, req, v, up, (g.NOT_DEFERRED,), (*_LEASE, "last_error"))
     row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.BEGUN, g.NOT_DEFERRED), (*_LEASE, "last_error"))
-    row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED, g.BEFORE_EXPIRY), _ANSWER)
+    row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED, g.PLAIN, g.BEFORE_EXPIRY), _ANSWER)
     row(18, (_FR,), t.EXPIRE, _UNKNOWN, (Actor.REAPER,), v, same, (g.BEGUN, g.PAST_EXPIRY), ("reconcile_after",))
     row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "item"))
     row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.INTENT_OPEN, g.RESULT_GIVEN), ("memo", "intent"))
@@ -186,8 +189,8 @@ def _rows() -> tuple[Row, ...]:
     row(31, _EXPIRABLE, t.COMMIT, _DONE, req, v, up, (g.FREE, g.REQUEST_LOCAL, g.LOCKED), (*_ANEW, *_ANSWER))
     row(31, _EXPIRABLE, t.DEFER, _PENDING, req, v, up, (g.FREE, g.REQUEST_OUTBOX), (*_ANEW, "item"))
     row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
-    row(33, (_RUNNING,), t.WITHDRAW, _RUNNING, own, o, same, (g.PHASED, g.INTENT_OPEN, g.NO_INTENT_OR_NEVER_SENT), ("intent",))
-    row(34, (_FR, _UNKNOWN), t.REPLACE, _FR, (Actor.OPERATOR,), v, up, (g.PHASED, g.NO_INTENT, g.LAST_RESULT_BY_HAND, g.RESULT_GIVEN, g.REASON), ("memo",))
+    row(33, (_RUNNING,), t.WITHDRAW, _RUNNING, own, o, same, (g.PHASED, g.SENT_ONCE, g.NEVER_SENT), ("intent",))
+    row(34, (_FR, _UNKNOWN), t.REPLACE, _FR, (Actor.OPERATOR,), v, up, (g.PHASED, g.NO_INTENT, g.SOME_MEMO, g.LAST_RESULT_BY_HAND, g.RESULT_GIVEN, g.REASON), ("memo",))
     # fmt: on
     return tuple(rows)
 
@@ -221,3 +224,9 @@ def judge(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIO
             return row
     missing = ", ".join(sorted({g.name.lower() for row in mine for g in row.when if not g.holds(facts)}))
     return Illegal(f"{trigger} from {where} needs {missing}")
+
+
+def upheld(row: Row, facts: Facts) -> bool:
+    """Whether a store has to accept a write by this row, if its proof fits: the store's guards hold, whoever moves."""
+    source = facts.record.state if facts.record else None
+    return source is row.source and all(guard.holds(facts) for guard in row.when if guard.whose is Whose.STORE)

@@ -1,7 +1,8 @@
-"""A request's own call: its record and its parcel move together, in one transaction, and the table decides how.
+"""A request's own call: its record and its parcel move together, in one transaction.
 
-Each move locks the record, then the parcel, asks `judge`, and writes. A move whose reply was lost is made again, and
-recognises what it has written itself: records by owner and fence, parcels by their fence.
+Each move locks the record, then the parcel, asks `oncekey.core.deferred` what may be made of them, and writes that. A
+move whose reply was lost is made again, and recognises what it has written itself: records by owner and fence, parcels
+by their fence.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ from oncekey.core.deferred import (
     RECORD_GONE,
     UNCERTAIN,
     Kept,
+    Making,
     Orphaned,
     Parked,
     Postponed,
     TakenUp,
-    facts_of,
-    is_unsent,
+    is_owned,
+    rule_delivering,
+    rule_parking,
+    rule_result,
+    rule_taking_up,
+    rule_trying_again,
+    said_before,
+    what_became,
 )
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Lease, ParcelKind, Settled, Snapshot, State
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import Actor, Trigger
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.parcels import held_of, parcel_proof, parcels_text
 from oncekey.stores.phases import MARGIN
@@ -44,6 +52,7 @@ STATEMENTS: tuple[str, ...] = (
     "take_up",
     "deferred_result",
     "pend",
+    "park_record",
     "retake_parcel",
     "bring_back",
     "drop_dead_letter",
@@ -68,20 +77,17 @@ class DeferredCalls:
 
         def body() -> Steps[TakenUp | Parked | Orphaned | None]:
             seen = yield from self._hold_record(held.parcel.record_id)
-            record = seen.record
             if not (yield from self._hold_parcel(held)):
-                parked = record is not None and record.state is State.UNKNOWN and (yield from self._is_buried(held))
-                return Parked(record) if record is not None and parked else None
-            if record is None or record.incarnation != held.parcel.incarnation:
+                moved = what_became(seen.record, buried=(yield from self._is_buried(held)), waiting=False)
+                return moved if isinstance(moved, Parked) else None
+            ruled = rule_taking_up(seen, held, owner, call.digest)
+            if ruled.making is Making.BURY:
                 yield from self._burying(held, RECORD_GONE)
-                return Orphaned(RECORD_GONE)
-            if record.state is State.IN_PROGRESS and record.owner == owner:
+                return Orphaned(ruled.why)
+            record = _there(seen)
+            if ruled.making is Making.OURS:
                 return TakenUp(Lease.of(record), held, record, seen.now)
-            row = judge(Trigger.WORKER_CLAIM, Actor.WORKER, facts_of(record, seen.now, call.digest))
-            if not isinstance(row, Row):
-                yield from self._burying(held, RECORD_GONE)
-                return Orphaned(row.why)
-            if row.to is State.UNKNOWN:
+            if ruled.making is Making.PARK:
                 yield from self._noting(record, State.UNKNOWN, Trigger.WORKER_CLAIM, owner, UNCERTAIN)
                 return Parked((yield from self._parking(record, held, UNCERTAIN, UNCERTAIN)))
             written = yield from self._write("take_up", {**version_proof(record), **_announced(record, call, owner)})
@@ -97,17 +103,15 @@ class DeferredCalls:
 
         def body() -> Steps[Kept | None]:
             seen = yield from self._hold_record(lease.id)
-            record = seen.record
-            if record is None or not _owns(lease, record):
+            making = rule_result(seen, lease, entry)
+            if making is Making.NOTHING:
                 return None
-            if record.memo == memo:  # the reply was lost
+            if making is Making.OURS:
                 return Kept(seen, (yield from self._own_parcel(held, lease.owner)))
-            row = judge(Trigger.RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
-            if not isinstance(row, Row):
-                return None
             params: dict[str, Value] = {"memo": memo_text(memo), "recovery_point": recovery_point(memo)}
             written = yield from self._write("deferred_result", {**owner_proof(lease), **params, "owner": lease.owner})
-            there = self._retaking(held, lease.owner, span) if "item" in row.sets else self._own_parcel(held, "")
+            retaken = making is Making.RETAKE
+            there = self._retaking(held, lease.owner, span) if retaken else self._own_parcel(held, "")
             return Kept(Snapshot(written, seen.now), (yield from there))
 
         return (yield from repeated(Transaction("deferred_result", Mode.ATOMIC, body)))
@@ -127,24 +131,21 @@ class DeferredCalls:
 
         def body() -> Steps[Postponed | Parked | None]:
             seen = yield from self._hold_record(lease.id)
-            record = seen.record
-            if record is None or not _owns(lease, record):
-                return None
             if not (yield from self._hold_parcel(held)):
-                return (yield from self._moved(record, held))
-            facts = facts_of(record, seen.now, digest, never_sent=never_sent)
-            if isinstance(judge(Trigger.TRY_AGAIN, Actor.WORKER, facts), Row):
-                unsent = is_unsent(record, never_sent=never_sent)
-                params: dict[str, Value] = {"error": error, "unsent": unsent}
-                written = yield from self._write("pend", {**owner_proof(lease), **params})
-                yield from self._noting(record, State.PENDING, Trigger.TRY_AGAIN, lease.owner, error)
-                waiting: dict[str, Value] = {"after": after, "error": error, "spared": 0 if counted else 1}
-                _must((yield self._say("again", {**parcel_proof(held), **waiting})))
-                return Postponed(written)
-            if isinstance(judge(Trigger.DOUBT, Actor.WORKER, facts), Row):
+                return (yield from self._moved(seen, lease, held))
+            making = rule_trying_again(seen, lease, digest, never_sent=never_sent)
+            if making is Making.NOTHING:
+                return None
+            record = _there(seen)
+            if making is Making.PARK:
                 yield from self._noting(record, State.UNKNOWN, Trigger.DOUBT, lease.owner, UNCERTAIN)
                 return Parked((yield from self._parking(record, held, UNCERTAIN, error)))
-            return None
+            params: dict[str, Value] = {"error": error, "unsent": making is Making.PEND_UNSENT}
+            written = yield from self._write("pend", {**owner_proof(lease), **params})
+            yield from self._noting(record, State.PENDING, Trigger.TRY_AGAIN, lease.owner, error)
+            waiting: dict[str, Value] = {"after": after, "error": error, "spared": 0 if counted else 1}
+            _must((yield self._say("again", {**parcel_proof(held), **waiting})))
+            return Postponed(written)
 
         return (yield from repeated(Transaction("try_again", Mode.ATOMIC, body)))
 
@@ -153,14 +154,12 @@ class DeferredCalls:
 
         def body() -> Steps[Parked | None]:
             seen = yield from self._hold_record(lease.id)
-            record = seen.record
-            if record is None or not _owns(lease, record):
-                return None
             if not (yield from self._hold_parcel(held)):
-                moved = yield from self._moved(record, held)
+                moved = yield from self._moved(seen, lease, held)
                 return moved if isinstance(moved, Parked) else None
-            if not isinstance(judge(trigger, Actor.WORKER, facts_of(record, seen.now, "")), Row):
+            if rule_parking(seen, lease, trigger) is Making.NOTHING:
                 return None
+            record = _there(seen)
             yield from self._noting(record, State.UNKNOWN, trigger, lease.owner, code)
             return Parked((yield from self._parking(record, held, code, error)))
 
@@ -171,13 +170,9 @@ class DeferredCalls:
 
         def body() -> Steps[Settled]:
             seen = yield from self._hold_record(lease.id)
-            record = seen.record
-            if record is None or not _owns(lease, record):
-                return Settled(ours=False, snapshot=seen)
             if not (yield from self._hold_parcel(held)):
-                said = record.state is State.COMPLETED and record.response == settlement.response
-                return Settled(ours=said, snapshot=seen)
-            if not isinstance(judge(Trigger.SETTLE, Actor.OWNER, facts_of(record, seen.now, "")), Row):
+                return Settled(ours=said_before(seen.record, lease, settlement), snapshot=seen)
+            if rule_delivering(seen, lease) is Making.NOTHING:
                 return Settled(ours=False, snapshot=seen)
             answer = {"outcome": settlement.outcome.value, **response_params(settlement.response)}
             written = yield from self._write("settle_completed", {**owner_proof(lease), **answer})
@@ -192,7 +187,7 @@ class DeferredCalls:
             yield from self._audit.noting((Note.of(record, to, trigger, Mover(Actor.WORKER, who), why),))
 
     def _parking(self, record: Record, held: HeldParcel, code: str, error: str) -> Steps[Record]:
-        written = yield from self._write("doubt", {**version_proof(record), "last_error": code})
+        written = yield from self._write("park_record", {**version_proof(record), "last_error": code})
         if not (yield from self._burying(held, error)):
             raise StoreUnavailableError(_MOVED)
         return written
@@ -208,13 +203,13 @@ class DeferredCalls:
         rows = yield self._say("find_dead_letter", parcel_proof(held))
         return bool(rows) and rows[0]["fence"] == held.fence
 
-    def _moved(self, record: Record, held: HeldParcel) -> Steps[Postponed | Parked | None]:
+    def _moved(self, seen: Snapshot, lease: Lease, held: HeldParcel) -> Steps[Postponed | Parked | None]:
         """What we have made of it already, if it was us."""
-        if record.state is State.UNKNOWN and (yield from self._is_buried(held)):
-            return Parked(record)
+        if seen.record is None or not is_owned(seen.record, lease):
+            return None
         there = yield self._say("find_parcel", parcel_proof(held))
         waiting = bool(there) and there[0]["fence"] == held.fence
-        return Postponed(record) if record.state is State.PENDING and waiting else None
+        return what_became(seen.record, buried=(yield from self._is_buried(held)), waiting=waiting)
 
     def _retaking(self, held: HeldParcel, owner: str, span: Duration) -> Steps[HeldParcel]:
         """The parcel under a new fence: from the outbox, from the dead letters, or written once more (ADR 0009)."""
@@ -264,8 +259,10 @@ def _must(rows: Rows) -> Any:  # noqa: ANN401  (a row of whatever driver there i
     return rows[0]
 
 
-def _owns(lease: Lease, record: Record) -> bool:
-    return (record.incarnation, record.fence) == (lease.incarnation, lease.fence)
+def _there(seen: Snapshot) -> Record:
+    """The record that a ruling is about."""
+    assert seen.record is not None
+    return seen.record
 
 
 def _announced(record: Record, call: Announcement, owner: str) -> dict[str, Value]:

@@ -143,10 +143,11 @@ class KeyStore:
         still owns the record says it once more, and is judged by what is there now.
         """
         name, params = _settlement(settlement)
+        parcels = self._parcels if isinstance(settlement, Deferred) else None
         for form in ("settle_alone" if lease.alone and name == "settle_completed" else None, None):
             rows = yield self._statements.say(name, {**owner_proof(lease), **params}, form=form)
-            if rows and isinstance(settlement, Deferred):
-                yield from self._parcels.putting((settlement.parcel,))
+            if rows and parcels is not None and isinstance(settlement, Deferred):
+                yield from parcels.putting((settlement.parcel,))
             if rows:
                 return Settled(ours=True, snapshot=snapshot_of(rows[0]))
             snapshot = yield from self._find(lease.id)

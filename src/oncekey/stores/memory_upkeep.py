@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from oncekey.stores.memory_lines import seen, written
+from oncekey.stores.moves import MOVES
 from oncekey.stores.rows import COLUMNS
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.flow import Command, Rows
-    from oncekey.stores.memory_lines import Line, Table
+    from oncekey.stores.memory import Table
+    from oncekey.stores.moves import Line
 
 _EXPIRING = ("completed", "failed_retryable", "pending")
 _UNANSWERED: Line = dict.fromkeys(name for name in COLUMNS if name.startswith("response_"))
@@ -31,14 +32,6 @@ def runs(table: Table, *, now: Instant, limit: int) -> Rows:  # noqa: ARG001  (e
     return [run for run in took if run["took"] > 0][:limit]
 
 
-def sweep_retryable(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
-    line = seen(table, proof)
-    if line is None or line["state"] != "in_progress":
-        return []
-    line.update(state="failed_retryable", owner=None, lease_until=None, last_error=last_error)
-    return written(line, now)
-
-
 def expiring(table: Table, *, now: Instant, age: int, limit: int, **after: Any) -> Rows:
     lines = [line for line in table.values() if line["state"] in _EXPIRING and line["expires_at"] <= now - age]
     return _page(lines, "expires_at", now, limit, after)
@@ -50,24 +43,16 @@ def kept_expired(table: Table, *, now: Instant, age: int, limit: int, **after: A
 
 
 def purge_expired(table: Table, *, soft: bool, **due: Any) -> Rows:
-    lines = _due(table, lambda line: _finished(line) and not (soft and line["state"] == "completed"), **due)
-    for line in lines:
-        del table[line["scope"], line["key"]]
-    return lines
+    states = ("failed_retryable",) if soft else ("completed", "failed_retryable")
+    return _ended(table, "purge", states, **due)
 
 
 def purge_kept(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001  (all of them are told)
-    lines = _due(table, lambda line: line["state"] == "expired", **due)
-    for line in lines:
-        del table[line["scope"], line["key"]]
-    return lines
+    return _ended(table, "purge", ("expired",), **due)
 
 
 def mark_expired(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001
-    lines = _due(table, lambda line: line["state"] == "completed", **due)
-    for line in lines:
-        table[line["scope"], line["key"]].update(state="expired", version=line["version"] + 1)
-    return lines
+    return _ended(table, "mark", ("completed",), **due)
 
 
 def drop_unclaimed(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa: ARG001  (there are no parcels)
@@ -143,9 +128,10 @@ def _by(at: str) -> Any:
     return lambda line: (line[at], line["scope"], line["key"])
 
 
-def _due(
+def _ended(
     table: Table,
-    wanted: Callable[[Line], bool],
+    move: str,
+    states: tuple[str, ...],
     *,
     now: Instant,
     age: int,
@@ -153,30 +139,37 @@ def _due(
     limit: int,
     trusted_for: int | None,
     **after: Any,
-) -> list[Line]:
-    """The rows as they are before they are moved."""
-    lines = [
-        line
-        for line in table.values()
-        if line["expires_at"] <= min(until, now - age)
-        and (trusted_for is None or line["ttl"] <= trusted_for)
-        and wanted(line)
-    ]
+) -> Rows:
+    """Move what is due, longest ago first; the rows as they were before."""
     since, place = (after["after_at"], after["after_scope"], after["after_key"]), _by("expires_at")
-    found = sorted((line for line in lines if place(line) > since), key=place)[:limit]
-    return [{**line, "now": now} for line in found]
-
-
-def _finished(line: Line) -> bool:
-    plain = line["memo"] is None and line["intent"] is None
-    return line["state"] == "completed" or (line["state"] == "failed_retryable" and plain)
+    due = [
+        line
+        for line in sorted(table.values(), key=place)
+        if line["state"] in states
+        and line["expires_at"] <= min(until, now - age)
+        and (trusted_for is None or line["ttl"] <= trusted_for)
+        and place(line) > since
+    ]
+    gone: list[Line] = []
+    for line in due:
+        if len(gone) == limit:
+            break
+        seen = {"seen_incarnation": line["incarnation"], "seen_version": line["version"]}
+        moved = MOVES[move].apply(line, now, seen)
+        if moved is None:
+            continue
+        gone.append({**line, "now": now})
+        if moved.line is None:
+            del table[line["scope"], line["key"]]
+        else:
+            line.update(moved.line)
+    return gone
 
 
 UPKEEP: Mapping[str, Command] = MappingProxyType(
     {
         "stale": stale,
         "runs": runs,
-        "sweep_retryable": sweep_retryable,
         "expiring": expiring,
         "kept_expired": kept_expired,
         "purge_expired": purge_expired,

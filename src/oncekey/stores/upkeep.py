@@ -38,6 +38,7 @@ STATEMENTS: tuple[str, ...] = (
     "runs",
     "sweep_retryable",
     "doubt",
+    "expire_begun",
     "expiring",
     "kept_expired",
     "purge_expired",
@@ -87,7 +88,7 @@ class _Ending:
 class UpkeepStore:
     """What sweepers and reapers say, in whatever understands the named statements."""
 
-    def __init__(self, statements: Statements, audit: Audit) -> None:
+    def __init__(self, statements: Statements, audit: Audit | None) -> None:
         statements.require(STATEMENTS)
         self._statements = statements
         self._audit = audit
@@ -99,12 +100,12 @@ class UpkeepStore:
 
     def sweep(self, seen: Record, to: State, last_error: str, noting: Noting = None) -> Flow[bool]:
         """Move `seen` where the core said (rows 14, 15, 18). False: somebody else moved it."""
-        name = "doubt" if to is State.UNKNOWN else "sweep_retryable"
+        name = _sweeping(seen, to)
 
         def body() -> Steps[bool]:
             rows = yield self._statements.say(name, {**version_proof(seen), "last_error": last_error})
-            if rows and noting is not None:
-                yield from self._audit.noting((noting(seen),))
+            if rows:
+                yield from self._noting(seen, noting)
             return bool(rows)
 
         return (yield from said(Transaction("sweep", _mode(noting), body)))
@@ -155,8 +156,7 @@ class UpkeepStore:
                 return False
             if not (yield self._statements.say("abandon", {**params, **version_proof(seen)})):
                 raise StoreUnavailableError(_MOVED)
-            if noting is not None:
-                yield from self._audit.noting((noting(seen),))
+            yield from self._noting(seen, noting)
             return True
 
         return (yield from said(Transaction("abandon", Mode.ATOMIC, body)))
@@ -213,13 +213,18 @@ class UpkeepStore:
 
         return (yield from repeated(Transaction("forget_workers", Mode.SINGLE, body)))
 
+    def _noting(self, seen: Record, noting: Noting) -> Steps[None]:
+        """The line about a move, if it is wanted and there is an audit."""
+        if noting is not None and self._audit is not None:
+            yield from self._audit.noting((noting(seen),))
+
     def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
         """One statement, and another one for the lines of the audit."""
         mover = ending.mover
 
         def body() -> Steps[Gone]:
             rows = yield self._statements.say(name, _due_params(due, limit, after))
-            if mover is not None:
+            if mover is not None and self._audit is not None:
                 yield from self._audit.noting([ending.note(row, mover) for row in rows])
             if not rows:
                 return Gone(0, full=False)
@@ -246,6 +251,13 @@ def _worker(row: Row) -> Worker:
     tasks = tuple(str(name) for name in json.loads(row["tasks"]))
     calls = {operation: tuple(names) for operation, names in json.loads(row["calls"]).items()}
     return Worker(row["name"], tasks, int(row["started_at"]), int(row["seen_at"]), int(row["every"]), calls)
+
+
+def _sweeping(seen: Record, to: State) -> str:
+    """Which statement moves it there: after the end of a lease (rows 14, 15), or of the time of what was begun (18)."""
+    if to is not State.UNKNOWN:
+        return "sweep_retryable"
+    return "expire_begun" if seen.state is State.FAILED_RETRYABLE else "doubt"
 
 
 def _mode(noting: Noting) -> Mode:

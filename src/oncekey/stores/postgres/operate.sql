@@ -213,6 +213,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'unknown'
+  AND (record.effects <> 'outbox' OR (seen.memo IS NULL AND seen.intent IS NULL))
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
 ), {kept}, {emptied}
@@ -231,6 +232,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'unknown' AND record.effects = 'outbox'
+  AND (seen.memo IS NOT NULL OR seen.intent IS NOT NULL)
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, CASE WHEN :forget::boolean THEN NULL ELSE seen.intent END AS intent, seen.request, NULL::bigint AS reconcile_after,
     seen.reconcile_tries

@@ -303,6 +303,11 @@ RETURNING clock.now, {hot}, record.memo_version,
 ), {kept}, {emptied}
 SELECT written.* FROM written;
 
+-- name: park_record
+{doubted}
+  AND record.effects = 'outbox' AND record.state IN ('pending', 'in_progress')
+{as_unknown};
+
 -- name: retake_parcel
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,

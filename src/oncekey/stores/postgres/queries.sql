@@ -54,6 +54,31 @@ forgotten AS (
     DELETE FROM oncekey.work AS work USING written WHERE work.incarnation = :seen_incarnation::uuid
 );
 
+-- part: runs_again
+CASE WHEN record.effects = 'phased'
+            THEN record.recovery = 'resume'
+                 AND (seen.intent IS NULL OR (seen.intent::json ->> 'repeatable_until')::bigint > clock.now)
+            ELSE record.recovery = 'retry' AND seen.memo IS NULL AND seen.intent IS NULL END;
+
+-- part: doubted
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+           {durable} AS durable
+), written AS (
+UPDATE oncekey.record AS record
+SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key;
+
+-- part: as_unknown
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, seen.request, clock.now AS reconcile_after, seen.reconcile_tries
+), {kept}
+SELECT written.* FROM written;
+
 -- name: find
 SELECT clock.now, record.*
 FROM (SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now) AS clock
@@ -150,6 +175,9 @@ FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND seen.scope = record.scope AND seen.key = record.key
+  AND ((record.state = 'in_progress' AND record.lease_until <= clock.now AND {runs_again})
+       OR (record.state = 'failed_retryable'
+           AND (record.effects <> 'outbox' OR (seen.memo IS NULL AND seen.intent IS NULL))))
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, NULL::bigint AS reconcile_after, seen.reconcile_tries,
     CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN COALESCE(seen.request, :request::bytea)
@@ -174,6 +202,8 @@ SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND record.expires_at <= clock.now
+  AND (record.state IN ('completed', 'expired') OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
 RETURNING clock.now, {hot}, record.memo_version,
     NULL::text AS memo, NULL::text AS intent, :request::bytea AS request, NULL::bigint AS reconcile_after,
     0 AS reconcile_tries
@@ -181,21 +211,9 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: doubt
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
-UPDATE oncekey.record AS record
-SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
-    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
-FROM clock, oncekey.whole AS seen
-WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
-  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
-  AND seen.scope = record.scope AND seen.key = record.key
-RETURNING clock.now, {hot}, record.memo_version,
-    seen.memo, seen.intent, seen.request, clock.now AS reconcile_after, seen.reconcile_tries
-), {kept}
-SELECT written.* FROM written;
+{doubted}
+  AND record.state = 'in_progress' AND record.lease_until <= clock.now
+{as_unknown};
 
 -- name: renew
 WITH clock AS MATERIALIZED (
@@ -304,7 +322,7 @@ FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uu
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
   AND {fits}
-  AND record.state = 'in_progress' AND record.effects = 'phased'
+  AND record.state = 'in_progress' AND record.effects = 'phased' AND record.recovery = 'resume'
   AND (work.intent IS NULL OR (work.intent::json ->> 'repeatable_until')::bigint > clock.now)
 RETURNING clock.now, {hot}, record.memo_version,
     work.memo, work.intent, work.request, clock.now + :resume_after::bigint AS reconcile_after,

@@ -35,11 +35,17 @@ FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND seen.scope = record.scope AND seen.key = record.key
-  AND record.state = 'in_progress'
+  AND record.state = 'in_progress' AND record.lease_until <= clock.now AND {runs_again}
 RETURNING clock.now, {hot}, record.memo_version,
     seen.memo, seen.intent, seen.request, seen.reconcile_after, seen.reconcile_tries
 ), {kept}, {emptied}
 SELECT written.* FROM written;
+
+-- name: expire_begun
+{doubted}
+  AND record.state = 'failed_retryable' AND record.expires_at <= clock.now
+  AND (seen.memo IS NOT NULL OR seen.intent IS NOT NULL)
+{as_unknown};
 
 -- part: without_answer
 record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,

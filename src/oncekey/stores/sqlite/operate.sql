@@ -174,6 +174,7 @@ SET state = 'failed_retryable', version = version + 1, intent = NULL, reconcile_
                       ELSE MAX(expires_at, COALESCE(:now, (SELECT now FROM oncekey_clock)) + ttl) END
 WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
   AND state = 'unknown'
+  AND (effects <> 'outbox' OR (memo IS NULL AND intent IS NULL))
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: operator_pend
@@ -182,6 +183,7 @@ SET state = 'pending', version = version + 1, reconcile_after = NULL,
     intent = CASE WHEN :forget THEN NULL ELSE intent END
 WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
   AND state = 'unknown' AND effects = 'outbox'
+  AND (memo IS NOT NULL OR intent IS NOT NULL)
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: operator_bust

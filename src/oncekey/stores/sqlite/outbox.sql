@@ -140,6 +140,11 @@ WHERE scope = :scope AND key = :key
   AND effects = 'outbox' AND state = 'in_progress'
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
+-- name: park_record
+{doubted}
+  AND effects = 'outbox' AND state IN ('pending', 'in_progress')
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
 -- name: retake_parcel
 UPDATE oncekey_outbox
 SET state = 'held', fence = fence + 1, owner = :owner,

@@ -2,6 +2,18 @@
 -- `:now` is NULL outside of tests: the machine's clock, in SQLite's own resolution of a millisecond.
 -- Within one statement SQLite's clock stands still, so every `now` below is the same instant.
 
+-- part: runs_again
+CASE WHEN effects = 'phased'
+            THEN recovery = 'resume' AND (intent IS NULL OR json_extract(intent, '$.repeatable_until') > COALESCE(:now, (SELECT now FROM oncekey_clock)))
+            ELSE recovery = 'retry' AND memo IS NULL AND intent IS NULL END;
+
+-- part: doubted
+UPDATE oncekey_record
+SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
+    last_error = :last_error, reconcile_after = COALESCE(:now, (SELECT now FROM oncekey_clock))
+WHERE scope = :scope AND key = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version;
+
 -- name: find
 SELECT COALESCE(:now, clock.now) AS now, record.*
 FROM oncekey_clock AS clock LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.key = :key;
@@ -51,6 +63,8 @@ SET state = 'in_progress', entered = :entered, fence = fence + 1, version = vers
     request = CASE WHEN memo IS NULL AND intent IS NULL THEN COALESCE(request, :request) ELSE request END
 WHERE scope = :scope AND key = :key
   AND incarnation = :seen_incarnation AND version = :seen_version
+  AND ((state = 'in_progress' AND lease_until <= COALESCE(:now, (SELECT now FROM oncekey_clock)) AND {runs_again})
+       OR (state = 'failed_retryable' AND (effects <> 'outbox' OR (memo IS NULL AND intent IS NULL))))
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: supersede
@@ -69,14 +83,13 @@ SET incarnation = :incarnation, operation = :operation, effects = :effects, reco
     finished_at = NULL, expires_at = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :ttl, request = :request
 WHERE scope = :scope AND key = :key
   AND incarnation = :seen_incarnation AND version = :seen_version
+  AND expires_at <= COALESCE(:now, (SELECT now FROM oncekey_clock))
+  AND (state IN ('completed', 'expired') OR (state = 'failed_retryable' AND memo IS NULL AND intent IS NULL))
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: doubt
-UPDATE oncekey_record
-SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
-    last_error = :last_error, reconcile_after = COALESCE(:now, (SELECT now FROM oncekey_clock))
-WHERE scope = :scope AND key = :key
-  AND incarnation = :seen_incarnation AND version = :seen_version
+{doubted}
+  AND state = 'in_progress' AND lease_until <= COALESCE(:now, (SELECT now FROM oncekey_clock))
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: renew
@@ -127,7 +140,7 @@ SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until
     attempts = attempts - :spared, reconcile_after = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :resume_after
 WHERE scope = :scope AND key = :key
   AND incarnation = :incarnation AND fence = :fence
-  AND state = 'in_progress' AND effects = 'phased'
+  AND state = 'in_progress' AND effects = 'phased' AND recovery = 'resume'
   AND (intent IS NULL OR json_extract(intent, '$.repeatable_until') > COALESCE(:now, (SELECT now FROM oncekey_clock)))
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 

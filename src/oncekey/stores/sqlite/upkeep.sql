@@ -24,7 +24,13 @@ LIMIT :limit;
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
 WHERE scope = :scope AND key = :key
-  AND incarnation = :seen_incarnation AND version = :seen_version AND state = 'in_progress'
+  AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'in_progress' AND lease_until <= COALESCE(:now, (SELECT now FROM oncekey_clock)) AND {runs_again}
+RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
+
+-- name: expire_begun
+{doubted}
+  AND state = 'failed_retryable' AND expires_at <= COALESCE(:now, (SELECT now FROM oncekey_clock)) AND (memo IS NOT NULL OR intent IS NOT NULL)
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: expiring

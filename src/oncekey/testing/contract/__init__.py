@@ -20,12 +20,17 @@ A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), t
 (`advance`), and two ways to be unlucky: `lose_reply(name)` lets a transaction of that name happen and loses its
 answer, `before(name, action)` lets a stranger act just before it. Verbs may be called from many threads.
 
+`Walk` is for stores with statements of their own: it tries every move on every kind of record, and compares what the
+store accepted with the table. It wants an empty store and a way to plant records, `blocking(..., plant=...)`.
+`CellsContract` is for stores that are made of `look`, `swap` and `page`, and wants nothing but those.
+
 For pytest's detailed assertions, say `pytest.register_assert_rewrite("oncekey.testing.contract")` in a
 conftest before importing this.
 """
 
 from __future__ import annotations
 
+from oncekey.testing.contract.cells import CellsContract
 from oncekey.testing.contract.claiming import Claiming
 from oncekey.testing.contract.expiring import Expiring
 from oncekey.testing.contract.keeping import Keeping
@@ -34,10 +39,12 @@ from oncekey.testing.contract.racing import Racing
 from oncekey.testing.contract.recalling import Recalling
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
 from oncekey.testing.contract.settling import Renewing, Settling
+from oncekey.testing.contract.sweeping import Sweeping
 from oncekey.testing.contract.taking_over import TakingOver
+from oncekey.testing.contract.walking import Walk, planting
 from oncekey.testing.contract.world import World, blocking, under_asyncio
 
-__all__ = ["StoreContract", "World", "blocking", "under_asyncio"]
+__all__ = ["CellsContract", "StoreContract", "Walk", "World", "blocking", "planting", "under_asyncio"]
 
 
 class StoreContract(
@@ -51,6 +58,7 @@ class StoreContract(
     HandingBack,
     Remembering,
     Expiring,
+    Sweeping,
     Keeping,
     Recalling,
     Racing,

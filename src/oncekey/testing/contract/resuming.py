@@ -168,7 +168,11 @@ class HandingBack:
         for forged in forgeries(lease):
             assert not world.settle(forged, HandedBack("x")).ours
         assert world.record(claim.id) == before
-        for effects, recovery in ((Effects.LOCAL, Recovery.RETRY), (Effects.INLINE, Recovery.UNKNOWN)):
+        for effects, recovery in (
+            (Effects.LOCAL, Recovery.RETRY),
+            (Effects.INLINE, Recovery.UNKNOWN),
+            (Effects.INLINE, Recovery.RESUME),
+        ):
             claim, lease = begun(world, effects=effects, recovery=recovery)
             before = world.record(claim.id)
             assert not world.settle(lease, HandedBack("x")).ours
@@ -179,6 +183,13 @@ class HandingBack:
             before = world.record(claim.id)
             assert not world.settle(lease, HandedBack("x")).ours
             assert world.record(claim.id) == before
+
+    def test_what_is_not_to_be_resumed_is_not_handed_back(self, world: World) -> None:
+        """What a lease that ran out means was stored with the claim, and an owner cannot change it (P2)."""
+        claim, lease = begun(world, recovery=Recovery.UNKNOWN)
+        before = world.record(claim.id)
+        assert not world.settle(lease, HandedBack("x")).ours
+        assert world.record(claim.id) == before
 
     def test_a_spared_attempt_is_given_back_once(self, world: World) -> None:
         """A stop is not the handler's failure, however often its reply is lost (H6)."""

@@ -17,7 +17,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.rulings import LOCK_EXPIRED
-from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, a_claim, again, answered
+from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.contract.standings import SETTLEMENTS, STATES, stand
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class TakingOver:
         """Version and incarnation are compared in the statement that writes (R50, P1)."""
         for state in STATES:
             standing = stand(world, state)
+            world.advance(TTL)  # a lease and an expiry that are over would allow each of these
             now = world.find(standing.claim.id).record
             seen = now or world.record(stand(world, State.FAILED_RETRYABLE).claim.id)
             for blind in (

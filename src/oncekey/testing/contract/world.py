@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.engine import request
@@ -40,6 +40,10 @@ Share: TypeAlias = "Callable[[Callable[[], Steps[Any]], bool], Any]"
 """Runs statements in a business transaction, and commits it or not."""
 
 
+Plant: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], object]"
+"""Writes records into the store's tables, by the names of their columns."""
+
+
 class MakeStore(Protocol):
     """A store's class, or whatever else makes one."""
 
@@ -51,13 +55,18 @@ class World:
     """One store behind one driver. Its verbs may be called from many threads at once."""
 
     def __init__(
-        self, make_store: MakeStore, run: Callable[[Transaction[Any]], Any], share: Share | None = None
+        self,
+        make_store: MakeStore,
+        run: Callable[[Transaction[Any]], Any],
+        share: Share | None = None,
+        plant: Plant | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.store = make_store(clock=self.clock)
         self.unclocked = make_store()
         self._run = run
         self._share = share
+        self._plant = plant
         self._lose: dict[str, int] = {}
         self._before: dict[str, Callable[[], object]] = {}
 
@@ -100,6 +109,34 @@ class World:
         if self._share is not None:
             self._share(body, False)  # noqa: FBT003  (not committed)
 
+    def plant(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write records as they are given, over what is there, whatever move would lead to them."""
+        assert self._plant is not None, "walking over the table needs a way to plant records: blocking(..., plant=...)"
+        self._plant(lines)
+
+    def undone(self, tries: Sequence[tuple[Flow[T], Sequence[Mapping[str, Any]]]]) -> list[T]:
+        """Run flows, each about some planted records, and take back what they wrote: their results.
+
+        Where the driver shares a business transaction, that is rolled back; elsewhere the records of each flow that
+        found anything are planted again.
+        """
+        results: list[T] = []
+        if self._share is None:
+            for flow, planted in tries:
+                result = self.go(flow)
+                if result:
+                    self.plant(planted)
+                results.append(result)
+            return results
+
+        def body() -> Steps[None]:
+            for flow, _ in tries:
+                result = yield from _within(flow)
+                results.append(result)
+
+        self._share(body, False)  # noqa: FBT003  (not committed)
+        return results
+
     def advance(self, span: Duration) -> Instant:
         """Move the store's clock."""
         return self.clock.advance(span)
@@ -136,8 +173,23 @@ class World:
         return result
 
 
+def _within(flow: Flow[T]) -> Steps[T]:
+    """The statements of a flow, as those of one transaction."""
+    try:
+        transaction = next(flow)
+        while True:
+            try:
+                result = yield from transaction.body()
+            except StoreError as error:
+                transaction = flow.throw(error)
+            else:
+                transaction = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+
+
 @contextmanager
-def blocking(make_store: MakeStore, driver: Driver) -> Iterator[World]:
+def blocking(make_store: MakeStore, driver: Driver, *, plant: Plant | None = None) -> Iterator[World]:
     """The world of a blocking driver; the driver is closed at the end."""
 
     def share(body: Callable[[], Steps[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001  (what the body returns)
@@ -151,13 +203,13 @@ def blocking(make_store: MakeStore, driver: Driver) -> Iterator[World]:
         return result
 
     try:
-        yield World(make_store, driver.run, share if isinstance(driver, Shares) else None)
+        yield World(make_store, driver.run, share if isinstance(driver, Shares) else None, plant)
     finally:
         driver.close()
 
 
 @contextmanager
-def under_asyncio(make_store: MakeStore, driver: AsyncDriver) -> Iterator[World]:
+def under_asyncio(make_store: MakeStore, driver: AsyncDriver, *, plant: Plant | None = None) -> Iterator[World]:
     """The world of an asyncio driver, whose loop runs in a thread; the driver is closed at the end."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="contract-loop")
@@ -177,7 +229,7 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver) -> Iterator[World]
         return asyncio.run_coroutine_threadsafe(sharing(body, commit), loop).result()
 
     try:
-        yield World(make_store, run, share if isinstance(driver, AsyncShares) else None)
+        yield World(make_store, run, share if isinstance(driver, AsyncShares) else None, plant)
         asyncio.run_coroutine_threadsafe(driver.close(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)

@@ -129,6 +129,15 @@ def _runs_pending(snapshot: Snapshot, claim: Claim, policy: Policy) -> rulings.N
     return rulings.rule(snapshot, claim, policy)
 
 
+def _runs_and_takes_pending() -> Variant:
+    """The statement looks at the state once more, so it has to be as wrong as the ruling."""
+    failed = "state = 'failed_retryable'"
+    blind = Breaking(
+        ("take_over",), {Kind.SQLITE: failed, Kind.POSTGRES: failed}, "state IN ('failed_retryable', 'pending')"
+    )
+    return replace(_code((request, "rule", _runs_pending), (local, "rule", _runs_pending)), amend=_sql(blind).amend)
+
+
 def _never_at_once(_self: Relay, _parcel: InHand) -> bool:
     return False
 
@@ -239,7 +248,7 @@ _ALL: Final = (
         Rule.ONE_EFFECT,
         _OUTBOX,
         Fault(Point.parse("after:commit"), Manner.DIE),
-        _code((request, "rule", _runs_pending), (local, "rule", _runs_pending)),
+        _runs_and_takes_pending(),
     ),
     Mutant(
         "lost_commit_is_failure",

@@ -48,7 +48,7 @@ _WITHDRAW = Try(Trigger.WITHDRAW, At.START, Said(("never sent",)))
 _WITHDRAW_SENT = Try(Trigger.WITHDRAW, At.START)
 _SWALLOW = Try(Trigger.SETTLE, said=Said(("call open",), answer=Answer(ok=False, value="", by="owner")))
 _DECLINE = Try(Trigger.SETTLE, said=Said(answer=Answer(ok=False, value="", by="owner")))
-_ANNOUNCE = Try(Trigger.PHASE, At.ANNOUNCED, Said(phase=CHARGE))
+_ANNOUNCE = Try(Trigger.ANNOUNCE, At.ANNOUNCED, Said(phase=CHARGE))
 _TRY_AGAIN = Try(Trigger.TRY_AGAIN, worker=True)
 _TRY_UNSENT = Try(Trigger.TRY_AGAIN, said=Said(("item not sent",)), worker=True)
 _WORKER_DOUBT = Try(Trigger.DOUBT, worker=True)
@@ -141,7 +141,7 @@ def refused(trial: Trial, world: World, proc: Proc, wanted: Try) -> Move:
 def _hear(trial: Trial, rec: Rec | None, proc: Proc, wanted: Try) -> None:
     unheard = (
         rec is not None
-        and wanted.trigger in {Trigger.RESULT, Trigger.SETTLE}
+        and wanted.trigger in {Trigger.RESULT, Trigger.DEFERRED_RESULT, Trigger.SETTLE}
         and proc.last
         and proc.incarnation == rec.incarnation
         and proc.at is At.GOT
@@ -166,7 +166,7 @@ def _onward(trial: Trial, rec: Rec, proc: Proc, wanted: Try) -> Proc:
     value = proc.value
     if wanted.then is At.ANNOUNCED:
         value = trial.downstream_key(rec)
-    item = proc.item or (proc.worker and wanted.trigger is Trigger.RESULT)
+    item = proc.item or wanted.trigger is Trigger.DEFERRED_RESULT
     return proc._replace(at=wanted.then or proc.at, value=value, item=item)
 
 
@@ -228,14 +228,15 @@ def _got(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
         if proc.value != REFUSED_BY_PROVIDER:
             yield from act(trial, world, proc, _EVICT, _DOUBT)
     else:
-        yield from act(trial, world, proc, Try(Trigger.RESULT, At.CHARGED, Said(phase=CHARGE, value=proc.value)))
+        trigger = Trigger.DEFERRED_RESULT if proc.worker else Trigger.RESULT
+        yield from act(trial, world, proc, Try(trigger, At.CHARGED, Said(phase=CHARGE, value=proc.value)))
 
 
 def _charged(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     if proc.worker or proc.value == REFUSED_BY_PROVIDER:
         yield from act(trial, world, proc, _settle(proc))
         return
-    yield from act(trial, world, proc, Try(Trigger.PHASE, At.DONE, Said(phase=REST, value=proc.body)))
+    yield from act(trial, world, proc, Try(Trigger.CHECKPOINT, At.DONE, Said(phase=REST, value=proc.body)))
     yield from act(trial, world, proc, _EVICT, _HAND_BACK, _DOUBT)
 
 

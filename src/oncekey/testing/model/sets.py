@@ -31,11 +31,11 @@ def after(trial: Trial, rec: Rec, item: Item | None, row: Row, said: Said) -> tu
         expired = rec.expired and not trial.law.completion_extends
         return rec.closed()._replace(answer=said.answer, expired=expired), None
     match row.trigger:
-        case Trigger.PHASE if said.phase == CHARGE:
+        case Trigger.ANNOUNCE:
             rec = rec._replace(sends=min(rec.sends + 1, 2))
-        case Trigger.PHASE:
+        case Trigger.CHECKPOINT:
             rec = rec.learned(said.phase, said.value)
-        case Trigger.RESULT | Trigger.EXECUTED:
+        case Trigger.RESULT | Trigger.DEFERRED_RESULT | Trigger.EXECUTED:
             rec = rec.learned(CHARGE, said.value).closed()._replace(by_hand="by hand" in said.facts)
         case Trigger.REPLACE:
             rec = rec._replace(memo=(*rec.memo[:-1], (CHARGE, said.value)))
@@ -58,7 +58,7 @@ def _with_item(trial: Trial, rec: Rec, item: Item, row: Row, said: Said) -> tupl
     """A deferred record: the item's lease is its only lease (O1)."""
     rec = rec._replace(lease=None)
     match row.trigger:
-        case Trigger.RESULT if trial.law.item_follows_result:
+        case Trigger.DEFERRED_RESULT if trial.law.item_follows_result:
             item = item._replace(lease=True, parked=False)
         case Trigger.WORKER_CLAIM if row.to is State.IN_PROGRESS:
             sends = 0 if rec.result(CHARGE) else min(rec.sends + 1, 2)

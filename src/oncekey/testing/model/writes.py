@@ -11,7 +11,7 @@ from oncekey.core.transitions import Fence, Row, Trigger
 from oncekey.testing.model import books as ledger
 from oncekey.testing.model.law import Trial
 from oncekey.testing.model.sets import NOTHING, Said, after
-from oncekey.testing.model.world import REST, At, Book, Books, Breach, Item, Move, Proc, Rec, World
+from oncekey.testing.model.world import At, Book, Books, Breach, Item, Move, Proc, Rec, World
 
 _NEW_OWNER = frozenset(
     {
@@ -43,7 +43,7 @@ def written(
     trial.used.add(trial.places[id(row)])
     try:
         rec, item = _left(trial, world, row, said, new)
-        books = _booked(trial, world, row, said, rec, actor)
+        books = _booked(trial, world, row, rec, actor)
     except Breach as breach:
         breach.step = label
         raise
@@ -101,7 +101,7 @@ def _left(trial: Trial, world: World, row: Row, said: Said, new: Rec | None) -> 
     return after(trial, world.rec, world.item, row, said)
 
 
-def _booked(trial: Trial, world: World, row: Row, said: Said, rec: Rec | None, actor: Proc | None) -> Books:  # noqa: PLR0917
+def _booked(trial: Trial, world: World, row: Row, rec: Rec | None, actor: Proc | None) -> Books:
     """The books after the write, if it broke no promise."""
     old, books = world.rec, world.books
     ledger.keep_promise(world, row, rec)
@@ -111,7 +111,7 @@ def _booked(trial: Trial, world: World, row: Row, said: Said, rec: Rec | None, a
         books = (*books, Book(effects=world.carried))
     if old is not None and row.trigger is Trigger.BUST:
         books = ledger.take_back(books, old)
-    if row.trigger is Trigger.DEFER or (row.trigger is Trigger.PHASE and said.phase == REST):
+    if row.trigger in {Trigger.DEFER, Trigger.CHECKPOINT}:
         books = ledger.count_rows(books, rec)
     if rec.state is State.COMPLETED and (old is None or old.answer != rec.answer or old.body != rec.body):
         # A local handler's effect is in the same commit as its record, whoever's record it is.
@@ -127,7 +127,7 @@ def _others(trial: Trial, world: World, row: Row, actor: Proc | None, *, gone: b
     stale = trial.law.version_moves or gone
     overtaken = row.fence is Fence.UP
     replaced = row.trigger in _NEW_OWNER
-    item = row.trigger is Trigger.WORKER_CLAIM or (row.trigger is Trigger.RESULT and world.item is not None)
+    item = row.trigger is Trigger.WORKER_CLAIM or (row.trigger is Trigger.DEFERRED_RESULT and world.item is not None)
     left = []
     for proc in others:
         if proc.fresh and stale and _gives_up(trial, proc):

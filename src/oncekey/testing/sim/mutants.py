@@ -51,6 +51,12 @@ def _takers_fingerprint() -> Parts:
     return Parts(commands=with_flaws((shown, ["claim"]), (taken, ["take_over"])))
 
 
+def _expiry_before_state() -> Parts:
+    shown = said.showing(said.expired_first)
+    # The statement looks at the state once more, so it has to be as blind as the look.
+    return Parts(commands=with_flaws((shown, ["claim", "find"]), (said.pretending(state="expired"), ["supersede"])))
+
+
 def _releases_in_finally() -> Parts:
     return Parts(
         commands=with_flaws((lambda _: said.anyhow, ["discard"])),
@@ -116,7 +122,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "an unfinished record past its expiry is taken for a free key",
         "work that is still in doubt runs again the next day",
         Rule.LEGAL,
-        _said(said.showing(said.expired_first), "claim", "find"),
+        _expiry_before_state,
     ),
     Mutant(
         "born_expired",

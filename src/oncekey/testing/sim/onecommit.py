@@ -15,7 +15,8 @@ from oncekey.core.onecommit import Kind, Locked
 from oncekey.flow import Fold, Statement
 from oncekey.stores.locks import WRITTEN, LockStore
 from oncekey.stores.memory import claim as reserve
-from oncekey.stores.memory import find, supersede
+from oncekey.stores.memory import find
+from oncekey.stores.moves import MOVES
 from oncekey.stores.rows import snapshot_of
 
 if TYPE_CHECKING:
@@ -188,7 +189,10 @@ def _anew(table: Table, now: Instant, tx: OpenTransaction, columns: Line, ended:
     free = line is not None and (line["state"] in {"completed", "expired"} or _plain_failure(line))
     if line is None or not free or line["expires_at"] > now:
         return []
-    supersede(table, now=now, **columns)
+    moved = MOVES["supersede"].apply(line, now, columns)
+    assert moved is not None
+    assert moved.line is not None
+    line.update(moved.line)
     line.update(ended, **_response(columns))
     return [{**line, "begun": tx.begun}]
 

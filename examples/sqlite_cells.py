@@ -1,0 +1,138 @@
+"""A store of requests in one table of SQLite: all that a store has to do, and nothing else.
+
+`docs/howto/write-a-store.md` builds it step by step. It is an example: oncekey's own SQLite store also shares the
+application's transactions.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from oncekey.cells import Line, Place, Seen
+from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS cell (
+    scope TEXT NOT NULL, key TEXT NOT NULL,
+    incarnation TEXT NOT NULL, version INTEGER NOT NULL,  -- what a swap compares
+    unfinished_since INTEGER,                             -- what a page goes by; NULL: not on any page
+    keep_until INTEGER,                                   -- from then on it may go; NULL: never by itself
+    line TEXT NOT NULL,
+    PRIMARY KEY (scope, key)) STRICT;
+CREATE INDEX IF NOT EXISTS cell_unfinished ON cell (unfinished_since, scope, key) WHERE unfinished_since IS NOT NULL;
+"""
+PAGE = """
+SELECT line FROM cell WHERE unfinished_since IS NOT NULL AND (unfinished_since, scope, key) > (?, ?, ?)
+ORDER BY unfinished_since, scope, key LIMIT ?
+"""
+INSERT = "INSERT INTO cell VALUES (:scope, :key, :incarnation, :version, :since, :keep_until, :line)"
+UPDATE = """
+UPDATE cell SET incarnation = :incarnation, version = :version, unfinished_since = :since, keep_until = :keep_until,
+    line = :line
+WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
+"""
+DELETE = "DELETE FROM cell WHERE scope = ? AND key = ? AND incarnation = ? AND version = ?"
+
+
+class SqliteCells:
+    """Cells in a file, for the processes of one machine. It is given to `CellDriver`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._local = threading.local()
+        self._all: list[sqlite3.Connection] = []
+        with self._failing(StoreUnavailableError):
+            self._connection.executescript(SCHEMA)
+
+    def look(self, scope: str, key: str) -> tuple[Line | None, int]:
+        with self._failing(StoreUnavailableError):
+            row = self._connection.execute("SELECT line FROM cell WHERE (scope, key) = (?, ?)", (scope, key)).fetchone()
+        return (None if row is None else loads(row[0])), now()
+
+    def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: int | None) -> bool:
+        with self._failing(CommitAmbiguousError):  # whoever cannot tell whether it was written has to say so
+            if line is None:
+                assert seen is not None
+                gone = self._connection.execute(DELETE, (scope, key, seen.incarnation, seen.version))
+                return gone.rowcount == 1
+            unfinished = line["effects"] == "phased" and line["state"] in ("in_progress", "failed_retryable")
+            columns = {
+                "scope": scope,
+                "key": key,
+                "incarnation": line["incarnation"],
+                "version": line["version"],
+                "since": line["created_at"] if unfinished else None,
+                "keep_until": keep_until,
+                "line": dumps(line),
+            }
+            if seen is None:
+                try:
+                    return self._connection.execute(INSERT, columns).rowcount == 1
+                except sqlite3.IntegrityError:  # there is a line
+                    return False
+            proof = {"seen_incarnation": seen.incarnation, "seen_version": seen.version}
+            return self._connection.execute(UPDATE, columns | proof).rowcount == 1
+
+    def page(self, after: Place, limit: int) -> tuple[list[Line], int]:
+        with self._failing(StoreUnavailableError):
+            rows = self._connection.execute(PAGE, (*after, limit)).fetchall()
+        return [loads(row[0]) for row in rows], now()
+
+    def forget(self) -> int:
+        """Delete what nobody needs any more; a cron job may call it. Nothing depends on when it does."""
+        with self._failing(StoreUnavailableError):
+            return self._connection.execute("DELETE FROM cell WHERE keep_until <= ?", (now(),)).rowcount
+
+    def close(self) -> None:
+        for connection in self._all:
+            connection.close()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """One connection per thread, each statement a transaction of its own."""
+        if not hasattr(self._local, "connection"):
+            made = sqlite3.connect(self._path, timeout=30, isolation_level=None, check_same_thread=False)
+            made.execute("PRAGMA journal_mode = WAL")
+            made.execute("PRAGMA synchronous = FULL")  # a swap that returns has to be durable
+            self._local.connection = made
+            self._all.append(made)
+        connection: sqlite3.Connection = self._local.connection
+        return connection
+
+    @contextmanager
+    def _failing(self, error: type[Exception]) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as failure:
+            raise error(str(failure)) from failure
+
+
+def now() -> int:
+    """The clock of the one machine there is, in microseconds."""
+    return time.time_ns() // 1000
+
+
+def dumps(line: Line) -> str:
+    """A line as JSON; bytes are wrapped, because JSON has none."""
+    return json.dumps({name: _wrapped(value) for name, value in line.items()})
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The line again: what comes back has to equal what was written, to the byte."""
+    return {name: _unwrapped(value) for name, value in json.loads(text).items()}
+
+
+def _wrapped(value: object) -> object:
+    return {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def _unwrapped(value: object) -> object:
+    return base64.b64decode(value["bytes"]) if isinstance(value, dict) else value

@@ -1,0 +1,79 @@
+"""Drivers of stores that are made of cells: they answer the verbs that the statements ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never, cast
+
+from oncekey.cells import Look, Page, Swap
+from oncekey.flow import astep, step
+
+if TYPE_CHECKING:
+    from oncekey.cells import Asking, AsyncCells, Cells, Verb
+    from oncekey.flow import Rows, Statement, Steps, Transaction
+
+T = TypeVar("T")
+
+
+class CellDriver:
+    """Blocking. Each statement is a swap of its own, so several of them are not one transaction."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction, statement by statement."""
+        return step(transaction.body(), self._execute)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._cells.close()
+
+    def _execute(self, statement: Statement) -> Rows:
+        return step(_asking(statement), cast("Any", self._answer))
+
+    def _answer(self, verb: Verb) -> object:
+        match verb:
+            case Look(scope, key):
+                return self._cells.look(scope, key)
+            case Swap(scope, key, seen, line, keep_until):
+                return self._cells.swap(scope, key, seen, line, keep_until)
+            case Page(after, limit):
+                return self._cells.page(after, limit)
+            case _:
+                assert_never(verb)
+
+
+class AsyncCellDriver:
+    """The same for asyncio."""
+
+    def __init__(self, cells: AsyncCells) -> None:
+        self._cells = cells
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction, statement by statement."""
+        return await astep(transaction.body(), self._execute)
+
+    async def close(self) -> None:
+        """Give everything back."""
+        await self._cells.close()
+
+    async def _execute(self, statement: Statement) -> Rows:
+        return await astep(_asking(statement), cast("Any", self._answer))
+
+    async def _answer(self, verb: Verb) -> object:
+        match verb:
+            case Look(scope, key):
+                return await self._cells.look(scope, key)
+            case Swap(scope, key, seen, line, keep_until):
+                return await self._cells.swap(scope, key, seen, line, keep_until)
+            case Page(after, limit):
+                return await self._cells.page(after, limit)
+            case _:
+                assert_never(verb)
+
+
+def _asking(statement: Statement) -> Steps[Rows]:
+    """A statement of a store of cells is a function that makes a generator of verbs."""
+    assert callable(statement.command)
+    asking = cast("Asking[Rows]", statement.command(**statement.params))
+    return cast("Steps[Rows]", asking)

@@ -1,0 +1,124 @@
+"""A store of requests, made of any cells that can be looked at and swapped.
+
+Every statement is the same loop: look, let the move say what the line becomes, swap. A swap that lost to somebody
+else's looks again, and the move is judged anew by what is there then. The owner's proof is compared by the move, on the
+very line whose version the swap compares, so nothing gets between. The clock is the look's: a lease that is written by
+it ends no later than it should, and `keep_until` has a grace that is longer than any pause.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from oncekey.cells import Look, Page, Seen, Swap
+from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.model import HOUR
+from oncekey.stores.keystore import KeyStore
+from oncekey.stores.moves import MOVES, claimed, found, is_resumable, recalled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from oncekey.cells import Asking, Place
+    from oncekey.core.model import Instant
+    from oncekey.flow import Command, Rows
+    from oncekey.stores.moves import Line, Move
+
+ROUNDS: Final = 40
+"""How often a swap is tried. Each time it fails, somebody else has moved the record."""
+GRACE: Final = HOUR
+"""How long after its expiry a line is kept: a look may be old, and clocks are corrected."""
+LOST: Final = "others moved the record each time it was looked at: nothing was written"
+
+
+class CellStore(KeyStore):
+    """Records in cells: claims, settlements, heartbeats, and the steps of phased handlers."""
+
+    def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
+        super().__init__(_COMMANDS, clock=clock)
+
+
+def keep_until(line: Line | None) -> Instant | None:
+    """From when on a store may forget a line; None: never, because somebody has to end it first."""
+    if line is None:
+        return None
+    plain = line["memo"] is None and line["intent"] is None
+    ended = line["state"] in {"completed", "expired"} or (line["state"] == "failed_retryable" and plain)
+    return line["expires_at"] + GRACE if ended else None
+
+
+def _find(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
+    line, clock = yield Look(scope, key)
+    return [found(line, clock if now is None else now)]
+
+
+def _recall(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
+    line, clock = yield Look(scope, key)
+    return recalled(line, clock if now is None else now)
+
+
+def _recall_all(*, now: Instant | None, asked: str) -> Asking[Rows]:
+    rows: list[Mapping[str, Any]] = []
+    for one in json.loads(asked):
+        rows += yield from _recall(now=now, **one)
+    return rows
+
+
+def _claim(*, now: Instant | None, **given: Any) -> Asking[Rows]:  # noqa: ANN401  (columns of any kind)
+    scope, key = given["scope"], given["key"]
+    for _ in range(ROUNDS):
+        line, clock = yield Look(scope, key)
+        at = clock if now is None else now
+        ours = claimed(line, at, given)
+        if line is not None or (yield Swap(scope, key, None, ours, None)):
+            return [{**ours, "now": at}]
+    raise StoreUnavailableError(LOST)
+
+
+def _moving(move: Move) -> Callable[..., Asking[Rows]]:
+    def ask(*, now: Instant | None, **given: Any) -> Asking[Rows]:  # noqa: ANN401  (columns of any kind)
+        scope, key = given["scope"], given["key"]
+        for _ in range(ROUNDS):
+            line, clock = yield Look(scope, key)
+            at = clock if now is None else now
+            moved = move.apply(line, at, given)
+            if line is None or moved is None:
+                return []
+            # An instant of a test's own clock means nothing to the store's.
+            until = keep_until(moved.line) if now is None else None
+            seen = Seen(line["incarnation"], line["version"])
+            if (yield Swap(scope, key, seen, moved.line, until)):
+                return [{**(line if moved.line is None else moved.line), "now": at}]
+        raise StoreUnavailableError(LOST)
+
+    return ask
+
+
+def _resumable(
+    *, now: Instant | None, after_created: int, after_scope: str, after_key: str, limit: int
+) -> Asking[Rows]:
+    after: Place = (after_created, after_scope, after_key)
+    while True:
+        page: Sequence[Line]
+        page, clock = yield Page(after, limit)
+        at = clock if now is None else now
+        rows = [{**line, "now": at} for line in page if is_resumable(line, at)]
+        if rows or len(page) < limit:
+            return rows
+        last = page[-1]
+        after = (last["created_at"], last["scope"], last["key"])
+
+
+# A driver of cells does not take a statement's rows from its function, but the verbs that lead to them.
+_COMMANDS: Final = cast(
+    "Mapping[str, Command]",
+    {
+        "find": _find,
+        "recall": _recall,
+        "recall_all": _recall_all,
+        "claim": _claim,
+        **{name: _moving(move) for name, move in MOVES.items()},
+        "resumable": _resumable,
+    },
+)

@@ -1,0 +1,165 @@
+"""The contract of cells: what `look`, `swap` and `page` promise, verb by verb.
+
+`StoreContract` says whether a store of these cells keeps records; here is what it cannot see, because it happens
+between a look and a swap. Give it cells, and pytest does the rest:
+
+    class TestMyCells(CellsContract):
+        @pytest.fixture
+        def cells(self, my_empty_database):
+            yield MyCells(my_empty_database)
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from oncekey.cells import Seen
+from oncekey.core.model import Effects, State
+from oncekey.testing.clock import START
+from oncekey.testing.contract.walking import line_of, records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncekey.cells import Cells, Place
+
+BYTES = bytes(range(256)) + b"\x00"
+
+
+def _lines(count: int = 1, state: State = State.IN_PROGRESS) -> list[dict[str, Any]]:
+    """Lines of different keys, each with all that a phased record can have."""
+    phased = [one for one in records(START) if one.state is state and one.effects is Effects.PHASED and one.intent]
+    odd = {"seed": BYTES, "request": BYTES, "operation": "é \u2028 'x'", "ttl": 1 << 62}
+    return [{**line_of(one), **odd, "created_at": number} for number, one in enumerate(phased[:count])]
+
+
+def _seen(line: Mapping[str, Any]) -> Seen:
+    return Seen(line["incarnation"], line["version"])
+
+
+def _put(cells: Cells, seen: Seen | None, line: Mapping[str, Any]) -> bool:
+    return cells.swap(line["scope"], line["key"], seen, line, None)
+
+
+def _look(cells: Cells, line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return cells.look(line["scope"], line["key"])[0]
+
+
+def _crowd(cells: Cells, seen: Seen | None, line: Mapping[str, Any], size: int = 8) -> list[str]:
+    """Who wrote, of so many that swap the same at once."""
+    start = threading.Barrier(size)
+    won: list[str] = []
+
+    def run(owner: str) -> None:
+        start.wait()
+        if _put(cells, seen, {**line, "version": line["version"] + 1, "owner": owner}):
+            won.append(owner)
+
+    threads = [threading.Thread(target=run, args=(str(number),)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return won
+
+
+class CellsContract:
+    """A cell is compared and replaced in one step, and comes back as it was."""
+
+    def test_a_line_comes_back_as_it_was(self, cells: Cells) -> None:
+        """Every column, with its type, to the byte."""
+        (line,) = _lines()
+        assert _look(cells, line) is None
+        assert _put(cells, None, line)
+        there = _look(cells, line)
+        assert there == line
+        assert there is not None
+        assert {name: type(value) for name, value in there.items()} == {name: type(line[name]) for name in line}
+
+    def test_a_swap_compares_incarnation_and_version(self, cells: Cells) -> None:
+        """And absence: what was not seen as it is, is not written (P1)."""
+        line, other = _lines(2)
+        after = {**line, "version": line["version"] + 1, "last_error": "after"}
+        assert not _put(cells, _seen(line), after)
+        assert _put(cells, None, line)
+        for blind in (
+            None,
+            Seen(line["incarnation"], line["version"] + 1),
+            Seen(line["incarnation"], line["version"] - 1),
+            Seen(other["incarnation"], line["version"]),
+        ):
+            assert not _put(cells, blind, after), blind
+            if blind is not None:
+                assert not cells.swap(line["scope"], line["key"], blind, None, None), blind
+        assert _look(cells, line) == line
+        assert _put(cells, _seen(line), after)
+        assert _look(cells, line) == after
+
+    def test_a_line_leaves_nothing_of_the_one_before(self, cells: Cells) -> None:
+        """Columns that are None now are None."""
+        (line,) = _lines()
+        bare = {**line, "version": line["version"] + 1, "memo": None, "intent": None, "request": None}
+        assert _put(cells, None, line)
+        assert _put(cells, _seen(line), bare)
+        assert _look(cells, line) == bare
+
+    def test_a_line_is_removed(self, cells: Cells) -> None:
+        """Then there is none, and another one may come."""
+        (line,) = _lines()
+        assert _put(cells, None, line)
+        assert cells.swap(line["scope"], line["key"], _seen(line), None, None)
+        assert _look(cells, line) is None
+        assert not cells.swap(line["scope"], line["key"], _seen(line), None, None)
+        assert _put(cells, None, line)
+
+    def test_keys_and_scopes_are_compared_byte_by_byte(self, cells: Cells) -> None:
+        """Neither case, nor padding, nor normal form, nor where the scope ends makes two keys one (R30)."""
+        names = [
+            ("s", "a"),
+            ("s", "A"),
+            ("s", "a "),
+            ("s ", "a"),
+            ("s", "\u00e9"),
+            ("s", "e\u0301"),
+            ("sa", ""),
+            ("", "sa"),
+        ]
+        (line,) = _lines()
+        for scope, key in names:
+            assert cells.look(scope, key)[0] is None, (scope, key)
+            assert cells.swap(scope, key, None, {**line, "scope": scope, "key": key}, None)
+        for scope, key in names:
+            assert cells.look(scope, key)[0] == {**line, "scope": scope, "key": key}
+
+    def test_of_many_swaps_one_is_written(self, cells: Cells) -> None:
+        """Everybody has seen the same line, or none (R50)."""
+        there, new = _lines(2)
+        assert _put(cells, None, there)
+        for seen, line in ((_seen(there), there), (None, new)):
+            won = _crowd(cells, seen, line)
+            after = _look(cells, line)
+            assert after is not None
+            assert won == [after["owner"]]
+
+    def test_a_page_has_what_is_unfinished_oldest_first(self, cells: Cells) -> None:
+        """From behind a place on, no more than asked for, and nothing that is done."""
+        lines, done = _lines(7), _lines(1, State.UNKNOWN)
+        for line in (*reversed(lines), *done):
+            assert _put(cells, None, line)
+        after: Place = (-1, "", "")
+        found: list[Mapping[str, Any]] = []
+        for _ in range(len(lines)):
+            page, _ = cells.page(after, 3)
+            assert len(page) <= 3  # noqa: PLR2004  (as asked)
+            if not page:
+                break
+            found += page
+            after = (page[-1]["created_at"], page[-1]["scope"], page[-1]["key"])
+        assert found == lines
+
+    def test_the_clock_goes_on(self, cells: Cells) -> None:
+        """It counts microseconds, and does not go back."""
+        instants = [cells.look("nobody", "nothing")[1] for _ in range(3)]
+        assert instants == sorted(instants)
+        assert START // 2 < instants[0] < START * 2

@@ -1,0 +1,436 @@
+"""The table is the law: a walk over every row of TRANSITIONS and every combination of what its guards look at.
+
+Each record is planted as it could never be brought about in reasonable time, then each move is tried on it. The store
+has to accept the move exactly if the store's guards of one of its rows hold; whoever moves is not asked, and what the
+mover answers for is as the mover says. So a store that looks at less than the table, or at more, is named here with the
+very record. Where a store shares transactions, all tries of a move are made in one that is rolled back.
+
+Effects, recovery, memo and open call are combined in every way. No guard looks at two clocks of a record, so of lease,
+deadline and expiry one at a time is over. From a state that no row of a move leaves from, every thirteenth record is
+tried: nothing but the state can make those differ. The world must have no other records.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from oncekey.cells import Seen
+from oncekey.core.audit import Mover, Note
+from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.guards import Facts
+from oncekey.core.model import (
+    SECOND,
+    Announcement,
+    Deferred,
+    Discarded,
+    Doubtful,
+    Effects,
+    EntryKind,
+    HandedBack,
+    Intent,
+    Lease,
+    MemoEntry,
+    Outcome,
+    Parcel,
+    ParcelKind,
+    Record,
+    Recovery,
+    Retryable,
+    Snapshot,
+    State,
+)
+from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.operate import Move as Operators
+from oncekey.core.transitions import ROWS, Actor, Row, Trigger, upheld
+from oncekey.core.upkeep import Expired
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.rows import COLUMNS, memo_text, response_params
+from oncekey.stores.saying import said
+from oncekey.testing.claims import LEASE, a_claim, again, answered
+
+if TYPE_CHECKING:
+    from oncekey.cells import Cells
+    from oncekey.core.model import Claim, Instant, Settlement
+    from oncekey.core.upkeep import Gone
+    from oncekey.flow import Flow, Steps
+    from oncekey.ports import Store
+    from oncekey.testing.contract.world import Plant, World
+
+Try: TypeAlias = "Callable[[Store, Record], Flow[bool] | None]"
+"""Tries a move and says whether it was written; None: this store has no such move."""
+
+UNWALKED: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        24: "a parcel's claim is the proof, and the record and its parcel move together under their locks",
+        25: "as 24",
+        26: "as 24",
+        27: "as 24",
+        28: "as 24",
+    }
+)
+"""Rows that the walk leaves out, and why. The list may only become shorter."""
+
+EXCEPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
+"""Moves of the shipped stores that accept more or less than the table, and why. The list may only become shorter."""
+
+_MEMO = (MemoEntry("order", EntryKind.PHASE, "7"),)
+_CHARGE = MemoEntry("charge", EntryKind.CALL, '"ch_1"')
+_NEW = "walked"
+_STRIDE: Final = 13
+_RECOVERIES: Final = (Recovery.RETRY, Recovery.RESUME, Recovery.UNKNOWN)
+
+
+def records(now: Instant) -> Iterator[Record]:
+    """One record for every combination of what a guard looks at, as the store's clock says `now`."""
+    intents = (
+        None,
+        _intent(now, None),
+        _intent(now, now + 1),
+        _intent(now, now),
+        _intent(now, now + 1, sends=2),
+    )
+    for state in State:
+        facts = product(Effects, _RECOVERIES, ((), _MEMO), intents, _clocks(state, now))
+        for effects, recovery, memo, intent, (lease, deadline, expires_at) in facts:
+            if state is State.COMPLETED and intent is not None:
+                continue  # stores may refuse such a row, and no move leads to one
+            yield _record(
+                state,
+                effects=effects,
+                recovery=recovery,
+                memo=memo,
+                intent=intent,
+                lease_until=lease,
+                deadline=deadline,
+                expires_at=expires_at,
+            )
+
+
+def _clocks(state: State, now: Instant) -> tuple[tuple[Instant | None, Instant, Instant], ...]:
+    """Lease, deadline and expiry; only a record in progress has a lease."""
+    over, left = now, now + 1
+    if state is State.IN_PROGRESS:
+        return (over, left, left), (left, over, left), (left, left, over)
+    return (None, left, over), (None, left, left)
+
+
+def planting(cells: Cells) -> Plant:
+    """How records are planted in a store of cells: by a swap, whatever is there."""
+
+    def plant(lines: Sequence[Mapping[str, Any]]) -> None:
+        for line in lines:
+            there, _ = cells.look(line["scope"], line["key"])
+            seen = None if there is None else Seen(there["incarnation"], there["version"])
+            assert cells.swap(line["scope"], line["key"], seen, line, None)
+
+    return plant
+
+
+def line_of(record: Record) -> dict[str, Any]:
+    """A record as the columns of its row, for a store to plant it."""
+    answer: dict[str, Any] = {} if record.response is None else {**response_params(record.response)}
+    plain = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
+    return {
+        **dict.fromkeys(COLUMNS),
+        **plain,
+        **answer,
+        "scope": record.id.scope,
+        "key": record.id.key,
+        "incarnation": str(record.incarnation),
+        "effects": record.effects.value,
+        "recovery": record.recovery.value,
+        "state": record.state.value,
+        "outcome": None if record.outcome is None else record.outcome.value,
+        "memo": memo_text(record.memo),
+        "intent": None if record.intent is None else json.dumps(asdict(record.intent)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """One move of a store, and the rows that it writes."""
+
+    name: str
+    rows: tuple[Row, ...]
+    tried: Try
+    effects: Effects = Effects.LOCAL
+    """Of the request that makes it, where it begins a new life."""
+
+    def expected(self, record: Record, now: Instant) -> bool:
+        """Whether the table makes the store accept it."""
+        facts = Facts(record, now, effects=self.effects, phase="charge")
+        return any(upheld(row, facts) for row in self.rows)
+
+    def meant(self, planted: Sequence[Record]) -> list[Record]:
+        """All records of the states that its rows leave from, and some of the others."""
+        sources = {row.source for row in self.rows}
+        near = [record for record in planted if record.state in sources]
+        return near + [record for record in planted if record.state not in sources][::_STRIDE]
+
+
+def _rows(*numbers: int, trigger: Trigger | None = None, to: State | None = None) -> tuple[Row, ...]:
+    chosen = (row for row in ROWS if row.number in numbers and trigger in (None, row.trigger))
+    return tuple(row for row in chosen if to in (None, row.to))
+
+
+def _record(state: State, **facts: Any) -> Record:  # noqa: ANN401  (fields of a record)
+    done = state in {State.COMPLETED, State.EXPIRED}
+    claim = a_claim()
+    return Record(
+        id=claim.id,
+        incarnation=claim.incarnation,
+        operation=claim.operation,
+        method=claim.method,
+        path=claim.path,
+        fingerprint=claim.fingerprint,
+        seed=claim.seed,
+        state=state,
+        outcome=Outcome.SUCCESS if done else None,
+        entered=True,
+        fence=3,
+        version=7,
+        owner="planted" if state is State.IN_PROGRESS else None,
+        call_timeout=claim.call_timeout,
+        ttl=claim.ttl,
+        attempts=1,
+        recovery_point="started",
+        response=answered(b"planted").response if done else None,
+        last_error="planted" if state is State.UNKNOWN else None,
+        reconcile_after=None,
+        reconcile_tries=0,
+        created_at=1,
+        last_run_at=1,
+        finished_at=2 if done else None,
+        **facts,
+    )
+
+
+def _intent(now: Instant, until: Instant | None, *, sends: int = 1) -> Intent:
+    return Intent("charge", "oncekey-7", "d1", sends, now - SECOND, now, until)
+
+
+def _written(snapshot: Snapshot | None, seen: Record) -> bool:
+    """Whether a write answered: one that only looked has the version that was there."""
+    there = None if snapshot is None else snapshot.record
+    return there is not None and there.version == seen.version + 1
+
+
+def _of(seen: Record, effects: Effects = Effects.LOCAL) -> Claim:
+    return again(a_claim(id=seen.id, effects=effects))
+
+
+def _claiming(store: Store, seen: Record) -> Flow[bool]:
+    claim = _of(seen)
+    snapshot = yield from store.claim(claim)
+    return snapshot.record is None or snapshot.record.incarnation == claim.incarnation
+
+
+def _swapping(name: str) -> Try:
+    def tried(store: Store, seen: Record) -> Flow[bool]:
+        swap = getattr(store, name)
+        snapshot = yield from (swap(seen, _NEW) if name == "doubt" else swap(_of(seen), seen))
+        return _written(snapshot, seen)
+
+    return tried
+
+
+def _renewing(store: Store, seen: Record) -> Flow[bool]:
+    return (yield from store.renew(Lease.of(seen), LEASE)) is not None
+
+
+def _settling(made: Callable[[Record], Settlement]) -> Try:
+    def tried(store: Store, seen: Record) -> Flow[bool]:
+        def body() -> Steps[bool]:
+            # A settlement that is refused looks at the record and is said again; its first statement says enough.
+            steps = store.settling(replace(Lease.of(seen), alone=False), made(seen))
+            rows = yield next(steps)
+            steps.close()
+            return bool(rows)
+
+        return said(Transaction("settle", Mode.ATOMIC, body))
+
+    return tried
+
+
+def _deferring(store: Store, seen: Record) -> Flow[bool] | None:
+    return None if store.outbox is None else _settling(lambda one: Deferred(_parcel(one)))(store, seen)
+
+
+def _parcel(seen: Record) -> Parcel:
+    return Parcel(uuid.uuid4(), ParcelKind.DEFER, seen.id, seen.incarnation, "walk", "{}", "oncekey-7")
+
+
+def _checkpointing(store: Store, seen: Record) -> Flow[bool]:
+    def body() -> Steps[bool]:
+        memo = (*seen.memo, replace(_MEMO[0], name=_NEW))
+        return _written((yield from store.phases.checkpointing(Lease.of(seen), seen.memo, memo, LEASE)), seen)
+
+    return said(Transaction("checkpoint", Mode.ATOMIC, body))
+
+
+def _announcing(store: Store, seen: Record) -> Flow[bool]:
+    sends = 1 if seen.intent is None else seen.intent.sends + 1
+    call = Announcement("charge", "oncekey-7", "d1", sends, SECOND, SECOND, SECOND)
+    return _written((yield from store.phases.announce(Lease.of(seen), seen.memo, seen.memo, call)), seen)
+
+
+def _reporting(store: Store, seen: Record) -> Flow[bool]:
+    memo = (*seen.memo, _CHARGE)
+    return _written((yield from store.phases.result(Lease.of(seen), seen.memo, memo, LEASE)), seen)
+
+
+def _withdrawing(store: Store, seen: Record) -> Flow[bool]:
+    return _written((yield from store.phases.withdraw(Lease.of(seen))), seen)
+
+
+def _sweeping(to: State) -> Try:
+    return lambda store, seen: None if store.upkeep is None else store.upkeep.sweep(seen, to, _NEW)
+
+
+def _asking_later(store: Store, seen: Record) -> Flow[bool] | None:
+    return None if store.reconcile is None else store.reconcile.later(seen, SECOND)
+
+
+def _operating(number: int) -> Try:
+    row = next(row for row in ROWS if row.number == number)
+
+    def tried(store: Store, seen: Record) -> Flow[bool]:
+        assert store.operate is not None
+        replaced = number == 34  # noqa: PLR2004  (the row)
+        memo = (*seen.memo[:-1], _CHARGE) if replaced else (*seen.memo, _CHARGE)
+        move = Operators(row, seen, answer=answered(), memo=memo, last_error=_NEW)
+        note = Note.of(seen, row.to, row.trigger, Mover(Actor.OPERATOR, _NEW), _NEW)
+        try:
+            yield from store.operate.move(seen.id, lambda _snapshot, _parcels: move, lambda _: note)
+        except StoreUnavailableError:  # what was locked does not fit
+            return False
+        return True
+
+    return lambda store, seen: None if store.operate is None else tried(store, seen)
+
+
+def _finishing(kind: Kind, effects: Effects) -> Try:
+    def tried(store: Store, seen: Record) -> Flow[bool] | None:
+        locks = store.locks
+        if locks is None:
+            return None
+        claim, ground = _of(seen, effects), Ground(kind, None if kind is Kind.NEW else seen)
+        settlement = answered() if effects is Effects.LOCAL else Deferred(_parcel(seen))
+
+        def body() -> Steps[bool]:
+            return (yield from locks.completing(claim, ground, settlement, 0)) is not None
+
+        return said(Transaction("complete", Mode.ATOMIC, body))
+
+    return tried
+
+
+MOVES: Final = (
+    Walked("claim", _rows(1), _claiming),
+    Walked("take_over", _rows(13, 16), _swapping("take_over")),
+    Walked("supersede", _rows(31, trigger=Trigger.SUPERSEDE), _swapping("supersede")),
+    Walked("doubt", _rows(15), _swapping("doubt")),
+    Walked("renew", _rows(4), _renewing),
+    Walked("settle as completed", _rows(7, 8), _settling(lambda _: answered(b"walked"))),
+    Walked("settle as retryable", _rows(10), _settling(lambda _: Retryable(_NEW))),
+    Walked("settle as unknown", _rows(12), _settling(lambda _: Doubtful(_NEW))),
+    Walked("settle as handed back", _rows(11), _settling(lambda _: HandedBack(_NEW))),
+    Walked("settle as deferred", tuple(row for row in _rows(3) if row.source is not None), _deferring),
+    Walked("discard", _rows(9), _settling(lambda _: Discarded())),
+    Walked("checkpoint", _rows(5, trigger=Trigger.CHECKPOINT), _checkpointing),
+    Walked("announce", _rows(5, trigger=Trigger.ANNOUNCE), _announcing),
+    Walked("result", _rows(6, trigger=Trigger.RESULT), _reporting),
+    Walked("withdraw", _rows(33), _withdrawing),
+    Walked("sweep to retryable", _rows(14), _sweeping(State.FAILED_RETRYABLE)),
+    Walked("sweep to unknown", _rows(15, 18), _sweeping(State.UNKNOWN)),
+    Walked("ask later", _rows(23), _asking_later),
+    Walked("answer by hand", _rows(19), _operating(19)),
+    Walked("result by hand", _rows(20), _operating(20)),
+    Walked("not executed", _rows(21), _operating(21)),
+    Walked("try the parcel again", _rows(22), _operating(22)),
+    Walked("bust", _rows(32), _operating(32)),
+    Walked("replace a result", _rows(34), _operating(34)),
+    Walked("finish a new key", _rows(2), _finishing(Kind.NEW, Effects.LOCAL)),
+    Walked("finish what failed", _rows(17), _finishing(Kind.RETRYABLE, Effects.LOCAL)),
+    Walked("finish anew", _rows(31, trigger=Trigger.COMMIT), _finishing(Kind.ANEW, Effects.LOCAL)),
+    Walked(
+        "defer anew", _rows(31, trigger=Trigger.DEFER), _finishing(Kind.ANEW, Effects.OUTBOX), effects=Effects.OUTBOX
+    ),
+)
+
+_BATCHES: Final = (
+    ("purge", _rows(30), frozenset({State.COMPLETED, State.FAILED_RETRYABLE})),
+    ("purge_kept", _rows(30), frozenset({State.EXPIRED})),
+    ("mark", _rows(29), frozenset({State.COMPLETED})),
+)
+"""Moves of many records in one statement, and which of the states of their rows they look at."""
+
+
+class Walk:
+    """The store accepts a move exactly if the table's guards hold that are the store's."""
+
+    def test_every_move_on_every_record(self, world: World) -> None:
+        """Row by row, fact by fact (R50, P1, P2)."""
+        now = world.clock.now
+        planted = tuple(records(now))
+        wrong: Counter[str] = Counter()
+        example: dict[str, Record] = {}
+        world.plant([line_of(record) for record in planted])
+        for move in MOVES:
+            meant = move.meant(planted)
+            tries = [(flow, (line_of(record),)) for record in meant if (flow := move.tried(world.store, record))]
+            if not tries:
+                continue
+            for record, written in zip(meant, world.undone(tries), strict=True):
+                if written != move.expected(record, now) and move.name not in EXCEPTIONS:
+                    case = f"{move.name} is {'written' if written else 'refused'}"
+                    wrong[case] += 1
+                    example.setdefault(case, record)
+        unnamed = [f"{case} {wrong[case]} times, as for {_facts(record)}" for case, record in example.items()]
+        assert not unnamed, "\n".join(unnamed)
+
+    def test_every_move_of_many_records(self, world: World) -> None:
+        """What is finished and expired goes without being read, by the same guards (29, 30)."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        now = world.clock.now
+        planted = tuple(records(now))
+        lines = [line_of(record) for record in planted]
+        world.plant(lines)
+        for name, rows, states in _BATCHES:
+            expected = [
+                record
+                for record in planted
+                if record.state in states and any(upheld(row, Facts(record, now)) for row in rows)
+            ]
+
+            def body(name: str = name, expected: Sequence[Record] = expected) -> Flow[tuple[int, list[str]]]:
+                gone: Gone = yield from getattr(upkeep, name)(Expired(age=0, until=now), len(planted))
+                left = []
+                for record in expected:
+                    there = (yield from world.store.find(record.id)).record
+                    if there is not None and there.version == record.version:
+                        left.append(_facts(record))
+                return gone.moved, left
+
+            ((moved, left),) = world.undone([(body(), lines)])
+            assert (moved, left) == (len(expected), []), name
+
+
+def _facts(record: Record) -> str:
+    """What a guard looks at, to be read by whoever mends a store."""
+    seen = ("state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
+    return ", ".join(f"{name}={getattr(record, name)}" for name in seen)
+
+
+def walked_rows() -> frozenset[int]:
+    """The numbers of the rows that the walk goes over."""
+    return frozenset({row.number for move in MOVES for row in move.rows} | {29, 30})

@@ -1,0 +1,130 @@
+"""The shipped contract on stores that are made of look, swap and page."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from oncekey.cells import Seen
+from oncekey.drivers.cells import AsyncCellDriver, CellDriver
+from oncekey.stores.cells import CellStore
+from oncekey.testing.contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio
+
+
+class DictCells:
+    """Cells in a dictionary."""
+
+    def __init__(self):
+        self.lines = {}
+        self._lock = threading.Lock()
+
+    def look(self, scope, key):
+        line = self.lines.get((scope, key))
+        return (None if line is None else dict(line)), time.time_ns() // 1000
+
+    def swap(self, scope, key, seen, line, keep_until):
+        with self._lock:
+            there = self.lines.get((scope, key))
+            if (seen and (seen.incarnation, seen.version)) != (there and (there["incarnation"], there["version"])):
+                return False
+            if line is None:
+                del self.lines[scope, key]
+            else:
+                self.lines[scope, key] = dict(line)
+            return True
+
+    def page(self, after, limit):
+        with self._lock:
+            lines = [
+                (line["created_at"], line["scope"], line["key"], line)
+                for line in self.lines.values()
+                if line["effects"] == "phased" and line["state"] in ("in_progress", "failed_retryable")
+            ]
+        behind = sorted((line for line in lines if line[:3] > after), key=lambda line: line[:3])
+        return [line[3] for line in behind[:limit]], time.time_ns() // 1000
+
+    def close(self):
+        pass
+
+
+class AsyncDictCells:
+    """The same for asyncio."""
+
+    def __init__(self, cells):
+        self._cells = cells
+
+    async def look(self, *args):
+        return self._cells.look(*args)
+
+    async def swap(self, *args):
+        return self._cells.swap(*args)
+
+    async def page(self, *args):
+        return self._cells.page(*args)
+
+    async def close(self):
+        self._cells.close()
+
+
+class TestAsyncCells(StoreContract):
+    @pytest.fixture
+    def world(self):
+        with under_asyncio(CellStore, AsyncCellDriver(AsyncDictCells(DictCells()))) as world:
+            yield world
+
+
+class TestWalk(Walk):
+    @pytest.fixture
+    def world(self):
+        cells = DictCells()
+        with blocking(CellStore, CellDriver(cells), plant=planting(cells)) as world:
+            yield world
+
+
+class ComparesNothing(DictCells):
+    def swap(self, scope, key, seen, line, keep_until):
+        there = self.lines.get((scope, key))
+        found = there and Seen(there["incarnation"], there["version"])
+        return super().swap(scope, key, found, line, keep_until)
+
+
+class ComparesNoIncarnation(DictCells):
+    def swap(self, scope, key, seen, line, keep_until):
+        there = self.lines.get((scope, key))
+        found = seen and there and replace(seen, incarnation=there["incarnation"])
+        return super().swap(scope, key, found, line, keep_until)
+
+
+class ForgetsBytes(DictCells):
+    def look(self, scope, key):
+        line, now = super().look(scope, key)
+        return (line and {**line, "request": line["request"] and line["request"].split(b"\0")[0]}), now
+
+
+class PagesNothing(DictCells):
+    def page(self, after, limit):
+        return [], super().page(after, limit)[1]
+
+
+@pytest.mark.parametrize("broken", [ComparesNothing, ComparesNoIncarnation, ForgetsBytes, PagesNothing])
+def test_cells_with_one_thing_wrong_do_not_pass(broken):
+    def fails(scenario):
+        try:
+            scenario(broken())
+        except Exception:
+            return True
+        return False
+
+    made = CellsContract()
+    scenarios = [run for name, run in inspect.getmembers(made, inspect.ismethod) if name.startswith("test_")]
+    assert any(fails(scenario) for scenario in scenarios)
+
+
+class TestCells(CellsContract):
+    @pytest.fixture
+    def cells(self):
+        return DictCells()
