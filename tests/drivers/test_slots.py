@@ -93,7 +93,8 @@ async def test_who_hopes_is_not_sent_away_by_a_newcomer() -> None:
     first, second = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))
     await asyncio.sleep(0)
     slots.release()
-    assert slots.taken()  # before the one who hoped goes on
+    assert slots.full  # whoever comes now comes after the second one
+    assert slots.taken()  # by one who does not ask, before the first goes on
     await asyncio.sleep(0)
     assert not first.done()
     slots.release()

@@ -54,8 +54,8 @@ class AsyncSlots:
 
     @property
     def full(self) -> bool:
-        """Whether whoever comes now has to wait."""
-        return self._free == 0
+        """Whether whoever comes now has to wait; one who overtakes those that hope would send them away in vain."""
+        return self._free == 0 or bool(self._hoping)
 
     def taken(self) -> bool:
         """Take a place if one is free: nothing is awaited, and no timer needed."""
@@ -72,9 +72,9 @@ class AsyncSlots:
     async def room(self, seconds: float) -> bool:
         """Wait a moment for a place to come free, and do not take it: whether there is one now.
 
-        A newcomer may take the place before the one who was told of it goes on; then that one waits on, as the first.
+        Somebody may take the place before the one who was told of it goes on; then that one waits on, as the first.
         """
-        if self._free > 0:
+        if not self.full:
             return True
         deadline = time.monotonic() + seconds
         told = await self._told(self._hoping, seconds, lost=self._pass_on)
