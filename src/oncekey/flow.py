@@ -52,9 +52,10 @@ class Statement:
     With a BEGIN it sets the transaction's own time-outs, so a driver sends no others along.
     """
     told: str | None = None
-    """The same for a driver that can send such a message only as text, and so sees no rows.
+    """The same for a driver that can send such a message only as text, and so sees how many rows there are, not them.
 
-    It tells its row as JSON, in a notice with the SQLSTATE `OK001`. With a BEGIN it may also tell nothing: then
+    It tells its row as JSON, in a notice with the SQLSTATE `OK001`. With a BEGIN it may also tell nothing. If it has a
+    row all the same, what is asked for most was found, and the statement is answered with no rows; if it has none,
     `command` is to be executed. Its parameters are those of `command`, and all texts among them are bytes.
     """
     reads: bool = False

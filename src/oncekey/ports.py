@@ -198,12 +198,12 @@ class Locks(Protocol):
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4). It folds."""
 
     def completing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Steps[Sealed | None]:
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
 
     def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
         """`completing` as one statement that fails where the key is taken, so that it may travel with the COMMIT.
 

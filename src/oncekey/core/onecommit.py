@@ -22,8 +22,9 @@ class Locked:
 
     got: bool
     snapshot: Snapshot
-    begun: Instant
-    """When the transaction began, by the store's clock: a handler that commits by itself cannot keep it (L5)."""
+    """The record, and the store's clock; a driver that finds a new key in the message of its BEGIN reads no clock."""
+    begun: int
+    """What this transaction is known by, and no other: a handler that commits by itself cannot keep it (L5)."""
     other: bool = False
     """The lock was seen in the hands of another request under the same key, and the record was read after that."""
 

@@ -11,7 +11,7 @@ from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_guard import GuardedConnection
 from oncekey.drivers.asyncpg_saying import commit, commit_with, execute, undo
 from oncekey.drivers.guard import OVER, Lending
-from oncekey.drivers.postgres_folding import row_told
+from oncekey.drivers.postgres_folding import FOUND, row_told
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
@@ -69,8 +69,11 @@ class AsyncpgTransaction:
 
     @property
     def told(self) -> Rows | None:
-        """What a first statement that went along with BEGIN told. None: nothing."""
-        return None if self._raw.told is None else [row_told(self._raw.told)]
+        """What a first statement that went along with BEGIN found. None: it has to be said by itself."""
+        raw = self._raw
+        if raw.told is None:
+            return () if raw.tag == FOUND else None
+        return [row_told(raw.told)]
 
     async def say(self, statement: Statement) -> Rows:
         """Execute a statement of ours, before the handler was there."""

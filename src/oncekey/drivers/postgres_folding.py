@@ -23,6 +23,9 @@ _DECODED: Final = json.JSONDecoder().decode  # what `json.loads` calls after it 
 TOLD: Final = "OK001"
 """The SQLSTATE of a notice that tells a row."""
 
+FOUND: Final = "SELECT 1"
+"""How a message is answered whose last statement has a row."""
+
 TAKEN: Final = "23505"
 """The SQLSTATE of a record that finds its place taken."""
 

@@ -77,14 +77,14 @@ def commit(connection: StoreConnection, what: str) -> None:
 
 
 def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
-    """Begin a transaction with its first statement in the same message. None: it told nothing."""
+    """Begin a transaction with its first statement in the same message. None: it has to be said by itself."""
     connection.told = None
     try:
-        refuse_failed(said(connection, f"{BEGIN};{as_text(first)}"))
+        results = said(connection, f"{BEGIN};{as_text(first)}")
+        refuse_failed(results)
     except FAILURES as error:
         raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
-    row = _told(connection)
-    return None if row is None else [row]
+    return _found(connection, results[-1])
 
 
 def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
@@ -151,11 +151,11 @@ async def abegin_with(connection: AsyncStoreConnection, first: Statement) -> Row
     """`begin_with`, awaited."""
     connection.told = None
     try:
-        refuse_failed(await asaid(connection, f"{BEGIN};{as_text(first)}"))
+        results = await asaid(connection, f"{BEGIN};{as_text(first)}")
+        refuse_failed(results)
     except FAILURES as error:
         raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
-    row = _told(connection)
-    return None if row is None else [row]
+    return _found(connection, results[-1])
 
 
 async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
@@ -213,6 +213,14 @@ def _ended(
     if row is None:
         raise lost_commit(what)  # it was committed, but nobody heard of it
     return row
+
+
+def _found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) -> Rows | None:
+    """What a first statement told; nothing but that it has a row is said where there is nothing to tell."""
+    row = _told(connection)
+    if row is None:
+        return () if last.ntuples else None
+    return [row]
 
 
 def _told(connection: StoreConnection | AsyncStoreConnection) -> Row | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import Completed, Deferred
+from oncekey.core.model import Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
 from oncekey.flow import Fold, Mode, Transaction
 from oncekey.stores.rows import claim_params, headers_text, response_params, snapshot_of, version_proof
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim, Instant
+    from oncekey.core.model import Claim
     from oncekey.flow import Flow, Row, Statement, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
@@ -37,6 +37,9 @@ WRITTEN: tuple[str, ...] = (
 
 LONGEST_FOLDED: Final = 32 * 1024
 """Bytes of an answer that may travel as text in the message of a COMMIT; a longer one is cheaper in one of its own."""
+
+FRESH: Final = Snapshot(None, 0)
+"""What a message that tells no rows finds of a new key. It reads no clock: nothing is written before the COMMIT."""
 
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 MOST_MILLIS: Final = 2**31 - 1
@@ -71,13 +74,16 @@ class LockStore:
             "lease_ms": min(max(1, claim.lease // 1000), MOST_MILLIS),
             "deadline_ms": min(max(1, claim.deadline // 1000), MOST_MILLIS),
         }
-        row = (yield self._statements.fold("lock", params, told="enter"))[0]
+        rows = yield self._statements.fold("lock", params, told="enter")
+        if not rows:
+            return Locked(got=True, snapshot=FRESH, begun=lock.number)
+        row = rows[0]
         return Locked(
             got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
         )
 
     def completing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Steps[Sealed | None]:
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
         rows = yield self._finished(claim, ground, settlement)
@@ -104,12 +110,12 @@ class LockStore:
                 assert_never(settlement)
         return self._statements.say(name, params)
 
-    def _sealed(self, row: Row, begun: Instant) -> Sealed:
-        """What the written record says; a transaction that began at another time is not the first one any more."""
-        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=int(row["begun"]) == begun)
+    def _sealed(self, row: Row, begun: int) -> Sealed:
+        """What the written record says; a transaction that does not know its lock is not the first one any more."""
+        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=row["begun"] == begun)
 
     def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
         """`completing` as one statement that fails where the key is taken, for the message of the COMMIT.
 
