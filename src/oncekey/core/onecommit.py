@@ -58,7 +58,8 @@ class Ground:
 class Sealed:
     """The finished record is written."""
 
-    expires_at: Instant
+    expires_at: Instant | None
+    """To the second, which is what a client is told. None: nobody heard of it."""
     in_one_commit: bool
     """False if the handler ended its own transaction: its rows are in, and the record follows them (F16)."""
 

@@ -117,16 +117,16 @@ class AsyncpgTransaction:
             self._committed = True
             self._take_back()
             cleans = self._lending.used and self._cleans
-            row = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
-            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
-            self._over = row is not None and self._pool.given_at_once(self._raw)
+            rows = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
+            self._cleans = self._cleans and rows is None  # otherwise it was done with the commit
+            self._over = rows is not None and self._pool.given_at_once(self._raw)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
         finally:
             if not self._over:
                 await self.rollback()
-        return None if row is None else [row]
+        return rows
 
     async def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""

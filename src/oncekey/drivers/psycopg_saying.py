@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres_errors import lost_commit, not_committed, unsure_commit
+from oncekey.drivers.postgres_errors import not_committed, unsure_commit
 from oncekey.drivers.postgres_folding import as_text, row_told
 from oncekey.drivers.psycopg_errors import (
     FAILURES,
@@ -87,7 +87,7 @@ def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
     return _found(connection, results[-1])
 
 
-def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
+def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
     """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken."""
     connection.unsure, connection.told = False, None
     try:
@@ -158,7 +158,7 @@ async def abegin_with(connection: AsyncStoreConnection, first: Statement) -> Row
     return _found(connection, results[-1])
 
 
-async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
+async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
     """`commit_with`, awaited."""
     connection.unsure, connection.told = False, None
     try:
@@ -188,7 +188,7 @@ def _answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
 
 def _ended(
     connection: StoreConnection | AsyncStoreConnection, results: list[PGresult], name: str, what: str
-) -> Row | None:
+) -> Rows | None:
     """What the answers to a last statement, COMMIT and the clean-up mean.
 
     The server executes a message up to the first statement that fails: so where the last statement failed there is no
@@ -210,9 +210,7 @@ def _ended(
     if connection.unsure:
         raise unsure_commit(what)
     row = _told(connection)
-    if row is None:
-        raise lost_commit(what)  # it was committed, but nobody heard of it
-    return row
+    return () if row is None else [row]
 
 
 def _found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) -> Rows | None:

@@ -6,10 +6,11 @@ written once is never a dead tuple.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import Completed, Deferred, Snapshot
+from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
 from oncekey.flow import Fold, Mode, Transaction
 from oncekey.stores.rows import claim_params, headers_text, response_params, snapshot_of, version_proof
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim
-    from oncekey.flow import Flow, Row, Statement, Steps, Value
+    from oncekey.core.model import Claim, Duration, Instant
+    from oncekey.flow import Flow, Row, Rows, Statement, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
-ASKED: tuple[str, ...] = ("lock", "enter", "seal", "held", "holder")
+ASKED: tuple[str, ...] = ("lock", "enter", "seal", "was_sealed", "held", "holder")
 """What is asked of a database that knows who has which lock."""
 
 WRITTEN: tuple[str, ...] = (
@@ -44,6 +45,33 @@ FRESH: Final = Snapshot(None, 0)
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 MOST_MILLIS: Final = 2**31 - 1
 
+
+class Guess:
+    """At which second a record will expire that is written now, by the server's clock.
+
+    A client is told so in the first answer, and bringing it back from the message of a COMMIT costs a packet of its
+    own. So it is guessed, and the server, whose clock alone counts, tells what was guessed wrong. What was told came
+    some time after the clock was read. So the clock is never overestimated, and the highest estimate is the best, until
+    a clock was set.
+    """
+
+    __slots__ = ("_ahead", "_clock")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ahead: int | None = None
+
+    def second(self, ttl: Duration) -> int | None:
+        """The guess. None: nothing was told yet."""
+        return None if self._ahead is None else (int(self._clock() * SECOND) + self._ahead + ttl) // SECOND
+
+    def learn(self, instant: Instant) -> None:
+        """The server's clock, as it was a moment ago."""
+        ahead = instant - int(self._clock() * SECOND)
+        if self._ahead is None or not 0 <= self._ahead - ahead <= SECOND:
+            self._ahead = ahead
+
+
 NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL"
 
 
@@ -57,6 +85,7 @@ class LockStore:
         statements.require((*self.asked, *WRITTEN))
         self._statements = statements
         self._outbox = outbox
+        self._guess = Guess()
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
@@ -146,11 +175,25 @@ class LockStore:
             headers_text(response.headers),
             response.schema_version,
         )
+        now, ttl = self._statements.instant, claim.ttl
+        guess = self._guess.second(ttl) if now is None else (now + ttl) // SECOND
         try:
-            params: dict[str, Value] = {"given": given.encode(), "response_body": response.body}
+            params: dict[str, Value] = {
+                "given": given.encode(),
+                "response_body": response.body,
+                "now": now,
+                "guess": guess,
+            }
         except UnicodeEncodeError:
             raise StoreError(HALF_A_PAIR) from None
-        return Fold(self._statements.fold("seal", params, told="seal"), lambda rows: self._sealed(rows[0], begun))
+
+        def read(rows: Rows) -> Sealed:
+            if rows:
+                self._guess.learn(int(rows[0]["expires_at"]) - ttl)
+                return self._sealed(rows[0], begun)
+            return Sealed(expires_at=None if guess is None else guess * SECOND, in_one_commit=True)
+
+        return Fold(self._statements.fold("seal", params, told="seal", proof="was_sealed"), read)
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""

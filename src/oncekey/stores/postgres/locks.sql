@@ -16,7 +16,10 @@ FROM oncekey.lock_request_2(
 SELECT WHERE oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
-SELECT oncekey.seal(:given, :response_body, :now);
+SELECT oncekey.seal(:given, :response_body, :now, :guess);
+
+-- name: was_sealed
+SELECT oncekey.was_sealed(:given::bytea) AS committed;
 
 -- name: held
 SELECT EXISTS (

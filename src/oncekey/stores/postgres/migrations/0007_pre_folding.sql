@@ -124,8 +124,10 @@ CREATE TYPE oncekey.sealed AS (
     response_status integer, response_headers text, response_schema integer);
 
 -- The finished record of a new key, for the message of its COMMIT: it fails where the key is taken, because what comes after
--- it in the message must not happen then. The instants are the server's own, of this moment and not of BEGIN.
-CREATE FUNCTION oncekey.seal(given bytea, body bytea, at bigint) RETURNS void
+-- it in the message must not happen then. The instants are the server's own, of this moment and not of BEGIN. The client has
+-- guessed the second at which the record expires; it is told what it guessed wrong, or if the transaction does not know its
+-- lock any more, and nothing else.
+CREATE FUNCTION oncekey.seal(given bytea, body bytea, at bigint, guess bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     it oncekey.sealed := convert_from(given, 'UTF8')::oncekey.sealed;
@@ -145,8 +147,21 @@ BEGIN
         it.seed, 'completed', it.outcome, it.entered, 1, 1, instant + it.deadline, it.call_timeout, it.ttl, 1, 'finished',
         it.response_status, it.response_headers, body, it.response_schema,
         instant, instant, instant, instant + it.ttl);
-    -- By the transaction's own number a client can ask what became of the COMMIT, if something after it fails.
-    RAISE INFO USING ERRCODE = 'OK001', MESSAGE = '{"expires_at":' || instant + it.ttl || ',"begun":'
-        || COALESCE(NULLIF(current_setting('oncekey.begun', true), ''), 'null') || ',"xact":' || pg_current_xact_id() || '}';
+    IF (instant + it.ttl) / 1000000 IS DISTINCT FROM guess OR COALESCE(current_setting('oncekey.begun', true), '') = '' THEN
+        RAISE INFO USING ERRCODE = 'OK001', MESSAGE = '{"expires_at":' || instant + it.ttl || ',"begun":'
+            || COALESCE(NULLIF(current_setting('oncekey.begun', true), ''), 'null') || '}';
+    END IF;
+END
+$$;
+
+-- Whether that record is there, for who sent it and heard an error that may be about what came after the COMMIT.
+CREATE FUNCTION oncekey.was_sealed(given bytea) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    it oncekey.sealed := convert_from(given, 'UTF8')::oncekey.sealed;
+BEGIN
+    PERFORM FROM oncekey.record AS record
+    WHERE record.scope = it.scope AND record.key = it.key AND record.incarnation = it.incarnation;
+    RETURN FOUND;
 END
 $$;
