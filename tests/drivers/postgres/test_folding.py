@@ -465,9 +465,9 @@ class TestCleaning:
             tx, look = await entered(driver, claim)
             await ask(tx, insert(item))
             monkeypatch.setattr(asyncpg_saying, "RESET", "SELECT 1 / 0")
-            monkeypatch.setattr(asyncpg_saying, "_WHAT_BECAME", "SELECT $1::text::int / 0")
+            fold = PostgresStore().locks.sealing(claim, NEW, answered(), look.begun)
             with pytest.raises(CommitAmbiguousError):
-                await sealed(tx, look, claim)
+                await tx.commit_with(replace(fold.statement, proof="SELECT 1 / 0 AS committed"))
             monkeypatch.undo()
             assert await performed(driver, a_claim(), order())
 
