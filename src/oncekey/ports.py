@@ -107,6 +107,14 @@ class Phases(Protocol):
     ) -> Steps[Snapshot | None]:
         """A finished phase, as the last statement of its own transaction. None: not ours any more."""
 
+    def keeping(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Fold[None] | None:
+        """`checkpointing` as one statement that fails where the record is not ours, for the message of the COMMIT.
+
+        None: this one has to be written by `checkpointing`.
+        """
+
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
     ) -> Flow[Snapshot | None]:

@@ -29,6 +29,9 @@ FOUND: Final = "SELECT 1"
 TAKEN: Final = "23505"
 """The SQLSTATE of a record that finds its place taken."""
 
+NOT_OURS: Final = "OK002"
+"""The SQLSTATE of a step whose record has another owner."""
+
 RECORD: Final = ("oncekey", "record")
 """The table that this is about: a business row that violates a constraint of its own is something else."""
 

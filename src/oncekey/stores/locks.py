@@ -13,6 +13,7 @@ from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
 from oncekey.flow import Fold, Mode, Transaction
+from oncekey.stores.folding import HALF_A_PAIR, LONGEST_FOLDED, row_text
 from oncekey.stores.rows import claim_params, headers_text, response_params, snapshot_of, version_proof
 from oncekey.stores.saying import said
 
@@ -36,13 +37,9 @@ WRITTEN: tuple[str, ...] = (
     "defer_anew",
 )
 
-LONGEST_FOLDED: Final = 32 * 1024
-"""Bytes of an answer that may travel as text in the message of a COMMIT; a longer one is cheaper in one of its own."""
-
 FRESH: Final = Snapshot(None, 0)
 """What a message that tells no rows finds of a new key. It reads no clock: nothing is written before the COMMIT."""
 
-HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 MOST_MILLIS: Final = 2**31 - 1
 
 
@@ -216,16 +213,3 @@ class LockStore:
 
 def _numbers(lock: Lock) -> dict[str, Value]:
     return {"lock": lock.number, "family": lock.family, "mark": lock.mark}
-
-
-def row_text(*values: str | bytes | int) -> str:
-    """A row as PostgreSQL reads one that is written as text: what a text has of its own marks is doubled."""
-    pieces = []
-    for value in values:
-        if isinstance(value, str):
-            pieces.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
-        elif isinstance(value, bytes):
-            pieces.append('"\\\\x' + value.hex() + '"')
-        else:  # or a boolean, whose name in Python PostgreSQL reads, too
-            pieces.append(f"{value:d}" if type(value) is int else str(bool(value)))
-    return "(" + ",".join(pieces) + ")"

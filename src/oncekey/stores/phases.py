@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.core.errors import StoreError
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
-from oncekey.flow import Mode, Transaction
+from oncekey.flow import Fold, Mode, Transaction
+from oncekey.stores.folding import HALF_A_PAIR, LONGEST_FOLDED, row_text
 from oncekey.stores.rows import memo_text, owner_proof, records_of, snapshot_of
 from oncekey.stores.saying import repeated, said
 
@@ -37,6 +39,29 @@ class PhaseStore:
     ) -> Steps[Snapshot | None]:
         """A finished phase, as the last statement of its own transaction (row 5). None: not ours any more."""
         return (yield from self._write("checkpoint", lease, seen, memo, {"lease": span}))
+
+    def keeping(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Fold[None] | None:
+        """`checkpointing` as one statement that fails where the record is not ours, for the message of the COMMIT."""
+        written = memo_text(memo)
+        if written is None or len(written) > LONGEST_FOLDED or not self._statements.has("keep"):
+            return None
+        given = row_text(
+            lease.id.scope,
+            lease.id.key,
+            lease.incarnation.hex,
+            lease.fence,
+            recovery_point(memo),
+            span,
+            memo_text(seen),
+            written,
+        )
+        try:
+            params: dict[str, Value] = {"given": given.encode()}
+        except UnicodeEncodeError:
+            raise StoreError(HALF_A_PAIR) from None
+        return Fold(self._statements.fold("keep", params, told="keep", proof="was_kept"), lambda _: None)
 
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement

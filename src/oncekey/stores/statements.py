@@ -25,6 +25,10 @@ class Statements:
         if missing:
             raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
 
+    def has(self, name: str) -> bool:
+        """Whether the store has words for something that it need not have."""
+        return name in self._commands
+
     def say(
         self,
         name: str,
