@@ -13,8 +13,16 @@ from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.folding import HALF_A_PAIR, LONGEST_FOLDED, row_text
-from oncekey.stores.rows import claim_params, headers_text, response_params, snapshot_of, version_proof
+from oncekey.stores.rows import (
+    HALF_A_PAIR,
+    LONGEST_FOLDED,
+    claim_params,
+    folded_row,
+    headers_text,
+    response_params,
+    snapshot_of,
+    version_proof,
+)
 from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
@@ -152,7 +160,7 @@ class LockStore:
         response = settlement.response
         if response.body is not None and len(response.body) > LONGEST_FOLDED:
             return None
-        given = row_text(
+        given = folded_row(
             claim.id.scope,
             claim.id.key,
             claim.incarnation.hex,
@@ -174,15 +182,7 @@ class LockStore:
         )
         now, ttl = self._statements.instant, claim.ttl
         guess = self._guess.second(ttl) if now is None else (now + ttl) // SECOND
-        try:
-            params: dict[str, Value] = {
-                "given": given.encode(),
-                "response_body": response.body,
-                "now": now,
-                "guess": guess,
-            }
-        except UnicodeEncodeError:
-            raise StoreError(HALF_A_PAIR) from None
+        params: dict[str, Value] = {"given": given, "response_body": response.body, "now": now, "guess": guess}
 
         def read(rows: Rows) -> Sealed:
             if rows:

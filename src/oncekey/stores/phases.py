@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.core.errors import StoreError
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.folding import HALF_A_PAIR, LONGEST_FOLDED, row_text
-from oncekey.stores.rows import memo_text, owner_proof, records_of, snapshot_of
+from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owner_proof, records_of, snapshot_of
 from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
@@ -44,10 +42,10 @@ class PhaseStore:
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Fold[None] | None:
         """`checkpointing` as one statement that fails where the record is not ours, for the message of the COMMIT."""
-        written = memo_text(memo)
-        if written is None or len(written) > LONGEST_FOLDED or not self._statements.has("keep"):
+        written = memo_text(memo) if self._statements.has("keep") else None
+        if written is None or len(written) > LONGEST_FOLDED:
             return None
-        given = row_text(
+        given = folded_row(
             lease.id.scope,
             lease.id.key,
             lease.incarnation.hex,
@@ -57,11 +55,8 @@ class PhaseStore:
             memo_text(seen),
             written,
         )
-        try:
-            params: dict[str, Value] = {"given": given.encode()}
-        except UnicodeEncodeError:
-            raise StoreError(HALF_A_PAIR) from None
-        return Fold(self._statements.fold("keep", params, told="keep", proof="was_kept"), lambda _: None)
+        said = self._statements.fold("keep", {"given": given}, told="keep", proof="was_kept")
+        return Fold(said, lambda _: None)
 
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement

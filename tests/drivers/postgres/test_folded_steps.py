@@ -15,8 +15,8 @@ from oncekey.core.errors import RolledBackError
 from oncekey.core.model import Effects, EntryKind, MemoEntry, Proceed, Recovery
 from oncekey.core.policy import Policy
 from oncekey.drivers import asyncpg_saying, psycopg_saying
-from oncekey.stores.folding import LONGEST_FOLDED
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.rows import LONGEST_FOLDED
 from oncekey.testing.claims import LEASE, a_claim
 from oncekey.testing.clock import START, ManualClock
 from oncekey.testing.contract.phased import CHARGE, ORDER, REQUEST

@@ -36,8 +36,8 @@ from oncekey.drivers import asyncpg_saying, psycopg_saying
 from oncekey.drivers.postgres_folding import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
-from oncekey.stores.folding import LONGEST_FOLDED, row_text
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.rows import LONGEST_FOLDED, row_text
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.clock import START, ManualClock
 
