@@ -1,4 +1,5 @@
--- A finished phase in the message of its COMMIT, as 0007 does it for a finished record. It builds on no post before it.
+-- Stands alone: it builds on no post before it.
+-- A finished phase in the message of its COMMIT, as 0007 does it for a finished record.
 
 CREATE TYPE oncekey.kept AS (
     scope text, key text, incarnation uuid, fence bigint, recovery_point text, lease bigint, seen_memo text, memo text);
