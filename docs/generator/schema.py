@@ -129,8 +129,8 @@ def page() -> str:
         FOREIGN_KEY,
         "On SQLite leave it out: oncekey does not switch the enforcement of foreign keys on.",
         "## Constraints",
-        "The table refuses a row that breaks one of its own. On PostgreSQL each costs time with every write, so "
-        "`record` has one only; `oncekey doctor` looks for rows that break the others.",
+        "SQLite's table refuses a row that breaks one. On PostgreSQL each costs time with every write, so "
+        "`oncekey doctor` looks for such rows instead.",
         table(
             ("Constraint", "PostgreSQL", "SQLite", "What it keeps out or sees to"),
             [(f"`{name}`", *constraints()[name], CHECKS[name]) for name in constraints()],

@@ -52,10 +52,16 @@ class Statement:
     With a BEGIN it sets the transaction's own time-outs, so a driver sends no others along.
     """
     told: str | None = None
-    """The same for a driver that can send such a message only as text, and so sees no rows.
+    """The same for a driver that can send such a message only as text, and so sees how many rows there are, not them.
 
-    It tells its row as JSON, in a notice with the SQLSTATE `OK001`. With a BEGIN it may also tell nothing: then
-    `command` is to be executed. Its parameters are those of `command`, and all texts among them are bytes.
+    It tells its row as JSON, in a notice with the SQLSTATE `OK001`. If it has a row and tells nothing, there is nothing
+    to tell, and the statement is answered with no rows; if it has none, which may be with a BEGIN, `command` is to be
+    executed. Its parameters are those of `command`, and all texts among them are bytes.
+    """
+    proof: Command | None = None
+    """For one that travels with a COMMIT: says, with the same parameters, whether that is `committed`.
+
+    It is asked if something fails after the COMMIT in the same message, and the driver cannot tell what did.
     """
     reads: bool = False
     """Whether it may be answered before its transaction begins, where beginning is to wait for a turn to write."""

@@ -109,6 +109,14 @@ class Phases(Protocol):
     ) -> Steps[Snapshot | None]:
         """A finished phase, as the last statement of its own transaction. None: not ours any more."""
 
+    def keeping(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Fold[None] | None:
+        """`checkpointing` as one statement that fails where the record is not ours, for the message of the COMMIT.
+
+        None: this one has to be written by `checkpointing`.
+        """
+
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
     ) -> Flow[Snapshot | None]:
@@ -200,12 +208,12 @@ class Locks(Protocol):
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4). It folds."""
 
     def completing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Steps[Sealed | None]:
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
 
     def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
         """`completing` as one statement that fails where the key is taken, so that it may travel with the COMMIT.
 

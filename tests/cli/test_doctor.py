@@ -149,10 +149,18 @@ BROKEN = {
     "lease_until = NULL": "owned_in_progress",
     "state = 'failed_retryable'": "owned_only_in_progress",
     "state = 'unknown', owner = NULL, lease_until = NULL": "unknown_has_ticket",
+    "state = 'completed', owner = NULL, lease_until = NULL": "completed_has_answer",
+    "state = 'completed', owner = NULL, lease_until = NULL, outcome = 'success', response_status = 200, "
+    "response_headers = '[]', response_schema = 1": "completed_has_answer",
     "memo_version = 9": "work_fits",
     "incarnation = gen_random_uuid()": "work_has_record",
     "state = 'completed', owner = NULL, lease_until = NULL, outcome = 'success', response_status = 200, "
     "response_headers = '[]', response_schema = 1, finished_at = 1": "completed_has_no_intent",
+}
+BESIDE = {
+    "intent = NULL": "memo_has_version",
+    "memo_version = 0": "memo_has_version",
+    "reconcile_tries = -1": "tries_count_up",
 }
 
 
@@ -160,17 +168,17 @@ def test_rows_that_mean_nothing_are_errors(postgres_dsn):
     """What the table does not refuse by itself; each alone, and nothing about a row that is as it should be."""
     with closing(wire.connect(postgres_dsn)) as engine, psycopg.connect(postgres_dsn, autocommit=True) as raw:
         engine.migrate()
-        rules = dict.fromkeys(BROKEN)
-        for change in BROKEN:
+        rules = {}
+        for change in (*BROKEN, *BESIDE):
             claim = a_claim(request=b"kept")
             engine.begin(claim, Policy())
             raw.execute("UPDATE oncekey.work SET intent = '{}', memo_version = 1")
             raw.execute("UPDATE oncekey.record SET memo_version = 1")
             assert [one["level"] for one in about(examined(postgres_dsn), "records")] == ["ok"]
-            raw.execute(f"UPDATE oncekey.record SET {change}".encode())
+            raw.execute(f"UPDATE oncekey.{'record' if change in BROKEN else 'work'} SET {change}".encode())
             rules[change] = {one["seen"] for one in about(examined(postgres_dsn), "records", "error")}
             raw.execute("TRUNCATE oncekey.record, oncekey.work")
-    for change, rule in BROKEN.items():
+    for change, rule in {**BROKEN, **BESIDE}.items():
         assert f"1 against the rule {rule}" in rules[change], change
 
 

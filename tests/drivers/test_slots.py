@@ -86,15 +86,36 @@ async def test_who_only_hopes_for_a_place_takes_none_and_comes_last() -> None:
     assert not slots.full
 
 
+async def test_who_hopes_is_not_sent_away_by_a_newcomer() -> None:
+    # Else it asks the store who is at work, at the price of its own execution, whenever a pool is busy.
+    slots = AsyncSlots(1, LATE)
+    await slots.acquire(soon())
+    first, second = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))
+    await asyncio.sleep(0)
+    slots.release()
+    assert slots.full  # whoever comes now comes after the second one
+    assert slots.taken()  # by one who does not ask, before the first goes on
+    await asyncio.sleep(0)
+    assert not first.done()
+    slots.release()
+    assert await first
+    assert slots.taken()
+    assert not second.done()
+    slots.release()
+    assert await second
+
+
 async def test_a_hope_may_be_cancelled_or_come_too_late() -> None:
     # R71
     slots = AsyncSlots(1, LATE)
     await slots.acquire(soon())
-    given_up, late = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))
+    given_up, next_one = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))
+    late = asyncio.create_task(slots.room(0))
     await asyncio.sleep(0)
-    given_up.cancel()
     slots.release()
-    assert slots.taken()  # before the one who hoped goes on
+    given_up.cancel()  # it was told, and tells the next one
+    assert await next_one
+    assert slots.taken()
     assert not await late
     slots.release()
     assert not slots.full

@@ -22,6 +22,7 @@ from oncekey.engine.local import ClaimFirst, Entry, Go
 from oncekey.engine.shell import AsyncEngine
 from oncekey.flow import adrive
 from oncekey.ports import AsyncOpenTransaction
+from oncekey.stores.locks import Guess
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.clock import START, ManualClock
 
@@ -455,3 +456,38 @@ async def test_from_17_on_the_deadline_ends_a_transaction_that_hangs_inside_a_me
             _, tx = await at.enter(a_claim(lease=7 * SECOND, deadline=9 * SECOND))
             assert await told(tx, "SELECT current_setting('transaction_timeout')") == "9s"
             await tx.rollback()
+
+
+class Ticking:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_nothing_is_guessed_before_something_was_told() -> None:
+    assert Guess(Ticking()).second(TTL) is None
+
+
+def test_the_clock_goes_on_and_the_highest_estimate_is_kept() -> None:
+    clock = Ticking()
+    guess = Guess(clock)
+    guess.learn(5_000_400_000)  # the server's clock said 5000.4 some time ago
+    clock.now += 1
+    assert guess.second(TTL) == (5_001_400_000 + TTL) // SECOND
+    guess.learn(5_001_700_000)  # told sooner
+    clock.now += 1
+    assert guess.second(0) == 5002
+    guess.learn(5_002_100_000)  # told later: the other one was better
+    clock.now += 0.5
+    assert guess.second(0) == 5003
+
+
+def test_a_clock_that_was_set_is_believed() -> None:
+    clock = Ticking()
+    guess = Guess(clock)
+    guess.learn(9_000 * SECOND)
+    for instant in (5_000 * SECOND, 7_000 * SECOND):
+        guess.learn(instant)
+        assert guess.second(TTL) == (instant + TTL) // SECOND

@@ -396,52 +396,6 @@ class TestTables:
         if name in {"claim", "claim_kept"}:
             assert '"Conflict Arbiter Indexes": ["record_pkey"]' in plan
 
-    @pytest.mark.parametrize(
-        ("change", "constraint"),
-        [
-            ("state = 'completed', owner = NULL, lease_until = NULL", "completed_has_answer"),
-            ("state = 'completed', owner = NULL, lease_until = NULL, response_status = 200", "completed_has_answer"),
-        ],
-    )
-    def test_a_row_that_means_nothing_is_refused(self, engine, raw, change, constraint):
-        claim = a_claim()
-        owned(engine, claim)
-        with pytest.raises(psycopg.errors.CheckViolation) as refused:
-            raw.execute(f"UPDATE oncekey.record SET {change} WHERE key = %s".encode(), [claim.id.key])
-        assert refused.value.diag.constraint_name == constraint
-
-    @pytest.mark.parametrize(
-        ("change", "constraint"),
-        [
-            ("memo = '[]'", "memo_has_version"),
-            ("intent = '{}'", "memo_has_version"),
-            ("memo_version = 7", "memo_has_version"),
-            ("reconcile_tries = -1", "tries_count_up"),
-        ],
-    )
-    def test_what_lies_beside_a_record_fits_together(self, engine, raw, change, constraint):
-        claim = a_claim(request=b"kept")
-        owned(engine, claim)
-        with pytest.raises(psycopg.errors.CheckViolation) as refused:
-            raw.execute(f"UPDATE oncekey.work SET {change} WHERE key = %s".encode(), [claim.id.key])
-        assert refused.value.diag.constraint_name == constraint
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            "outcome = NULL",
-            "response_status = NULL",
-            "response_headers = NULL",
-            "response_schema = NULL",
-            "finished_at = NULL",
-        ],
-    )
-    def test_an_answer_is_whole(self, engine, raw, change):
-        claim = completed(engine)
-        with pytest.raises(psycopg.errors.CheckViolation) as refused:
-            raw.execute(f"UPDATE oncekey.record SET {change} WHERE key = %s".encode(), [claim.id.key])
-        assert refused.value.diag.constraint_name == "completed_has_answer"
-
     def test_what_a_record_needs_cannot_be_missing(self, raw):
         rows = raw.execute(
             "SELECT column_name, is_nullable FROM information_schema.columns"

@@ -22,8 +22,9 @@ class Locked:
 
     got: bool
     snapshot: Snapshot
-    begun: Instant
-    """When the transaction began, by the store's clock: a handler that commits by itself cannot keep it (L5)."""
+    """The record, and the store's clock; a driver that finds a new key in the message of its BEGIN reads no clock."""
+    begun: int
+    """What this transaction is known by, and no other: a handler that commits by itself cannot keep it (L5)."""
     other: bool = False
     """The lock was seen in the hands of another request under the same key, and the record was read after that."""
 
@@ -57,7 +58,8 @@ class Ground:
 class Sealed:
     """The finished record is written."""
 
-    expires_at: Instant
+    expires_at: Instant | None
+    """To the second, which is what a client is told. None: nobody heard of it."""
     in_one_commit: bool
     """False if the handler ended its own transaction: its rows are in, and the record follows them (F16)."""
 

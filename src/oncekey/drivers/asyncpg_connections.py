@@ -21,7 +21,7 @@ from oncekey.drivers.postgres_errors import (
     refused_commit,
     unsure_commit,
 )
-from oncekey.drivers.postgres_folding import RECORD, TAKEN, TOLD
+from oncekey.drivers.postgres_folding import NOT_OURS, RECORD, TAKEN, TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -193,9 +193,9 @@ def commit_error(error: Exception, connection: asyncpg.Connection, what: str) ->
 
 
 def is_taken(error: Exception) -> bool:
-    """Whether a record found its place taken."""
+    """Whether a record found its place taken, or a step its record."""
     place = (getattr(error, "schema_name", None), getattr(error, "table_name", None))
-    return _sqlstate(error) == TAKEN and place == RECORD
+    return _sqlstate(error) == NOT_OURS or (_sqlstate(error) == TAKEN and place == RECORD)
 
 
 def check_commit(connection: StoreConnection, what: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from oncekey.core.errors import StoreError
 from oncekey.drivers.asyncpg_connections import (
     FAILURES,
     StoreConnection,
@@ -22,12 +23,10 @@ from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import numbered
 from oncekey.drivers.postgres_errors import lost_commit, unsure_commit
 from oncekey.drivers.postgres_folding import as_text, row_told
-from oncekey.flow import Mode
+from oncekey.flow import Mode, Statement
 
 if TYPE_CHECKING:
-    from oncekey.flow import Row, Rows, Statement
-
-_WHAT_BECAME: Final = "SELECT pg_xact_status($1::text::xid8)"
+    from oncekey.flow import Rows
 
 
 async def execute(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
@@ -70,44 +69,41 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
 
 async def commit_with(
     connection: StoreConnection, last: Statement, limit: float | None, what: str, *, cleans: bool
-) -> Row | None:
+) -> Rows | None:
     """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken.
 
-    The server executes a message up to the first statement that fails. What is told, is told before the COMMIT:
+    The server executes a message up to the first statement that fails:
 
-    - nothing told, and an error: the last statement failed, so nothing is committed;
-    - told, and an error: the COMMIT was refused, or the clean-up after it failed. The transaction's own number, which
-      was told, finds out which; if that cannot be asked, nobody knows;
-    - told, and no error: committed. A COMMIT is answered with ROLLBACK only where a statement had failed before (F20),
-      and then the last statement would have failed, too.
+    - an error, and the transaction is still open: the last statement failed, so nothing is committed;
+    - an error, and it is over: the COMMIT was refused, or the clean-up after it failed. The statement's own proof finds
+      out which; if that cannot be asked, nobody knows;
+    - no error: committed. A COMMIT is answered with ROLLBACK only where a statement had failed before (F20), and then
+      the last statement would have failed, too.
     """
     try:
         await connection.finish(f"{as_text(last)};COMMIT;{RESET if cleans else ''}", limit)
     except FAILURES as error:
         if was_lost(error, connection) and not was_never_sent(error, connection):
             raise lost_commit(what) from cause(error)
-        if connection.told is None:
+        if connection.is_closed() or connection.is_in_transaction():
             if is_taken(error):
                 return None
             raise statement_error(error, connection, Mode.ATOMIC, last.name) from cause(error)
-        if not cleans or not await _was_committed(connection, row_told(connection.told), limit, what):
+        if not cleans or not await _was_committed(connection, last, limit, what):
             raise commit_error(error, connection, what) from cause(error)
         connection.terminate()  # the session is not clean
     if connection.unsure:
         raise unsure_commit(what)
-    if connection.told is None:
-        raise lost_commit(what)  # without an error it is committed, but nobody heard of it
-    return row_told(connection.told)
+    return () if connection.told is None else [row_told(connection.told)]
 
 
-async def _was_committed(connection: Any, told: Row, limit: float | None, what: str) -> bool:  # noqa: ANN401
+async def _was_committed(connection: StoreConnection, last: Statement, limit: float | None, what: str) -> bool:
+    assert last.proof is not None
     try:
-        status = await connection.fetchval(_WHAT_BECAME, str(told["xact"]), timeout=limit)
-    except FAILURES as error:
-        raise lost_commit(what) from cause(error)
-    if status not in {"committed", "aborted"}:
-        raise lost_commit(what)
-    return bool(status == "committed")
+        rows = await execute(connection, limit, Mode.READ, Statement("proof", last.proof, last.params))
+    except StoreError as error:
+        raise lost_commit(what) from error
+    return bool(rows[0]["committed"])
 
 
 async def undo(connection: Any, transaction: Any, limit: float | None) -> None:  # noqa: ANN401

@@ -11,7 +11,7 @@ from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_guard import GuardedConnection
 from oncekey.drivers.asyncpg_saying import commit, commit_with, execute, undo
 from oncekey.drivers.guard import OVER, Lending
-from oncekey.drivers.postgres_folding import row_told
+from oncekey.drivers.postgres_folding import FOUND, row_told
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
@@ -69,8 +69,11 @@ class AsyncpgTransaction:
 
     @property
     def told(self) -> Rows | None:
-        """What a first statement that went along with BEGIN told. None: nothing."""
-        return None if self._raw.told is None else [row_told(self._raw.told)]
+        """What a first statement that went along with BEGIN found. None: it has to be said by itself."""
+        raw = self._raw
+        if raw.told is None:
+            return () if raw.tag == FOUND else None
+        return [row_told(raw.told)]
 
     async def say(self, statement: Statement) -> Rows:
         """Execute a statement of ours, before the handler was there."""
@@ -114,16 +117,16 @@ class AsyncpgTransaction:
             self._committed = True
             self._take_back()
             cleans = self._lending.used and self._cleans
-            row = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
-            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
-            self._over = row is not None and self._pool.given_at_once(self._raw)
+            rows = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
+            self._cleans = self._cleans and rows is None  # otherwise it was done with the commit
+            self._over = rows is not None and self._pool.given_at_once(self._raw)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
         finally:
             if not self._over:
                 await self.rollback()
-        return None if row is None else [row]
+        return rows
 
     async def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""

@@ -23,8 +23,14 @@ _DECODED: Final = json.JSONDecoder().decode  # what `json.loads` calls after it 
 TOLD: Final = "OK001"
 """The SQLSTATE of a notice that tells a row."""
 
+FOUND: Final = "SELECT 1"
+"""How a message is answered whose last statement has a row."""
+
 TAKEN: Final = "23505"
 """The SQLSTATE of a record that finds its place taken."""
+
+NOT_OURS: Final = "OK002"
+"""The SQLSTATE of a step whose record has another owner."""
 
 RECORD: Final = ("oncekey", "record")
 """The table that this is about: a business row that violates a constraint of its own is something else."""

@@ -17,7 +17,7 @@ from oncekey.drivers.postgres_errors import (
     refused_commit,
     unsure_commit,
 )
-from oncekey.drivers.postgres_folding import RECORD, TAKEN
+from oncekey.drivers.postgres_folding import NOT_OURS, RECORD, TAKEN
 from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
 from oncekey.flow import Mode
 
@@ -60,8 +60,9 @@ def refuse_failed(results: list[PGresult]) -> None:
 
 
 def is_taken(error: psycopg.Error) -> bool:
-    """Whether a record found its place taken."""
-    return error.sqlstate == TAKEN and (error.diag.schema_name, error.diag.table_name) == RECORD
+    """Whether a record found its place taken, or a step its record."""
+    place = (error.diag.schema_name, error.diag.table_name)
+    return error.sqlstate == NOT_OURS or (error.sqlstate == TAKEN and place == RECORD)
 
 
 def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:

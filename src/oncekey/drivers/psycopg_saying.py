@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres_errors import lost_commit, not_committed, unsure_commit
+from oncekey.drivers.postgres_errors import not_committed, unsure_commit
 from oncekey.drivers.postgres_folding import as_text, row_told
 from oncekey.drivers.psycopg_errors import (
     FAILURES,
@@ -77,17 +77,17 @@ def commit(connection: StoreConnection, what: str) -> None:
 
 
 def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
-    """Begin a transaction with its first statement in the same message. None: it told nothing."""
+    """Begin a transaction with its first statement in the same message. None: it has to be said by itself."""
     connection.told = None
     try:
-        refuse_failed(said(connection, f"{BEGIN};{as_text(first)}"))
+        results = said(connection, f"{BEGIN};{as_text(first)}")
+        refuse_failed(results)
     except FAILURES as error:
         raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
-    row = _told(connection)
-    return None if row is None else [row]
+    return _found(connection, results[-1])
 
 
-def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
+def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
     """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken."""
     connection.unsure, connection.told = False, None
     try:
@@ -151,14 +151,14 @@ async def abegin_with(connection: AsyncStoreConnection, first: Statement) -> Row
     """`begin_with`, awaited."""
     connection.told = None
     try:
-        refuse_failed(await asaid(connection, f"{BEGIN};{as_text(first)}"))
+        results = await asaid(connection, f"{BEGIN};{as_text(first)}")
+        refuse_failed(results)
     except FAILURES as error:
         raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
-    row = _told(connection)
-    return None if row is None else [row]
+    return _found(connection, results[-1])
 
 
-async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Row | None:
+async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
     """`commit_with`, awaited."""
     connection.unsure, connection.told = False, None
     try:
@@ -188,7 +188,7 @@ def _answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
 
 def _ended(
     connection: StoreConnection | AsyncStoreConnection, results: list[PGresult], name: str, what: str
-) -> Row | None:
+) -> Rows | None:
     """What the answers to a last statement, COMMIT and the clean-up mean.
 
     The server executes a message up to the first statement that fails: so where the last statement failed there is no
@@ -210,9 +210,15 @@ def _ended(
     if connection.unsure:
         raise unsure_commit(what)
     row = _told(connection)
+    return () if row is None else [row]
+
+
+def _found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) -> Rows | None:
+    """What a first statement told; nothing but that it has a row is said where there is nothing to tell."""
+    row = _told(connection)
     if row is None:
-        raise lost_commit(what)  # it was committed, but nobody heard of it
-    return row
+        return () if last.ntuples else None
+    return [row]
 
 
 def _told(connection: StoreConnection | AsyncStoreConnection) -> Row | None:

@@ -103,11 +103,11 @@ class PsycopgTransaction:
                 begin(connection, BEGIN, WHAT)
             self._lending.over = True
             cleans = self._lending.used and self._cleans
-            row = commit_with(connection, last, WHAT, cleans=cleans)
-            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
+            rows = commit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and rows is None  # otherwise it was done with the commit
         finally:
             self.rollback()
-        return None if row is None else [row]
+        return rows
 
     def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""
@@ -187,11 +187,11 @@ class AsyncPsycopgTransaction:
                 await abegin(connection, BEGIN, WHAT)
             self._lending.over = True
             cleans = self._lending.used and self._cleans
-            row = await acommit_with(connection, last, WHAT, cleans=cleans)
-            self._cleans = self._cleans and row is None  # otherwise it was done with the commit
+            rows = await acommit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and rows is None  # otherwise it was done with the commit
         finally:
             await self.rollback()
-        return None if row is None else [row]
+        return rows
 
     async def rollback(self) -> None:
         """Undo everything and give the connection back; what is over stays as it is."""

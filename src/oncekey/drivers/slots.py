@@ -54,8 +54,8 @@ class AsyncSlots:
 
     @property
     def full(self) -> bool:
-        """Whether whoever comes now has to wait."""
-        return self._free == 0
+        """Whether whoever comes now has to wait; one who overtakes those that hope would send them away in vain."""
+        return self._free == 0 or bool(self._hoping)
 
     def taken(self) -> bool:
         """Take a place if one is free: nothing is awaited, and no timer needed."""
@@ -70,8 +70,17 @@ class AsyncSlots:
             raise exhausted(self._count, self._patience)
 
     async def room(self, seconds: float) -> bool:
-        """Wait a moment for a place to come free, and do not take it: whether there is one now."""
-        return self._free > 0 or (await self._told(self._hoping, seconds) and self._free > 0)
+        """Wait a moment for a place to come free, and do not take it: whether there is one now.
+
+        Somebody may take the place before the one who was told of it goes on; then that one waits on, as the first.
+        """
+        if not self.full:
+            return True
+        deadline = time.monotonic() + seconds
+        told = await self._told(self._hoping, seconds, lost=self._pass_on)
+        while told and self._free == 0:
+            told = await self._told(self._hoping, deadline - time.monotonic(), lost=self._pass_on, first=True)
+        return told
 
     def release(self) -> None:
         """Give the place back."""
@@ -83,14 +92,22 @@ class AsyncSlots:
         if self._hoping:
             _tell(self._hoping)
 
+    def _pass_on(self) -> None:
+        """Who was told of a free place will not use it: somebody else may."""
+        if self._free > 0:
+            _tell(self._hoping)
+
     @staticmethod
     async def _told(
-        queue: deque[asyncio.Future[bool]], seconds: float, lost: Callable[[], None] = lambda: None
+        queue: deque[asyncio.Future[bool]], seconds: float, *, lost: Callable[[], None], first: bool = False
     ) -> bool:
         """Wait in a queue; False if that takes too long. `lost` is done for who is told and cancelled at once."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
-        queue.append(waiter)
+        if first:
+            queue.appendleft(waiter)
+        else:
+            queue.append(waiter)
         timer = loop.call_later(max(0.0, seconds), _give_up, waiter)
         try:
             return await waiter

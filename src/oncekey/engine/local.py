@@ -42,7 +42,7 @@ class Go:
 
     proceed: Proceed
     ground: Ground
-    begun: Instant
+    begun: int
 
 
 @dataclass(frozen=True, slots=True)

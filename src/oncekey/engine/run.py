@@ -129,7 +129,8 @@ class Run:
         self.lease: Lease | None = None
         self.record: Record | None = None
         self.now: Instant = 0
-        self.expires_at: Instant = 0
+        self.expires_at: Instant | None = None
+        """Until when the answer is kept; None while it is not."""
         self.pulse: Pulse | None = None
         self.seed = claim.seed
         """What downstream keys are derived from: the first claim's, over all attempts."""
@@ -154,7 +155,9 @@ class Run:
         """The handler may run: what is known of it from now on."""
         record = verdict.record
         self.lease = lease = verdict.lease
-        self.record, self.now, self.expires_at = record, verdict.now, lease.expires_at
+        self.record, self.now = record, verdict.now
+        if self.go is None:
+            self.expires_at = lease.expires_at
         self.seed = record.seed
         self.parcels = Parcels(lease, record.seed)
         # What was begun under other effects goes on with steps, too.

@@ -290,10 +290,9 @@ def _noted(run: Run, written: Sealed | Settled, settlement: Settlement) -> None:
         run.teller.settled(settlement)
     if isinstance(written, Settled):
         record = written.snapshot.record
-        if record is not None:
-            run.expires_at = record.expires_at
-            if record.state is State.COMPLETED:
-                run.site.hints.add(run.claim.id)
+        run.expires_at = None if record is None else record.expires_at
+        if record is not None and record.state is State.COMPLETED:
+            run.site.hints.add(run.claim.id)
         return
     run.expires_at = written.expires_at
     run.site.hints.add(run.claim.id)

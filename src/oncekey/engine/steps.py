@@ -151,8 +151,11 @@ def value(course: Course, name: str, fn: Callable[[], Any]) -> Life[Any]:
 
 def _committed(store: Store, course: Course, parcels: Parcels, tx: Tx, entry: MemoEntry) -> Life[None]:
     memo = course.with_entry(entry)
+    fold = None
+    if not parcels.emitted:
+        fold = store.phases.keeping(course.lease, course.stored, memo, micros(course.policy.lease))
     try:
-        ended: Keep | Drop = yield Commit(tx, _last(store, course, parcels, memo))
+        ended: Keep | Drop = yield Commit(tx, _last(store, course, parcels, memo), fold)
     except (CommitAmbiguousError, Interrupted) as lost:
         done = yield from _to_its_end(lambda: _found_out(store, course, tx, memo))
         if isinstance(lost, Interrupted):

@@ -6,25 +6,35 @@ written once is never a dead tuple.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import Completed, Deferred
+from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.rows import claim_params, headers_text, response_params, snapshot_of, version_proof
+from oncekey.stores.rows import (
+    HALF_A_PAIR,
+    LONGEST_FOLDED,
+    claim_params,
+    folded_row,
+    headers_text,
+    response_params,
+    snapshot_of,
+    version_proof,
+)
 from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim, Instant
-    from oncekey.flow import Flow, Row, Statement, Steps, Value
+    from oncekey.core.model import Claim, Duration, Instant
+    from oncekey.flow import Flow, Row, Rows, Statement, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
-ASKED: tuple[str, ...] = ("lock", "enter", "seal", "held", "holder")
+ASKED: tuple[str, ...] = ("lock", "enter", "seal", "was_sealed", "held", "holder")
 """What is asked of a database that knows who has which lock."""
 
 WRITTEN: tuple[str, ...] = (
@@ -35,11 +45,37 @@ WRITTEN: tuple[str, ...] = (
     "defer_anew",
 )
 
-LONGEST_FOLDED: Final = 32 * 1024
-"""Bytes of an answer that may travel as text in the message of a COMMIT; a longer one is cheaper in one of its own."""
+FRESH: Final = Snapshot(None, 0)
+"""What a message that tells no rows finds of a new key. It reads no clock: nothing is written before the COMMIT."""
 
-HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 MOST_MILLIS: Final = 2**31 - 1
+
+
+class Guess:
+    """At which second a record will expire that is written now, by the server's clock.
+
+    A client is told so in the first answer, and bringing it back from the message of a COMMIT costs a packet of its
+    own. So it is guessed, and the server, whose clock alone counts, tells what was guessed wrong. What was told came
+    some time after the clock was read. So the clock is never overestimated, and the highest estimate is the best, until
+    a clock was set.
+    """
+
+    __slots__ = ("_ahead", "_clock")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ahead: int | None = None
+
+    def second(self, ttl: Duration) -> int | None:
+        """The guess. None: nothing was told yet."""
+        return None if self._ahead is None else (int(self._clock() * SECOND) + self._ahead + ttl) // SECOND
+
+    def learn(self, instant: Instant) -> None:
+        """The server's clock, as it was a moment ago."""
+        ahead = instant - int(self._clock() * SECOND)
+        if self._ahead is None or not 0 <= self._ahead - ahead <= SECOND:
+            self._ahead = ahead
+
 
 NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL"
 
@@ -54,6 +90,7 @@ class LockStore:
         statements.require((*self.asked, *WRITTEN))
         self._statements = statements
         self._outbox = outbox
+        self._guess = Guess()
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
         """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
@@ -71,13 +108,16 @@ class LockStore:
             "lease_ms": min(max(1, claim.lease // 1000), MOST_MILLIS),
             "deadline_ms": min(max(1, claim.deadline // 1000), MOST_MILLIS),
         }
-        row = (yield self._statements.fold("lock", params, told="enter"))[0]
+        rows = yield self._statements.fold("lock", params, told="enter")
+        if not rows:
+            return Locked(got=True, snapshot=FRESH, begun=lock.number)
+        row = rows[0]
         return Locked(
             got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
         )
 
     def completing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Steps[Sealed | None]:
         """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
         rows = yield self._finished(claim, ground, settlement)
@@ -104,12 +144,12 @@ class LockStore:
                 assert_never(settlement)
         return self._statements.say(name, params)
 
-    def _sealed(self, row: Row, begun: Instant) -> Sealed:
-        """What the written record says; a transaction that began at another time is not the first one any more."""
-        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=int(row["begun"]) == begun)
+    def _sealed(self, row: Row, begun: int) -> Sealed:
+        """What the written record says; a transaction that does not know its lock is not the first one any more."""
+        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=row["begun"] == begun)
 
     def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
         """`completing` as one statement that fails where the key is taken, for the message of the COMMIT.
 
@@ -120,7 +160,7 @@ class LockStore:
         response = settlement.response
         if response.body is not None and len(response.body) > LONGEST_FOLDED:
             return None
-        given = row_text(
+        given = folded_row(
             claim.id.scope,
             claim.id.key,
             claim.incarnation.hex,
@@ -140,11 +180,17 @@ class LockStore:
             headers_text(response.headers),
             response.schema_version,
         )
-        try:
-            params: dict[str, Value] = {"given": given.encode(), "response_body": response.body}
-        except UnicodeEncodeError:
-            raise StoreError(HALF_A_PAIR) from None
-        return Fold(self._statements.fold("seal", params, told="seal"), lambda rows: self._sealed(rows[0], begun))
+        now, ttl = self._statements.instant, claim.ttl
+        guess = self._guess.second(ttl) if now is None else (now + ttl) // SECOND
+        params: dict[str, Value] = {"given": given, "response_body": response.body, "now": now, "guess": guess}
+
+        def read(rows: Rows) -> Sealed:
+            if rows:
+                self._guess.learn(int(rows[0]["expires_at"]) - ttl)
+                return self._sealed(rows[0], begun)
+            return Sealed(expires_at=None if guess is None else guess * SECOND, in_one_commit=True)
+
+        return Fold(self._statements.fold("seal", params, told="seal", proof="was_sealed"), read)
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
@@ -167,16 +213,3 @@ class LockStore:
 
 def _numbers(lock: Lock) -> dict[str, Value]:
     return {"lock": lock.number, "family": lock.family, "mark": lock.mark}
-
-
-def row_text(*values: str | bytes | int) -> str:
-    """A row as PostgreSQL reads one that is written as text: what a text has of its own marks is doubled."""
-    pieces = []
-    for value in values:
-        if isinstance(value, str):
-            pieces.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
-        elif isinstance(value, bytes):
-            pieces.append('"\\\\x' + value.hex() + '"')
-        else:  # or a boolean, whose name in Python PostgreSQL reads, too
-            pieces.append(f"{value:d}" if type(value) is int else str(bool(value)))
-    return "(" + ",".join(pieces) + ")"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
-from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import memo_text, owner_proof, records_of, snapshot_of
+from oncekey.flow import Fold, Mode, Transaction
+from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owner_proof, records_of, snapshot_of
 from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
@@ -37,6 +37,26 @@ class PhaseStore:
     ) -> Steps[Snapshot | None]:
         """A finished phase, as the last statement of its own transaction (row 5). None: not ours any more."""
         return (yield from self._write("checkpoint", lease, seen, memo, {"lease": span}))
+
+    def keeping(
+        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
+    ) -> Fold[None] | None:
+        """`checkpointing` as one statement that fails where the record is not ours, for the message of the COMMIT."""
+        written = memo_text(memo) if self._statements.has("keep") else None
+        if written is None or len(written) > LONGEST_FOLDED:
+            return None
+        given = folded_row(
+            lease.id.scope,
+            lease.id.key,
+            lease.incarnation.hex,
+            lease.fence,
+            recovery_point(memo),
+            span,
+            memo_text(seen),
+            written,
+        )
+        said = self._statements.fold("keep", {"given": given}, told="keep", proof="was_kept")
+        return Fold(said, lambda _: None)
 
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement

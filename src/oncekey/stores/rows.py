@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-from oncekey.core.errors import RecordUnreadableError
+from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     RESPONSE_SCHEMA,
@@ -44,6 +44,11 @@ LATER = "its answer was stored by a later version of oncekey (response_schema {f
 LONGEST_KEPT: Final = 100
 """Longer header lines are written and read every time."""
 _TYPE_FIRST: Final = '[["content-type", '
+
+LONGEST_FOLDED: Final = 32 * 1024
+"""What an answer or a memo may have to travel as text in the message of a COMMIT; a longer one goes by itself."""
+
+HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 
 COLUMNS: tuple[str, ...] = (
     "scope",
@@ -266,6 +271,29 @@ def memo_of(text: str | None) -> tuple[MemoEntry, ...]:
     """The steps of a stored memo."""
     entries = json.loads(text) if text else []
     return tuple(MemoEntry(name, EntryKind(kind), result, *by_hand) for name, kind, result, *by_hand in entries)
+
+
+def row_text(*values: str | bytes | int | None) -> str:
+    """A row as PostgreSQL reads one that is written as text: what a text has of its own marks is doubled."""
+    pieces = []
+    for value in values:
+        if isinstance(value, str):
+            pieces.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
+        elif isinstance(value, bytes):
+            pieces.append('"\\\\x' + value.hex() + '"')
+        elif value is None:
+            pieces.append("")
+        else:  # or a boolean, whose name in Python PostgreSQL reads, too
+            pieces.append(f"{value:d}" if type(value) is int else str(bool(value)))
+    return "(" + ",".join(pieces) + ")"
+
+
+def folded_row(*values: str | bytes | int | None) -> bytes:
+    """The same as the bytes that travel in the message of a COMMIT: the server reads one value sooner than many."""
+    try:
+        return row_text(*values).encode()
+    except UnicodeEncodeError:
+        raise StoreError(HALF_A_PAIR) from None
 
 
 def _intent(text: str | None) -> Intent | None:

@@ -25,6 +25,10 @@ class Statements:
         if missing:
             raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
 
+    def has(self, name: str) -> bool:
+        """Whether the store has words for something that it need not have."""
+        return name in self._commands
+
     def say(
         self,
         name: str,
@@ -38,13 +42,19 @@ class Statements:
 
         `form` names other words for the same, which a store may have for a case that they are cheaper in.
         """
-        now = None if self._clock is None else self._clock()
+        now = self.instant
         command = self._commands[name] if form is None else self._commands.get(form, self._commands[name])
         return Statement(name, command, {**params, "now": now}, reads=reads, at_once=at_once)
 
-    def fold(self, name: str, params: dict[str, Value], *, told: str) -> Statement:
+    def fold(self, name: str, params: dict[str, Value], *, told: str, proof: str | None = None) -> Statement:
         """One that may travel in the message of a BEGIN or a COMMIT; `told` names its form as text."""
         text = self._commands[told]
         assert isinstance(text, str)
-        now = None if self._clock is None else self._clock()
-        return Statement(name, self._commands[name], {**params, "now": now}, folds=True, told=text)
+        params.setdefault("now", self.instant)
+        proven = None if proof is None else self._commands[proof]
+        return Statement(name, self._commands[name], params, folds=True, told=text, proof=proven)
+
+    @property
+    def instant(self) -> Instant | None:
+        """The instant that everything is said at, in tests that own time. None: the store's own clock says it."""
+        return None if self._clock is None else self._clock()

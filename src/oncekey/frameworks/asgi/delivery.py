@@ -21,7 +21,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
 
 
 async def send_captured(
-    send: Send, capture: Capture, policy: Policy, *, echo: bytes | None, expires_at: Instant
+    send: Send, capture: Capture, policy: Policy, *, echo: bytes | None, expires_at: Instant | None
 ) -> None:
     """Send what the application answered, as it was and with our marks, in one piece unless it was spooled."""
     headers = marked_lines(capture.headers, policy, echo=echo, expires_at=expires_at)

@@ -75,6 +75,10 @@ CROSS JOIN LATERAL (VALUES
      record.state NOT IN ('pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'expired')),
     ('outcome_known', record.outcome NOT IN ('success', 'failure')),
     ('counts_up', record.fence < 1 OR record.version < 1 OR record.attempts < 0),
+    ('completed_has_answer',
+     record.state = 'completed'
+     AND num_nulls(record.response_status, record.response_headers, record.response_schema, record.outcome,
+                   record.finished_at) > 0),
     ('completed_has_no_intent', record.state = 'completed' AND work.intent IS NOT NULL),
     ('answer_only_when_done',
      record.state NOT IN ('completed', 'expired') AND num_nonnulls(record.response_status, record.outcome) > 0),
@@ -83,6 +87,8 @@ CROSS JOIN LATERAL (VALUES
     ('owned_only_in_progress',
      record.state <> 'in_progress' AND num_nonnulls(record.owner, record.lease_until) > 0),
     ('unknown_has_ticket', record.state = 'unknown' AND record.last_error IS NULL),
+    ('memo_has_version', (work.memo_version > 0) <> (work.memo IS NOT NULL OR work.intent IS NOT NULL)),
+    ('tries_count_up', work.reconcile_tries < 0),
     ('work_fits', GREATEST(record.memo_version, 0) <> COALESCE(work.memo_version, 0))
 ) AS rule (name, broken)
 WHERE rule.broken

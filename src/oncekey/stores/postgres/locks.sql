@@ -1,6 +1,10 @@
 -- LOCAL in one commit: the lock and the look come first, and the finished record is written once, last.
--- `begun` is now(), which is the transaction's own: another one at the end tells that the handler committed by itself.
--- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migration 0007).
+-- `begun` is the lock's number, kept in the transaction: none at the end tells that the handler committed by itself.
+-- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migration 0007). `enter` has one row for
+-- a new key whose lock is ours, and none for all else.
+
+-- part: begun
+NULLIF(current_setting('oncekey.begun', true), '')::bigint
 
 -- name: lock
 SELECT look.now, look.locked, look.other, look.begun, (look.seen).*
@@ -9,10 +13,13 @@ FROM oncekey.lock_request_2(
     convert_from(:key::bytea, 'UTF8'), :now::bigint, :lease_ms::integer, :deadline_ms::integer) AS look;
 
 -- name: enter
-SELECT oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
+SELECT WHERE oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
-SELECT oncekey.seal(:given, :response_body, :now);
+SELECT oncekey.seal(:given, :response_body, :now, :guess);
+
+-- name: was_sealed
+SELECT oncekey.was_sealed(:given::bytea) AS committed;
 
 -- name: held
 SELECT EXISTS (
@@ -43,7 +50,7 @@ SELECT
 FROM clock
 WHERE clock.durable = 'on'
 ON CONFLICT (scope, key) DO NOTHING
-RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
+RETURNING expires_at, {begun} AS begun;
 
 -- name: commit_retryable
 WITH clock AS MATERIALIZED (
@@ -62,7 +69,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.state = 'failed_retryable' AND record.effects = 'local'
   AND record.memo_version <= 0 AND record.expires_at > clock.now
-RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun
+RETURNING record.expires_at, {begun} AS begun
 ), {forgotten}
 SELECT written.* FROM written;
 
@@ -86,7 +93,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.expires_at <= clock.now
   AND (record.state IN ('completed', 'expired') OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
-RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun
+RETURNING record.expires_at, {begun} AS begun
 ), {forgotten}
 SELECT written.* FROM written;
 
@@ -106,7 +113,7 @@ SELECT
 FROM clock
 WHERE clock.durable = 'on' AND :effects = 'outbox'
 ON CONFLICT (scope, key) DO NOTHING
-RETURNING expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun;
+RETURNING expires_at, {begun} AS begun;
 
 -- name: defer_anew
 WITH clock AS MATERIALIZED (
@@ -126,6 +133,6 @@ WHERE clock.durable = 'on' AND :effects = 'outbox' AND record.scope = :scope AND
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.expires_at <= clock.now
   AND (record.state IN ('completed', 'expired') OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
-RETURNING record.expires_at, (extract(epoch FROM now()) * 1000000)::bigint AS begun
+RETURNING record.expires_at, {begun} AS begun
 ), {forgotten}
 SELECT written.* FROM written;

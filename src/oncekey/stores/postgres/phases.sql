@@ -1,5 +1,6 @@
 -- Steps of phased records: what an owner writes between its claim and its settlement. All are served by record_pkey.
 -- The memo is compared whole: a resolver may have added the open call's result without a new fence.
+-- `keep` is `checkpoint` for the message of a COMMIT (migration 0011).
 
 -- name: checkpoint
 WITH clock AS MATERIALIZED (
@@ -20,6 +21,12 @@ RETURNING clock.now, {hot}, record.memo_version,
     COALESCE(work.reconcile_tries, 0) AS reconcile_tries
 ), {kept}
 SELECT written.* FROM written;
+
+-- name: keep
+SELECT oncekey.keep(:given, :now);
+
+-- name: was_kept
+SELECT oncekey.was_kept(:given::bytea) AS committed;
 
 -- name: announce
 -- The call can be looked up from the moment it is announced.

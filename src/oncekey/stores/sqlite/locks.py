@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.locks import Lock
-    from oncekey.core.model import Claim, Instant
+    from oncekey.core.model import Claim
     from oncekey.core.onecommit import Ground
     from oncekey.flow import Flow, Row, Steps, Value
     from oncekey.ports import Outbox
@@ -80,7 +80,7 @@ class SqliteLocks(LockStore):
         return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=begun)
 
     def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
         """`completing` as one statement, to be said in one turn of the thread with the COMMIT.
 
@@ -100,6 +100,6 @@ class SqliteLocks(LockStore):
         yield from ()
         return self._writer.holder(lock)
 
-    def _sealed(self, row: Row, begun: Instant) -> Sealed:
+    def _sealed(self, row: Row, begun: int) -> Sealed:
         # No statement of SQLite's knows in which transaction it is said.
         return Sealed(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))

@@ -153,7 +153,7 @@ class Locks(LockStore):
         )
 
     def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: Instant
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
         """The finished record of a new key, for a host whose driver sends it with the COMMIT."""
         if ground.kind is not Kind.NEW or not isinstance(settlement, Completed):

@@ -1,7 +1,8 @@
 -- What travels in the message of a BEGIN or of a COMMIT, so that a new key of a LOCAL handler costs three messages.
 -- Inside these functions the server keeps every plan for as long as the session lasts, whoever prepares nothing outside.
--- A client that can only send text has its rows told: INFO is sent whatever client_min_messages says. What is told are
--- instants and booleans, never a key and never an answer, because a server's log may be set to keep them.
+-- A client that can only send text hears how many rows there are, and nothing of what is in them. What it has to know beside
+-- that is told: INFO is sent whatever client_min_messages says. What is told are instants, numbers and booleans, never a key
+-- and never an answer, because a server's log may be set to keep them.
 
 -- A record that is written without it says that nothing was tried.
 ALTER TABLE oncekey.record ALTER COLUMN reconcile_tries SET DEFAULT 0;
@@ -19,6 +20,7 @@ FROM oncekey.record AS record;
 
 -- `lock_request`, with the clock, and without the cost of what is as it should be already. A server that only reads refuses
 -- the request here (25006), so that no handler runs where its answer has no place.
+-- `oncekey.begun` is a setting of this transaction only, so a handler that commits by itself cannot keep it (L5).
 CREATE FUNCTION oncekey.lock_request_2(
     lock bigint, family integer, mark integer, in_scope text, in_key text, at bigint, lease_ms integer,
     deadline_ms integer,
@@ -34,6 +36,7 @@ BEGIN
     END IF;
     set_to := set_config('idle_in_transaction_session_timeout', lease_ms::text, true);
     set_to := set_config('statement_timeout', lease_ms::text, true);
+    set_to := set_config('oncekey.begun', lock::text, true);
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         set_to := set_config('synchronous_commit', 'on', true);
     END IF;
@@ -47,7 +50,7 @@ BEGIN
         marked := pg_try_advisory_xact_lock(family, mark);
     END IF;
     other := false;
-    begun := (extract(epoch FROM now()) * 1000000)::bigint;
+    begun := lock;
     -- What is asked for most is a key without a record, or an answer: neither has anything beside it that counts.
     SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
            record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
@@ -72,12 +75,13 @@ BEGIN
 END
 $$;
 
--- The same for a BEGIN that is sent as text: it tells what it found, unless it found a record. Then it says nothing, and
--- is asked again in the ordinary way, by which a stored answer travels as what it is. Nearly every request is a new key, so that
--- is looked for first, without reading a record or making a row; whatever else there is, `lock_request_2` finds.
+-- The same for a BEGIN that is sent as text. Nearly every request is a new key, so that is looked for first, without reading a
+-- record or making a row; then the answer is true, and nothing is told: each notice is a packet of its own, which both sides
+-- are woken for. A lock that somebody else has is told. Where a record is found nothing is told either, and the lock is asked
+-- for once more in the ordinary way, by which a stored answer travels as what it is.
 CREATE FUNCTION oncekey.enter(
     lock bigint, family integer, mark integer, in_scope bytea, in_key bytea, at bigint, lease_ms integer,
-    deadline_ms integer) RETURNS void
+    deadline_ms integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     look record;
@@ -87,6 +91,7 @@ BEGIN
     IF current_setting('transaction_read_only') = 'off'
        AND set_config('idle_in_transaction_session_timeout', lease_ms::text, true) IS NOT NULL
        AND set_config('statement_timeout', lease_ms::text, true) IS NOT NULL
+       AND set_config('oncekey.begun', lock::text, true) IS NOT NULL
        AND (CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN true
                  ELSE set_config('synchronous_commit', 'on', true) IS NOT NULL END)
        AND (CASE WHEN current_setting('server_version_num')::integer < 170000 THEN true
@@ -99,12 +104,7 @@ BEGIN
         marked := pg_try_advisory_xact_lock(family, mark);
         PERFORM FROM oncekey.record AS record WHERE record.scope = convert_from(in_scope, 'UTF8') COLLATE "default"
           AND record.key = convert_from(in_key, 'UTF8') COLLATE "default";
-        IF NOT FOUND THEN
-            RAISE INFO USING ERRCODE = 'OK001', MESSAGE = '{"scope":null,"locked":true,"other":false,"begun":'
-                || (extract(epoch FROM now()) * 1000000)::bigint || ',"now":'
-                || COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) || '}';
-        END IF;
-        RETURN;
+        RETURN NOT FOUND;
     END IF;
     look := oncekey.lock_request_2(
         lock, family, mark, convert_from(in_scope, 'UTF8'), convert_from(in_key, 'UTF8'), at, lease_ms, deadline_ms);
@@ -113,6 +113,7 @@ BEGIN
             '{"scope":null,"locked":%s,"other":%s,"begun":%s,"now":%s}',
             look.locked::text, look.other::text, look.begun, look.now);
     END IF;
+    RETURN false;
 END
 $$;
 
@@ -123,8 +124,10 @@ CREATE TYPE oncekey.sealed AS (
     response_status integer, response_headers text, response_schema integer);
 
 -- The finished record of a new key, for the message of its COMMIT: it fails where the key is taken, because what comes after
--- it in the message must not happen then. The instants are the server's own, of this moment and not of BEGIN.
-CREATE FUNCTION oncekey.seal(given bytea, body bytea, at bigint) RETURNS void
+-- it in the message must not happen then. The instants are the server's own, of this moment and not of BEGIN. The client has
+-- guessed the second at which the record expires; it is told what it guessed wrong, or if the transaction does not know its
+-- lock any more, and nothing else.
+CREATE FUNCTION oncekey.seal(given bytea, body bytea, at bigint, guess bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     it oncekey.sealed := convert_from(given, 'UTF8')::oncekey.sealed;
@@ -144,8 +147,21 @@ BEGIN
         it.seed, 'completed', it.outcome, it.entered, 1, 1, instant + it.deadline, it.call_timeout, it.ttl, 1, 'finished',
         it.response_status, it.response_headers, body, it.response_schema,
         instant, instant, instant, instant + it.ttl);
-    -- By the transaction's own number a client can ask what became of the COMMIT, if something after it fails.
-    RAISE INFO USING ERRCODE = 'OK001', MESSAGE = '{"expires_at":' || instant + it.ttl || ',"begun":'
-        || (extract(epoch FROM now()) * 1000000)::bigint || ',"xact":' || pg_current_xact_id() || '}';
+    IF (instant + it.ttl) / 1000000 IS DISTINCT FROM guess OR COALESCE(current_setting('oncekey.begun', true), '') = '' THEN
+        RAISE INFO USING ERRCODE = 'OK001', MESSAGE = '{"expires_at":' || instant + it.ttl || ',"begun":'
+            || COALESCE(NULLIF(current_setting('oncekey.begun', true), ''), 'null') || '}';
+    END IF;
+END
+$$;
+
+-- Whether that record is there, for who sent it and heard an error that may be about what came after the COMMIT.
+CREATE FUNCTION oncekey.was_sealed(given bytea) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    it oncekey.sealed := convert_from(given, 'UTF8')::oncekey.sealed;
+BEGIN
+    PERFORM FROM oncekey.record AS record
+    WHERE record.scope = it.scope AND record.key = it.key AND record.incarnation = it.incarnation;
+    RETURN FOUND;
 END
 $$;
