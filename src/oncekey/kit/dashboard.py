@@ -130,6 +130,13 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
                 12,
             ),
             Panel(
+                "Look-ups",
+                "Questions to the status resource, by the state that was found or the code that was refused with.",
+                {"{{outcome}}": _rate("lookups_total", of, "outcome")},
+                "reqps",
+                12,
+            ),
+            Panel(
                 "Ends of operations",
                 "Where executed operations ended.",
                 {"{{state}} {{outcome}}": _rate("settled_total", ops, "state, outcome")},
@@ -223,17 +230,32 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
                 "Living workers by task",
                 "0 where nobody does it. An application without phases needs no completer.",
                 {"{{task}}": f"max by (task) ({_PREFIX}workers{{{of}}})"},
+                wide=6,
+            ),
+            Panel(
+                "Heartbeats",
+                "How often workers wrote that they live, per minute.",
+                {"written": f"60 * {_rate('heartbeats_total', of)}"},
+                wide=6,
+            ),
+            Panel(
+                "Messages of providers",
+                "Webhooks by how they were answered, per minute; 401 is a wrong signature.",
+                {"{{source}} {{status}}": f"60 * {_rate('messages_total', of, 'source, status')}"},
+                wide=12,
             ),
             Panel(
                 "Keys without their owner",
                 "Processes that died with requests in their hands, per minute.",
                 {"found": f"60 * {_rate('zombie_key_count_total', of)}"},
+                wide=12,
             ),
             Panel(
                 "Reaped",
                 "Expired records that were deleted.",
                 {"deleted": _rate("ttl_pruned_count_total", of)},
                 "ops",
+                12,
             ),
         ),
         "Tenants": (
