@@ -277,6 +277,9 @@ class AsgiShop(Shop):
         """Any request; the status of its answer."""
         return (await Caller(self.app, method, path, headers=lines, body=body).run()).status
 
+    def webhook(self, path: str, **settings: Any) -> None:
+        self.once.webhook(self.app, path, **settings)
+
     def serving(self) -> Any:
         return self.once.lifespan(self.app)
 
@@ -308,9 +311,14 @@ class WsgiShop(Shop):
             self._does(order)
             return _answer(start_response, {"drawn": drawn})
 
-        routes = {"/local": local, "/inline": charge, "/phased": phased}
+        @once.protect(effects=OUTBOX, operation="outbox")
+        def outbox(environ: Any, start_response: Any, op: SyncOperation[Any]) -> Iterable[bytes]:
+            op.defer("transfer", {"item": _order(environ)["item"]})
+            return _answer(start_response, {})
+
+        self.routes = {"/local": local, "/inline": charge, "/phased": phased, "/outbox": outbox}
         self.app = once.wsgi(
-            lambda environ, start: routes[environ["PATH_INFO"]](environ, start),
+            lambda environ, start: self.routes[environ["PATH_INFO"]](environ, start),
             tenant=SINGLE_TENANT,
             status="/idempotency-keys",
         )
@@ -327,6 +335,9 @@ class WsgiShop(Shop):
         """Any request over a socket; the status of its answer."""
         url = f"http://127.0.0.1:{self.port}{path}"
         return (await asyncio.to_thread(httpx.request, method, url, headers=lines, content=body)).status_code
+
+    def webhook(self, path: str, **settings: Any) -> None:
+        self.routes[path] = self.once.webhook_wsgi(**settings)
 
     def serving(self) -> Any:
         return _Served(self)

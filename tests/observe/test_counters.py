@@ -277,7 +277,7 @@ async def test_an_operator_decides(shop: Any) -> None:
 async def test_a_webhook_knows(asgi_shop: AsgiShop) -> None:
     # R209
     shop = asgi_shop
-    shop.once.webhook(shop.app, "/hooks", secret=SECRET, parse=lambda event: Sighting(EXECUTED, event["key"]))
+    shop.webhook("/hooks", secret=SECRET, parse=lambda event: Sighting(EXECUTED, event["key"]))
     await unknown(shop)
     body = json.dumps({"key": shop.charged[0]}).encode()
     signed = signatures.sign(body, SECRET, int(time.time()))
@@ -313,22 +313,22 @@ async def test_a_message_that_nobody_takes(asgi_shop: AsgiShop) -> None:
     assert (buried.about.operation, buried.attempts, buried.why) == ("parcel", 1, "buried")
 
 
-async def test_a_deferred_call_of_which_nobody_knows(asgi_shop: AsgiShop) -> None:
+async def test_a_deferred_call_of_which_nobody_knows(shop: Any) -> None:
     # R208
-    async with asgi_shop.serving():
-        await asgi_shop.send("/outbox", KEY, item="unloved")
-        before = asgi_shop.counts()
-        await asgi_shop.work("relay")
-        assert asgi_shop.moved(before) == {"api.idempotency.reconcile.scheduled.count": 1}
+    async with shop.serving():
+        await shop.send("/outbox", KEY, item="unloved")
+        before = shop.counts()
+        await shop.work("relay")
+        assert shop.moved(before) == {"api.idempotency.reconcile.scheduled.count": 1}
 
 
-async def test_what_goes_well_moves_no_counter(asgi_shop: AsgiShop) -> None:
-    async with asgi_shop.serving():
-        await asgi_shop.send("/outbox", KEY)
-        before = asgi_shop.counts()
-        await asgi_shop.work("relay")
-        assert asgi_shop.moved(before) == {}
-    assert len(asgi_shop.told(Delivered)) == 1
+async def test_what_goes_well_moves_no_counter(shop: Any) -> None:
+    async with shop.serving():
+        await shop.send("/outbox", KEY)
+        before = shop.counts()
+        await shop.work("relay")
+        assert shop.moved(before) == {}
+    assert len(shop.told(Delivered)) == 1
 
 
 async def test_an_observer_that_fails_changes_no_answer(make: Any, caplog: pytest.LogCaptureFixture) -> None:
