@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 from celery import Celery
 
+from harness.brokers import Valkey
 from harness.pages import ROOT, Page
 from harness.processes import is_alive
-from harness.valkey import Valkey
 
 BROKER = "redis://127.0.0.1:6379/0"
 PATIENCE = 120.0

@@ -13,7 +13,7 @@ import nats
 import psycopg
 from nats.js.api import ConsumerConfig
 
-from harness.nats import Nats
+from harness.brokers import Nats
 from harness.pages import ROOT, Page
 
 STORE = "postgresql+asyncpg://localhost/shop"
