@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -39,6 +40,7 @@ class Project:
     def alembic(self, *words: str) -> None:
         """The command `alembic`, in this process; the walk of the page types it."""
         path = list(sys.path)
+        importlib.invalidate_caches()  # a folder of this name may have been another test's a moment ago
         with chdir(self.folder):
             try:
                 main(argv=list(words))

@@ -156,6 +156,10 @@ class Walkthrough:
         """`. .venv/bin/activate`: every command of a walk finds the environment of the tests first."""
         assert line == ". .venv/bin/activate"
 
+    def take_example(self, line: str) -> None:
+        """`cp examples/some.py .`: the file of this checkout."""
+        shutil.copy(ROOT / line.split()[1], self._folder)
+
     def serve(self, line: str) -> None:
         """A server in a terminal of its own; one that has the same port was stopped by the reader."""
         words = self._here(line).split()
@@ -190,6 +194,7 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
     (re.compile(r"pip install 'oncekey\[[\w,]+\]'(?: [a-z]+)*"), Walkthrough.check_extras),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
+    (re.compile(r"cp examples/\w+\.py \."), Walkthrough.take_example),
     (re.compile(r"uvicorn \w+:app --port 8001"), Walkthrough.serve),
     (re.compile(r"python postman\.py"), Walkthrough.serve),
     (re.compile(r"oncekey console --store \S+ --as \w+ --port 2525"), Walkthrough.serve),

@@ -384,6 +384,7 @@ class TestTables:
             "repeatable": None,
             "send_window": 1,
             "busy": 1,
+            "asked": json.dumps([{"scope": claim.id.scope, "key": claim.id.key}]),
             "now": None,
         }
         explained = raw.execute("EXPLAIN (FORMAT JSON) " + pyformat(COMMANDS[name]), values).fetchone()
@@ -392,7 +393,9 @@ class TestTables:
         assert scans
         assert set(scans) <= {"Index Scan", "Index Only Scan"}
         assert set(re.findall(r'"Index Name": "(\w+)"', plan)) - {"work_pkey"} == {"record_pkey"}
-        assert ('"Relation Name": "work"' in plan) == (name not in {"claim", "settle_alone", "renew"})
+        assert ('"Relation Name": "work"' in plan) == (
+            name not in {"claim", "settle_alone", "renew", "recall", "recall_all"}
+        )
         if name in {"claim", "claim_kept"}:
             assert '"Conflict Arbiter Indexes": ["record_pkey"]' in plan
 
