@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -534,6 +535,8 @@ def test_a_result_is_checked_by_what_the_handler_declares(shop, url, tmp_path, m
     (tmp_path / "declaring_shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "declaring_shop", raising=False)  # of a folder that may be gone with its source
+    importlib.invalidate_caches()
     phased(shop)
     whole = ("keys", "resolve", KEY, "--store", url, "--executed", "--reason", "seen")
     said = refused(*whole, "--app", "declaring_shop:once", "--result", '{"id": 7}')
