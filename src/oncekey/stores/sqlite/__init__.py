@@ -12,6 +12,7 @@ from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 from oncekey.stores.reconcile import ReconcileStore
+from oncekey.stores.reseal import ResealStore
 from oncekey.stores.sqlite.locks import SqliteLocks
 from oncekey.stores.survey import SurveyStore
 from oncekey.stores.upkeep import UpkeepStore
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 FILES = (
+    "spelling.sql",
     "queries.sql",
     "locks.sql",
     "phases.sql",
@@ -35,6 +37,7 @@ FILES = (
     "console.sql",
     "reconcile.sql",
     "doctor.sql",
+    "reseal.sql",
 )
 
 
@@ -50,7 +53,7 @@ class SqliteStore(KeyStore):
     """
 
     def __init__(self, *, writer: Writer | None = None, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__, *FILES), schema=tables(), clock=clock)
+        super().__init__(load(__package__, *FILES, shared="oncekey.stores.onerow"), schema=tables(), clock=clock)
         self.audit = AuditStore(self._statements)
         self.outbox = OutboxStore(self._statements, self.audit)
         if writer is not None:
@@ -59,6 +62,7 @@ class SqliteStore(KeyStore):
         self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=SQLITE)
         self.survey = SurveyStore(self._statements)
+        self.reseal = ResealStore(self._statements)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""

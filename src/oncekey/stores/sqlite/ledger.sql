@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS oncekey_migration (
 ) STRICT;
 
 -- name: applied
-SELECT number, phase, name, checksum FROM oncekey_migration ORDER BY number;
+SELECT number, phase, name, checksum, applied_at FROM oncekey_migration ORDER BY number;
 
 -- name: record
 INSERT INTO oncekey_migration (number, phase, name, checksum, applied_at)

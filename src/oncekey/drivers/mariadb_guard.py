@@ -1,0 +1,147 @@
+"""The connection that a handler is handed: all of it but the end of the transaction (L5)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Any, Final, Self
+
+from oncekey.core.sqltext import Dialect
+from oncekey.drivers.guard import Lending, refusal, refuse_transaction_control
+
+_REFUSED: Final = frozenset(
+    {"commit", "rollback", "begin", "close", "autocommit", "query", "select_db", "kill", "ensure_closed", "connect"}
+)
+
+
+class Guarded:
+    """Pass on everything, once the lending allows it."""
+
+    __slots__ = ("_lending", "_raw")
+
+    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (a connection or a cursor of either library)
+        object.__setattr__(self, "_raw", raw)
+        object.__setattr__(self, "_lending", lending)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever there is)
+        self._lending.check()
+        return getattr(self._raw, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._lending.check()
+        setattr(self._raw, name, value)
+
+    def __repr__(self) -> str:
+        return f"<guarded {self._raw!r}>"
+
+    def _check(self, query: Any) -> None:  # noqa: ANN401  (text or bytes)
+        self._lending.check()
+        text = query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query)
+        refuse_transaction_control(text, Dialect.MARIADB)
+
+
+class _GuardedConnection(Guarded):
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name in _REFUSED:
+            raise refusal(f"{name}()")
+        return super().__getattr__(name)
+
+
+class GuardedConnection(_GuardedConnection):
+    """What `op.connection` is in a blocking handler: a connection of PyMySQL's."""
+
+    __slots__ = ()
+
+    def cursor(self, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as PyMySQL takes them)
+        """A cursor."""
+        self._lending.check()
+        return GuardedCursor(self._raw.cursor(*args, **kwargs), self._lending)
+
+
+class GuardedCursor(Guarded):
+    """A cursor of a guarded connection."""
+
+    __slots__ = ()
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
+        """Execute a statement."""
+        self._check(query)
+        return self._raw.execute(query, *args, **kwargs)
+
+    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
+        """Execute a statement for each of many parameters."""
+        self._check(query)
+        return self._raw.executemany(query, *args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._lending.check()
+        return iter(self._raw)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+
+class AsyncGuardedConnection(_GuardedConnection):
+    """What `op.connection` is in an `async def` handler: a connection of aiomysql's."""
+
+    __slots__ = ()
+
+    def cursor(self, *args: Any, **kwargs: Any) -> _Opening:  # noqa: ANN401  (as aiomysql takes them)
+        """A cursor, awaited or entered."""
+        self._lending.check()
+        return _Opening(self._raw.cursor(*args, **kwargs), self._lending)
+
+
+class _Opening:
+    """A cursor that is to be awaited or entered, as aiomysql's are."""
+
+    __slots__ = ("_cursor", "_lending", "_opening")
+
+    def __init__(self, opening: Any, lending: Lending) -> None:  # noqa: ANN401  (aiomysql's)
+        self._opening = opening
+        self._lending = lending
+        self._cursor: AsyncGuardedCursor | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncGuardedCursor]:
+        return self._open().__await__()
+
+    async def _open(self) -> AsyncGuardedCursor:
+        self._cursor = AsyncGuardedCursor(await self._opening, self._lending)
+        return self._cursor
+
+    async def __aenter__(self) -> AsyncGuardedCursor:
+        return await self._open()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._cursor is not None:
+            await self._cursor.__aexit__()
+
+
+class AsyncGuardedCursor(Guarded):
+    """A cursor of a guarded connection."""
+
+    __slots__ = ()
+
+    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
+        """Execute a statement."""
+        self._check(query)
+        return await self._raw.execute(query, *args, **kwargs)
+
+    async def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
+        """Execute a statement for each of many parameters."""
+        self._check(query)
+        return await self._raw.executemany(query, *args, **kwargs)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        self._lending.check()
+        return aiter(self._raw)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._raw.close()

@@ -1,0 +1,26 @@
+-- How MariaDB remembers its migrations. It commits before and after each statement that changes a table, so a migration is not
+-- there or gone as a whole: every statement of one may be said again, and one that was interrupted is run again from its start.
+-- The lock's name is per database; it is the session's, so it has to be given back.
+
+-- name: lock
+SELECT GET_LOCK(CONCAT('oncekey_migration_', MD5(DATABASE())), 60) AS got;
+
+-- name: unlock
+SELECT RELEASE_LOCK(CONCAT('oncekey_migration_', MD5(DATABASE()))) AS given_back;
+
+-- name: table
+CREATE TABLE IF NOT EXISTS oncekey_migration (
+    number     INTEGER       NOT NULL PRIMARY KEY,
+    phase      VARBINARY(8)  NOT NULL,
+    name       VARBINARY(64) NOT NULL,
+    checksum   VARBINARY(64) NOT NULL,  -- SHA-256 of the file: a store that was made otherwise is not used
+    applied_at BIGINT        NOT NULL,
+    CONSTRAINT oncekey_migration_phase_known CHECK (phase IN ('pre', 'post'))
+) ENGINE = InnoDB;
+
+-- name: applied
+SELECT number, phase, name, checksum, applied_at FROM oncekey_migration ORDER BY number;
+
+-- name: record
+INSERT INTO oncekey_migration (number, phase, name, checksum, applied_at)
+VALUES (:number, :phase, :name, :checksum, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)));

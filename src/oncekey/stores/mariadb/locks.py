@@ -1,0 +1,105 @@
+"""LOCAL in one commit on MariaDB: a row that is inserted first, without waiting, is the lock of its key.
+
+Whoever finds the row locked is refused at once. InnoDB gives it free with the transaction, whatever becomes of the
+process. A named lock (GET_LOCK) would not: it is the session's, survives a COMMIT, and a proxy may lend it to another
+client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Deferred
+from oncekey.core.onecommit import Holder, Locked, Sealed
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.locks import NO_OUTBOX, WRITTEN, LockStore
+from oncekey.stores.rows import snapshot_of
+from oncekey.stores.saying import said
+
+if TYPE_CHECKING:
+    from oncekey.core.locks import Lock
+    from oncekey.core.model import Claim, Completed
+    from oncekey.core.onecommit import Ground
+    from oncekey.flow import Flow, Fold, Steps, Value
+
+
+def sealed(statements: Mapping[str, str]) -> dict[str, str]:
+    """Each last statement once more, together with the end of the lock: one message where nothing is wrong."""
+    return {f"sealed_{name}": f"{statements['unlock']};\n{statements[name]}" for name in WRITTEN}
+
+
+class MariadbLocks(LockStore):
+    """Locks and records written once, in MariaDB."""
+
+    asked = ("lock", "refused", "unlock", "holder", "left_over")
+
+    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
+        """Insert the lock's row, then look; who is refused looks at who has it first (L1)."""
+        where: dict[str, Value] = {
+            "lock": lock.number,
+            "mark": lock.mark,
+            "scope": claim.id.scope,
+            "key": claim.id.key,
+        }
+        rows = yield self._statements.say("lock", where, at_once=True)
+        if rows:
+            return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=lock.number)
+        [row] = yield self._statements.say("refused", where)
+        other = row["mark"] is not None and int(row["mark"]) != lock.mark
+        return Locked(got=False, snapshot=snapshot_of(row), begun=lock.number, other=other)
+
+    def completing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
+    ) -> Steps[Sealed | None]:
+        """The finished record, as the last statement before the commit (L3). None: the key is not ours.
+
+        Together with the end of the lock it has no row if the savepoint is gone, because the handler committed by
+        itself, or if the key is taken. So it is said once more, alone: what then has a row was not in one commit.
+        """
+        last = self._finished(claim, ground, settlement)
+        rows = yield self._statements.say(last.name, {**last.params, "lock": begun}, form=f"sealed_{last.name}")
+        in_one_commit = bool(rows)
+        if not rows:
+            rows = yield last
+            if not rows:
+                return None
+        if isinstance(settlement, Deferred):
+            outbox = self._outbox()
+            if outbox is None:
+                raise ConfigurationError(NO_OUTBOX)
+            yield from outbox.putting((settlement.parcel,))
+        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=in_one_commit)
+
+    def sealing(
+        self,
+        claim: Claim,  # noqa: ARG002
+        ground: Ground,  # noqa: ARG002
+        settlement: Completed | Deferred,  # noqa: ARG002
+        begun: int,  # noqa: ARG002
+    ) -> Fold[Sealed] | None:
+        """None: who cannot release its savepoint has to say something else, so the COMMIT travels alone."""
+        return None
+
+    def held(self, number: int) -> Flow[bool]:
+        """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
+        return (yield from self._mark(number)) is not None
+
+    def holder(self, lock: Lock) -> Flow[Holder]:
+        """Which request holds the lock; asking takes none (L8)."""
+        mark = yield from self._mark(lock.number)
+        if mark is None:
+            return Holder.NOBODY
+        return Holder.SOMEBODY if mark == lock.mark else Holder.OTHER
+
+    def _mark(self, number: int) -> Flow[int | None]:
+        """The mark of who holds a lock. It is read before it is committed; a row that is nobody's does not count."""
+
+        def body() -> Steps[int | None]:
+            rows = yield self._statements.say("holder", {"lock": number})
+            if not rows or (yield self._statements.say("left_over", {"lock": number})):
+                return None
+            return int(rows[0]["mark"])
+
+        return (yield from said(Transaction("holder", Mode.READ, body)))

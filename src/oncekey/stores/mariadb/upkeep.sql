@@ -1,0 +1,86 @@
+-- part: due
+SELECT {now} AS now, record.scope, record.`key`, record.incarnation, record.operation, record.fence, record.expires_at,
+       record.state
+FROM oncekey_record AS record
+
+-- part: due_page
+AND record.expires_at <= LEAST(:until, {now} - :age)
+  AND record.expires_at >= :after_at
+  AND (record.expires_at, record.scope, record.`key`) > (:after_at, :after_scope, :after_key)
+  AND (:trusted_for IS NULL OR record.ttl <= :trusted_for)
+ORDER BY record.expires_at, record.scope, record.`key`
+LIMIT :limit
+FOR UPDATE SKIP LOCKED
+
+-- part: found
+JSON_TABLE(:found, '$[*]' COLUMNS (
+    scope VARCHAR(2000) CHARACTER SET utf8mb4 PATH '$.scope', name VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$.key')) AS found
+STRAIGHT_JOIN oncekey_record AS record ON record.scope = CAST(found.scope AS BINARY) AND record.`key` = CAST(found.name AS BINARY)
+
+-- name: purge_expired
+-- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it: find and lock a batch, then move what was found.
+-- What somebody else has locked is theirs, or another reaper's. `until` comes from an instant that the reaper has compared with
+-- its own clocks; the state is the one before the move.
+{due}
+WHERE record.state IN ('completed', 'failed_retryable', 'pending')
+  AND ((record.state = 'completed' AND NOT :soft)
+       OR (record.state = 'failed_retryable' AND record.memo IS NULL AND record.intent IS NULL))
+  {due_page};
+
+-- name: purge_expired_found
+DELETE record FROM {found};
+
+-- name: purge_kept
+{due}
+WHERE record.state = 'expired'
+  {due_page};
+
+-- name: purge_kept_found
+DELETE record FROM {found};
+
+-- name: mark_expired
+{due}
+WHERE record.state = 'completed'
+  {due_page};
+
+-- name: mark_expired_found
+UPDATE {found}
+SET record.state = 'expired', record.version = record.version + 1;
+
+-- name: drop_unclaimed
+DELETE FROM oncekey_outbox
+WHERE incarnation = :seen_incarnation AND kind = 'defer' AND fence = 0 AND state = 'ready';
+SELECT ROW_COUNT() AS dropped FROM DUAL WHERE ROW_COUNT() > 0;
+
+-- name: note
+INSERT INTO oncekey_audit (
+    at, scope, key_digest, incarnation, operation, fence, source, target, `trigger`, actor, who, why)
+SELECT {now}, line.scope, line.key_digest, line.incarnation, line.operation, line.fence, line.source, line.target, line.moved_by,
+       line.actor, line.who, line.why
+FROM JSON_TABLE(:notes, '$[*]' COLUMNS (
+    scope VARCHAR(2000) CHARACTER SET utf8mb4 PATH '$.scope', key_digest VARCHAR(128) PATH '$.key_digest',
+    incarnation VARCHAR(36) PATH '$.incarnation', operation VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$.operation',
+    fence BIGINT PATH '$.fence', source VARCHAR(16) PATH '$.source', target VARCHAR(16) PATH '$.target',
+    moved_by VARCHAR(64) PATH '$.trigger', actor VARCHAR(64) PATH '$.actor',
+    who TEXT CHARACTER SET utf8mb4 PATH '$.who', why TEXT CHARACTER SET utf8mb4 PATH '$.why')) AS line;
+
+-- name: forget_notes
+SELECT line.id FROM oncekey_audit AS line WHERE line.at <= {now} - :age ORDER BY line.id LIMIT :limit FOR UPDATE;
+DELETE FROM oncekey_audit WHERE at <= {now} - :age ORDER BY id LIMIT :limit;
+
+-- name: beat
+INSERT INTO oncekey_worker (name, tasks, started_at, seen_at, every, calls)
+VALUES (:name, :tasks, {now}, {now}, :every, :calls)
+ON DUPLICATE KEY UPDATE tasks = :tasks, seen_at = {now}, every = :every, calls = :calls;
+SELECT worker.seen_at FROM oncekey_worker AS worker WHERE worker.name = :name;
+
+-- name: leave
+DELETE FROM oncekey_worker WHERE name = :name
+{told(name)};
+
+-- name: forget_workers
+-- And what is left of LOCAL requests whose handlers committed by themselves.
+DELETE FROM oncekey_lock WHERE number IN (
+    SELECT free.number FROM (SELECT held.number FROM oncekey_lock AS held LIMIT 1000 FOR UPDATE SKIP LOCKED) AS free);
+SELECT worker.name FROM oncekey_worker AS worker WHERE worker.seen_at + worker.every <= {now} - :age FOR UPDATE;
+DELETE FROM oncekey_worker WHERE seen_at + every <= {now} - :age;

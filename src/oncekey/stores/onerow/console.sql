@@ -1,0 +1,214 @@
+-- What operators look through. Every list walks one index, from a place on, and looks at no more than :looked of its
+-- entries: what does not fit is passed over, and the edge is the place to go on from. Lists carry the clock even if they
+-- are empty, and no answers: bodies may be large.
+-- SQLite takes a partial index only where the words of its condition stand in the statement.
+--
+-- The walks differ in their states, and in what they are ordered by: when a record was born, or when it ends. A state is
+-- written into the statement and not sent along: only so does the planner find the index of that state.
+
+-- part: console_clock
+clock AS (SELECT {now} AS now)
+
+-- part: walked
+entry.scope, entry.`key`, entry.created_at, entry.expires_at, entry.operation, entry.effects, entry.last_error,
+            entry.lease_until
+
+-- part: fitting
+(:scope IS NULL OR seen.scope = :scope)
+          AND (:beginning IS NULL OR substr(seen.`key`, 1, length(:beginning)) = :beginning)
+          AND (:operation IS NULL OR seen.operation = :operation)
+          AND (:effects IS NULL OR seen.effects = :effects)
+          AND (:error IS NULL OR seen.last_error = :error)
+          AND (:older = 0 OR seen.created_at <= (SELECT clock.now FROM clock) - :older)
+          AND (:younger = 0 OR seen.created_at > (SELECT clock.now FROM clock) - :younger)
+          AND (NOT :stale OR seen.lease_until <= (SELECT clock.now FROM clock))
+
+-- part: shown
+record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.recovery,
+    record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+    record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+    record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+    record.response_status, '[]' AS response_headers, NULL AS response_body, 1 AS response_schema,
+    record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+    record.finished_at, record.expires_at, NULL AS request
+
+-- part: walk(at; fits)
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
+FROM clock
+LEFT JOIN (
+    SELECT entry.{at} AS edge_at, entry.scope AS edge_scope, entry.`key` AS edge_key
+    FROM oncekey_record AS entry
+    WHERE {fits}
+      AND (entry.{at}, entry.scope, entry.`key`) < (:before_at, :before_scope, :before_key)
+    ORDER BY entry.{at} DESC, entry.scope DESC, entry.`key` DESC
+    LIMIT 1 OFFSET :skipped) AS edge ON true
+LEFT JOIN (
+    SELECT {shown}
+    FROM (
+        SELECT seen.scope, seen.`key`
+        FROM (
+            SELECT {walked}
+            FROM oncekey_record AS entry
+            WHERE {fits}
+              AND (entry.{at}, entry.scope, entry.`key`) < (:before_at, :before_scope, :before_key)
+            ORDER BY entry.{at} DESC, entry.scope DESC, entry.`key` DESC
+            LIMIT :looked) AS seen
+        WHERE {fitting}
+        ORDER BY seen.{at} DESC, seen.scope DESC, seen.`key` DESC
+        LIMIT :limit) AS page
+    JOIN oncekey_record AS record ON record.scope = page.scope AND record.`key` = page.`key`) AS record ON true
+ORDER BY record.{at} DESC, record.scope DESC, record.`key` DESC
+
+-- name: walk_pending
+-- Served by oncekey_record_waiting.
+{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending')};
+
+-- name: walk_in_progress
+-- Served by oncekey_record_running.
+{walk(created_at; entry.state = 'in_progress')};
+
+-- name: walk_failed_retryable
+-- Served by oncekey_record_waiting.
+{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable')};
+
+-- name: walk_unknown
+-- Served by oncekey_record_waiting.
+{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown')};
+
+-- name: walk_completed
+-- Served by oncekey_record_expiring.
+{walk(expires_at; entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed')};
+
+-- name: walk_expired
+-- Served by oncekey_record_expired.
+{walk(expires_at; entry.state = 'expired')};
+
+-- name: tally
+-- How many there are of what is not finished, each counted up to :most, from the oldest.
+WITH {console_clock}
+SELECT clock.now, 'pending' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, (
+    SELECT entry.created_at FROM oncekey_record AS entry
+    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending'
+    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'in_progress' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, (
+    SELECT entry.created_at FROM oncekey_record AS entry
+    WHERE entry.state = 'in_progress'
+    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'failed_retryable' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, (
+    SELECT entry.created_at FROM oncekey_record AS entry
+    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'
+    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'unknown' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, (
+    SELECT entry.created_at FROM oncekey_record AS entry
+    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'
+    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'stuck', count(*), min(seen.lease_until)
+FROM clock, (
+    SELECT entry.lease_until FROM oncekey_record AS entry
+    WHERE entry.state = 'in_progress'
+    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
+WHERE seen.lease_until <= clock.now
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'due', count(*), min(seen.due_at)
+FROM clock, (
+    SELECT parcel.due_at FROM oncekey_outbox AS parcel
+    WHERE parcel.due_at <= {now}
+    ORDER BY parcel.due_at, parcel.place LIMIT :most) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'dead', count(*), min(seen.died_at)
+FROM clock, (
+    SELECT letter.died_at FROM oncekey_dead_letter AS letter
+    ORDER BY letter.died_at, letter.id LIMIT :most) AS seen
+GROUP BY clock.now
+UNION ALL
+SELECT clock.now, 'now', 0, NULL FROM clock;
+
+-- name: ended
+-- What was finished last, and what failed or got doubtful last: as far as the store can tell requests from each other.
+SELECT done.*
+FROM (
+    SELECT entry.state, entry.outcome, entry.operation, entry.finished_at AS at, entry.finished_at - entry.last_run_at AS took
+    FROM oncekey_record AS entry
+    WHERE entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed'
+    ORDER BY entry.expires_at DESC, entry.scope DESC, entry.`key` DESC
+    LIMIT :limit) AS done
+UNION ALL
+SELECT failed.*
+FROM (
+    SELECT entry.state, entry.outcome, entry.operation, entry.last_run_at, 0
+    FROM oncekey_record AS entry
+    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.`key` DESC
+    LIMIT :limit) AS failed
+UNION ALL
+SELECT doubted.*
+FROM (
+    SELECT entry.state, entry.outcome, entry.operation, entry.last_run_at, 0
+    FROM oncekey_record AS entry
+    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'
+    ORDER BY entry.created_at DESC, entry.scope DESC, entry.`key` DESC
+    LIMIT :limit) AS doubted;
+
+-- name: calls_of_record
+SELECT called.* FROM oncekey_call AS called WHERE called.incarnation = :incarnation ORDER BY called.at, called.phase
+LIMIT :limit;
+
+-- name: heard_of_key
+-- Served by oncekey_evidence_open_key and oncekey_evidence_judged_key.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey_evidence AS heard WHERE heard.verdict IS NULL AND heard.downstream_key = :downstream_key
+    UNION ALL
+    SELECT judged.* FROM oncekey_evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.downstream_key = :downstream_key
+) AS evidence
+ORDER BY evidence.id LIMIT :limit;
+
+-- name: heard_of_provider
+-- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider.
+SELECT evidence.*
+FROM (
+    SELECT heard.* FROM oncekey_evidence AS heard WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id
+    UNION ALL
+    SELECT judged.* FROM oncekey_evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id
+) AS evidence
+ORDER BY evidence.id LIMIT :limit;
+
+-- name: parcels_in_full
+SELECT parcel.id, parcel.kind, parcel.aggregatetype AS topic, parcel.payload, parcel.downstream_key, parcel.attempts,
+       parcel.created_at, parcel.due_at, parcel.lease_until, parcel.first_error, parcel.last_error, NULL AS died_at
+FROM oncekey_outbox AS parcel
+WHERE parcel.incarnation = :incarnation
+UNION ALL
+SELECT letter.id, letter.kind, letter.aggregatetype, letter.payload, letter.downstream_key, letter.attempts,
+       letter.created_at, NULL, NULL, letter.first_error, letter.last_error, letter.died_at
+FROM oncekey_dead_letter AS letter
+WHERE letter.incarnation = :incarnation
+LIMIT :limit;
+
+-- name: latest_notes
+SELECT seen.*
+FROM (
+    SELECT line.* FROM oncekey_audit AS line WHERE line.id < :before ORDER BY line.id DESC
+    LIMIT :looked) AS seen
+WHERE :actor IS NULL OR seen.actor = :actor
+ORDER BY seen.id DESC
+LIMIT :limit;
+
+-- name: notes_edge
+SELECT line.id FROM oncekey_audit AS line WHERE line.id < :before ORDER BY line.id DESC
+LIMIT 1 OFFSET :skipped;

@@ -1,0 +1,254 @@
+-- What operators ask and write. Writes prove the version that was read (V).
+-- Lists carry the clock even if they are empty, and no answers: bodies may be large.
+
+-- name: list_records
+SELECT clock.now, page.*
+FROM {clock} LEFT JOIN (
+    SELECT
+        record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL AS response_body, 1 AS response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM oncekey_record AS record
+    WHERE (:scope IS NULL OR record.scope = :scope)
+      AND (:state IS NULL OR record.state = :state)
+      AND (:operation IS NULL OR record.operation = :operation)
+      AND (:effects IS NULL OR record.effects = :effects)
+      AND record.created_at <= {now} - :age
+      AND (NOT :stale OR (record.state = 'in_progress'
+                          AND record.lease_until <= {now}))
+      AND (record.created_at, record.scope, record.`key`) < (:before_at, :before_scope, :before_key)
+    ORDER BY record.created_at DESC, record.scope DESC, record.`key` DESC
+    LIMIT :limit) AS page ON true
+ORDER BY page.created_at DESC, page.scope DESC, page.`key` DESC;
+
+-- part: keys_found(named; fits)
+WITH RECURSIVE scopes (scope) AS (
+    SELECT COALESCE(:scope, (SELECT min(one.scope) FROM oncekey_record AS one))
+    UNION ALL
+    SELECT (SELECT min(one.scope) FROM oncekey_record AS one WHERE one.scope > scopes.scope)
+    FROM scopes
+    WHERE scopes.scope IS NOT NULL AND :scope IS NULL
+)
+SELECT clock.now, page.*
+FROM {clock} LEFT JOIN (
+    SELECT
+        record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+        record.response_status, '[]' AS response_headers, NULL AS response_body, record.response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM scopes
+    JOIN oncekey_record AS record ON record.scope = scopes.scope AND {named}
+    WHERE {fits}
+    ORDER BY record.`key`, record.scope
+    LIMIT :limit) AS page ON true
+ORDER BY page.`key`, page.scope;
+
+-- name: find_key
+-- One look into the primary key for each scope.
+{keys_found(record.`key` = :first; :last IS NOT NULL)};
+
+-- name: find_open_keys
+-- The same for a beginning: SQLite orders keys by their bytes.
+{keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown'))};
+
+-- name: find_done_keys
+-- The same of finished ones.
+{keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('completed', 'expired'))};
+
+-- name: last_results
+-- Served by oncekey_call_at: the newest calls, of which few are looked at.
+SELECT record.memo
+FROM (SELECT made.* FROM oncekey_call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
+      LIMIT :looked_at) AS called
+JOIN oncekey_record AS record
+  ON record.scope = called.scope AND record.`key` = called.`key` AND record.incarnation = called.incarnation
+WHERE called.operation = :operation AND called.phase = :phase AND record.memo IS NOT NULL
+ORDER BY called.at DESC
+LIMIT :limit;
+
+-- name: parcels_of
+SELECT parcel.id, parcel.kind, 0 AS dead, parcel.lease_until
+FROM oncekey_outbox AS parcel
+WHERE parcel.incarnation = :incarnation
+UNION ALL
+SELECT letter.id, letter.kind, 1, NULL
+FROM oncekey_dead_letter AS letter
+WHERE letter.incarnation = :incarnation;
+
+-- name: hold_parcels_of
+SELECT parcel.id, parcel.kind, 0 AS dead, parcel.lease_until
+FROM oncekey_outbox AS parcel
+WHERE parcel.incarnation = :incarnation
+ORDER BY parcel.id
+{locked};
+
+-- name: letters_of
+SELECT letter.id, letter.kind, 1 AS dead, NULL AS lease_until
+FROM oncekey_dead_letter AS letter
+WHERE letter.incarnation = :incarnation
+ORDER BY letter.id;
+
+-- name: operator_answer
+UPDATE oncekey_record
+SET state = 'completed', outcome = :outcome, version = version + 1, intent = NULL,
+    response_status = :response_status, response_headers = :response_headers,
+    response_body = :response_body, response_schema = :response_schema,
+    last_error = NULL, reconcile_after = NULL, recovery_point = 'finished', request = NULL,
+    finished_at = {now},
+    expires_at = {greatest}(expires_at, {now} + ttl)
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown' AND effects IN ('inline', 'outbox')
+{giving};
+
+-- name: operator_result
+-- A record that can be gone on with is not parked again before somebody could.
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, memo = :memo, recovery_point = :recovery_point,
+    intent = NULL, reconcile_after = NULL,
+    expires_at = {greatest}(expires_at, {now} + ttl)
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown' AND effects = 'phased' AND intent IS NOT NULL
+{giving};
+
+-- name: operator_replace
+-- Whoever ran with the result that was there before writes nothing any more: the fence goes up.
+UPDATE oncekey_record
+SET state = 'failed_retryable', fence = fence + 1, version = version + 1, memo = :memo,
+    recovery_point = :recovery_point, reconcile_after = NULL,
+    expires_at = {greatest}(expires_at, {now} + ttl)
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state IN ('failed_retryable', 'unknown') AND effects = 'phased' AND intent IS NULL AND memo IS NOT NULL
+{giving};
+
+-- name: operator_unexecuted
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, intent = NULL, reconcile_after = NULL,
+    expires_at = CASE WHEN memo IS NULL THEN expires_at
+                      ELSE {greatest}(expires_at, {now} + ttl) END
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown'
+  AND (effects <> 'outbox' OR (memo IS NULL AND intent IS NULL))
+{giving};
+
+-- name: operator_pend
+UPDATE oncekey_record
+SET state = 'pending', version = version + 1, reconcile_after = NULL,
+    intent = CASE WHEN :forget THEN NULL ELSE intent END
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown' AND effects = 'outbox'
+  AND (memo IS NOT NULL OR intent IS NOT NULL)
+{giving};
+
+-- name: operator_bust
+UPDATE oncekey_record
+SET state = 'failed_retryable', outcome = NULL, fence = fence + 1, version = version + 1,
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
+    finished_at = NULL, recovery_point = :recovery_point, last_error = :last_error,
+    expires_at = CASE WHEN memo IS NULL THEN expires_at
+                      ELSE {greatest}(expires_at, {now} + ttl) END
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'completed' AND effects <> 'outbox'
+{giving};
+
+-- name: census
+SELECT record.state, record.effects, record.operation, count(*) AS records,
+       count(CASE WHEN record.state = 'in_progress' AND record.lease_until <= clock.now THEN 1 END) AS stale,
+       count(CASE WHEN record.state = 'failed_retryable'
+                          AND (record.memo IS NOT NULL OR record.intent IS NOT NULL) THEN 1 END) AS resumable,
+       count(CASE WHEN record.state IN ('completed', 'failed_retryable', 'expired')
+                          AND record.expires_at <= clock.now THEN 1 END) AS expired,
+       min(record.created_at) AS oldest, max(record.created_at) AS newest
+FROM {clock}, oncekey_record AS record
+GROUP BY record.state, record.effects, record.operation
+ORDER BY record.state, record.effects, record.operation;
+
+-- name: standing
+-- One row. What is unfinished is read once, by the indexes of states. What else may be many is counted along its index, up to a
+-- bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died. All records are counted by the entries of an
+-- index alone, up to a larger bound.
+WITH clock AS {materialized} (
+    SELECT {now} AS now
+), unfinished AS {materialized} (
+    SELECT count(*) AS records,
+           count(CASE WHEN record.state = 'pending' THEN 1 END) AS pending,
+           count(CASE WHEN record.state = 'in_progress' THEN 1 END) AS in_progress,
+           count(CASE WHEN record.state = 'failed_retryable' THEN 1 END) AS failed_retryable,
+           count(CASE WHEN record.state = 'unknown' THEN 1 END) AS unknown,
+           min(CASE WHEN record.state = 'unknown' THEN record.created_at END) AS unknown_oldest,
+           count(CASE WHEN record.state = 'in_progress' AND record.lease_until <= clock.now THEN 1 END) AS stale,
+           min(CASE WHEN record.state = 'in_progress' AND record.lease_until <= clock.now THEN record.lease_until END)
+               AS stale_oldest,
+           count(CASE WHEN record.state = 'failed_retryable' AND record.effects = 'phased'
+                              AND (record.memo IS NOT NULL OR record.intent IS NOT NULL) THEN 1 END) AS resumable,
+           min(CASE WHEN record.state = 'failed_retryable' AND record.effects = 'phased'
+                                             AND (record.memo IS NOT NULL OR record.intent IS NOT NULL) THEN record.last_run_at END) AS resumable_oldest
+    FROM clock, (
+        SELECT waiting.state, waiting.effects, waiting.created_at, waiting.last_run_at, waiting.lease_until, waiting.memo,
+               waiting.intent
+        FROM oncekey_record AS waiting WHERE waiting.state IN ('pending', 'failed_retryable', 'unknown')
+        UNION ALL
+        SELECT running.state, running.effects, running.created_at, running.last_run_at, running.lease_until, running.memo,
+               running.intent
+        FROM oncekey_record AS running WHERE running.state = 'in_progress') AS record
+)
+SELECT clock.now, unfinished.*,
+       {greatest}(0, (SELECT count(*) FROM ({counted}) AS counted)
+              - unfinished.records) AS finished,
+       expired.records AS expired, expired.oldest AS expired_oldest,
+       due.records AS parcels_due, due.oldest AS parcels_due_oldest,
+       dead.records AS dead_letters, dead.oldest AS dead_letters_oldest
+FROM clock, unfinished,
+    (SELECT count(*) AS records, min(few.expires_at) AS oldest FROM (
+        SELECT past.expires_at FROM oncekey_record AS past
+        WHERE past.state IN ('completed', 'failed_retryable', 'pending') AND past.state <> 'pending'
+          AND past.expires_at <= {now}
+        ORDER BY past.expires_at LIMIT 10000) AS few) AS expired,
+    (SELECT count(*) AS records, min(few.due_at) AS oldest FROM (
+        SELECT parcel.due_at FROM oncekey_outbox AS parcel WHERE parcel.due_at <= {now}
+        ORDER BY parcel.due_at LIMIT 10000) AS few) AS due,
+    (SELECT count(*) AS records, min(few.died_at) AS oldest FROM (
+        SELECT letter.died_at FROM oncekey_dead_letter AS letter ORDER BY letter.died_at LIMIT 10000) AS few) AS dead;
+
+-- name: unresolved
+WITH clock AS (SELECT {now} AS now)
+SELECT clock.now, 'unknown' AS what, count(record.scope) AS records, min(record.created_at) AS oldest
+FROM clock LEFT JOIN oncekey_record AS record ON record.state = 'unknown'
+UNION ALL
+SELECT clock.now, 'stale', count(record.scope), min(record.lease_until)
+FROM clock LEFT JOIN oncekey_record AS record
+  ON record.state = 'in_progress' AND record.lease_until <= clock.now
+UNION ALL
+SELECT clock.now, 'resumable', count(record.scope), min(record.last_run_at)
+FROM clock LEFT JOIN oncekey_record AS record
+  ON record.effects = 'phased' AND record.state = 'failed_retryable'
+ AND (record.memo IS NOT NULL OR record.intent IS NOT NULL)
+UNION ALL
+SELECT clock.now, 'expired', count(record.scope), min(record.expires_at)
+FROM clock LEFT JOIN oncekey_record AS record
+  ON record.state IN ('completed', 'failed_retryable') AND record.expires_at <= clock.now
+UNION ALL
+SELECT clock.now, 'parcels_due', count(parcel.id), min(parcel.due_at)
+FROM clock LEFT JOIN oncekey_outbox AS parcel ON parcel.due_at <= clock.now
+UNION ALL
+SELECT clock.now, 'dead_letters', count(letter.id), min(letter.died_at)
+FROM clock LEFT JOIN oncekey_dead_letter AS letter ON true;
+
+-- name: outbox_census
+SELECT parcel.aggregatetype AS topic, parcel.kind, count(*) AS parcels,
+       count(CASE WHEN parcel.state = 'held' THEN 1 END) AS held, min(parcel.due_at) AS oldest_due
+FROM oncekey_outbox AS parcel
+GROUP BY parcel.aggregatetype, parcel.kind
+ORDER BY parcel.aggregatetype, parcel.kind;
+
+-- name: letter_census
+SELECT letter.aggregatetype AS topic, letter.kind, count(*) AS letters, min(letter.died_at) AS oldest
+FROM oncekey_dead_letter AS letter
+GROUP BY letter.aggregatetype, letter.kind
+ORDER BY letter.aggregatetype, letter.kind;

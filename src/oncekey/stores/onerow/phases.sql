@@ -1,0 +1,65 @@
+-- Steps of phased records: what an owner writes between its claim and its settlement. All are served by the primary key.
+-- The memo is compared whole: a resolver may have added the open call's result without a new fence.
+
+-- name: checkpoint
+UPDATE oncekey_record
+SET version = version + 1, memo = :memo, recovery_point = :recovery_point,
+    lease_until = {greatest}(lease_until, {least}({now} + :lease, deadline))
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND intent IS NULL AND memo {is} :seen_memo
+{giving};
+
+-- name: announce
+UPDATE oncekey_record
+SET version = version + 1, memo = :memo, recovery_point = :recovery_point,
+    intent = json_object(
+        'phase', :phase, 'downstream_key', :downstream_key, 'digest', :digest, 'sends', :sends,
+        'first_sent_at', COALESCE({json_number(intent; first_sent_at)}, {now}),
+        'send_by', {now} + :send_window,
+        'repeatable_until',
+        COALESCE({json_number(intent; first_sent_at)}, {now}) + :repeatable),
+    lease_until = {greatest}(lease_until, {now} + :busy)
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND memo {is} :seen_memo
+  AND CASE WHEN intent IS NULL THEN :sends = 1
+           ELSE {json(intent; phase)} = :phase
+                AND {json(intent; digest)} = :digest
+                AND {json_number(intent; sends)} = :sends - 1
+                AND {json_number(intent; repeatable_until)} > {now} END
+{giving}
+{announced};
+
+-- name: result
+UPDATE oncekey_record
+SET state = 'in_progress', version = version + 1, memo = :memo, recovery_point = :recovery_point, intent = NULL,
+    owner = :owner,
+    lease_until = {least}({now} + :lease, {greatest}(deadline, {now})),
+    last_error = NULL, reconcile_after = NULL
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state IN ('in_progress', 'unknown', 'failed_retryable') AND effects = 'phased' AND memo {is} :seen_memo
+{giving};
+
+-- name: withdraw
+UPDATE oncekey_record
+SET version = version + 1, intent = NULL
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND effects = 'phased' AND {json_number(intent; sends)} = 1
+{giving};
+
+-- name: resumable
+-- Served by oncekey_record_resumable. The cursor goes on from the last row that was looked at, so that a page of rows
+-- that nobody can resume does not stand in the way of the others.
+SELECT clock.now AS now, record.*
+FROM {clock}, oncekey_record AS record
+WHERE record.effects = 'phased' AND record.state IN ('in_progress', 'failed_retryable')
+  AND (record.created_at, record.scope, record.`key`) > (:after_created, :after_scope, :after_key)
+  AND record.request IS NOT NULL
+  AND CASE record.state WHEN 'in_progress' THEN record.lease_until <= clock.now
+           ELSE (record.memo IS NOT NULL OR record.intent IS NOT NULL)
+                AND COALESCE(record.reconcile_after, 0) <= clock.now END
+ORDER BY record.created_at, record.scope, record.`key`
+LIMIT :limit;

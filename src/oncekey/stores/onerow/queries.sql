@@ -1,0 +1,149 @@
+-- What SQLite and MariaDB are told: one block per statement. Every one is served by the primary key (scope, key).
+-- Parts that are not here are in each store's spelling.sql, the clock {now} among them.
+
+-- part: runs_again
+CASE WHEN effects = 'phased'
+            THEN recovery = 'resume' AND (intent IS NULL OR {json_number(intent; repeatable_until)} > {now})
+            ELSE recovery = 'retry' AND memo IS NULL AND intent IS NULL END;
+
+-- part: doubted
+UPDATE oncekey_record
+SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
+    last_error = :last_error, reconcile_after = {now}
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version;
+
+-- name: find
+SELECT clock.now AS now, record.*
+FROM {clock} LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.`key` = :key;
+
+-- part: answer
+record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.fingerprint,
+       record.response_status, record.response_headers, record.response_body, record.response_schema, record.expires_at;
+
+-- name: recall
+SELECT clock.now AS now, {answer}
+FROM {clock}, oncekey_record AS record
+WHERE record.scope = :scope AND record.`key` = :key AND record.state = 'completed';
+
+-- name: claim
+INSERT INTO oncekey_record (
+    scope, `key`, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
+    state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
+    recovery_point, reconcile_tries, created_at, last_run_at, expires_at, request)
+SELECT
+    :scope, :key, :incarnation, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed,
+    'in_progress', :entered, 1, 1, :owner, clock.now + :lease, clock.now + :deadline,
+    :call_timeout, :ttl, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl, :request
+FROM {clock}
+WHERE true
+{unless_taken}
+{giving_new};
+
+-- name: take_over
+UPDATE oncekey_record
+SET state = 'in_progress', entered = :entered, fence = fence + 1, version = version + 1, owner = :owner,
+    lease_until = {now} + :lease,
+    deadline = {now} + :deadline,
+    attempts = attempts + 1,
+    last_run_at = {now},
+    last_error = NULL, reconcile_after = NULL,
+    -- Where nothing was done yet, what a crash means is up to the handler that runs now; a deploy may have changed it.
+    effects = CASE WHEN memo IS NULL AND intent IS NULL THEN :effects ELSE effects END,
+    recovery = CASE WHEN memo IS NULL AND intent IS NULL THEN :recovery ELSE recovery END,
+    call_timeout = CASE WHEN memo IS NULL AND intent IS NULL THEN :call_timeout ELSE call_timeout END,
+    request = CASE WHEN memo IS NULL AND intent IS NULL THEN COALESCE(request, :request) ELSE request END
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version
+  AND ((state = 'in_progress' AND lease_until <= {now} AND {runs_again})
+       OR (state = 'failed_retryable' AND (effects <> 'outbox' OR (memo IS NULL AND intent IS NULL))))
+{giving};
+
+-- name: supersede
+UPDATE oncekey_record
+SET incarnation = :incarnation, operation = :operation, effects = :effects, recovery = :recovery,
+    method = :method, path = :path, fingerprint = :fingerprint, seed = :seed,
+    state = 'in_progress', outcome = NULL, entered = :entered, fence = fence + 1, version = version + 1,
+    owner = :owner,
+    lease_until = {now} + :lease,
+    deadline = {now} + :deadline,
+    call_timeout = :call_timeout, ttl = :ttl, attempts = 1, recovery_point = 'started',
+    memo = NULL, intent = NULL, response_status = NULL, response_headers = NULL, response_body = NULL,
+    response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
+    created_at = {now},
+    last_run_at = {now},
+    finished_at = NULL, expires_at = {now} + :ttl, request = :request
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version
+  AND expires_at <= {now}
+  AND (state IN ('completed', 'expired') OR (state = 'failed_retryable' AND memo IS NULL AND intent IS NULL))
+{giving};
+
+-- name: doubt
+{doubted}
+  AND state = 'in_progress' AND lease_until <= {now}
+{giving};
+
+-- name: renew
+UPDATE oncekey_record
+SET version = version + 1,  -- the lease of an announced call is longer, and is not made shorter
+    lease_until = {greatest}(COALESCE(lease_until, 0), {least}({now} + :lease, deadline))
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND {now} < deadline
+{given(lease_until)};
+
+-- name: settle_completed
+UPDATE oncekey_record
+SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
+    intent = NULL, response_status = :response_status, response_headers = :response_headers,
+    response_body = :response_body, response_schema = :response_schema,
+    last_error = NULL, reconcile_after = NULL, finished_at = {now},
+    recovery_point = 'finished', request = NULL,
+    expires_at = {greatest}(expires_at, {now} + ttl)
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND ((state = 'in_progress' AND intent IS NULL)
+       OR (state = 'unknown' AND (intent IS NULL OR effects = 'inline'))
+       OR (state = 'failed_retryable' AND memo IS NULL
+           AND (intent IS NULL OR effects = 'inline')))
+{giving};
+
+-- name: settle_retryable
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND memo IS NULL AND intent IS NULL
+{giving};
+
+-- name: settle_unknown
+UPDATE oncekey_record
+SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
+    last_error = :last_error, reconcile_after = {now}
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress'
+{giving};
+
+-- name: settle_handed_back
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
+    attempts = attempts - :spared, reconcile_after = {now} + :resume_after
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND effects = 'phased' AND recovery = 'resume'
+  AND (intent IS NULL OR {json_number(intent; repeatable_until)} > {now})
+{giving};
+
+-- name: settle_deferred
+UPDATE oncekey_record
+SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = NULL
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND effects = 'outbox' AND memo IS NULL AND intent IS NULL
+{giving};
+
+-- name: discard
+{removed(scope = :scope AND `key` = :key AND incarnation = :incarnation AND fence = :fence
+  AND state = 'in_progress' AND memo IS NULL AND intent IS NULL)};

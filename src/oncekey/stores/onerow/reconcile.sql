@@ -1,0 +1,83 @@
+-- What resolvers and webhooks ask and write, beside the moves that they share with operators (operate.sql).
+
+-- name: unknown_due
+-- Served by oncekey_record_unknown. What was given up has no instant, and is found by operators only.
+SELECT clock.now, page.*
+FROM {clock} LEFT JOIN (
+    SELECT record.* FROM oncekey_record AS record
+    WHERE record.state = 'unknown' AND record.reconcile_after <= {now}
+      AND (record.reconcile_after, record.scope, record.`key`) > (:after_at, :after_scope, :after_key)
+    ORDER BY record.reconcile_after, record.scope, record.`key`
+    LIMIT :limit) AS page ON true
+ORDER BY page.reconcile_after, page.scope, page.`key`;
+
+-- name: still_unknown
+UPDATE oncekey_record
+SET version = version + 1, reconcile_after = {now} + :after,
+    reconcile_tries = reconcile_tries + :tries
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'unknown'
+{giving};
+
+-- name: add_evidence
+INSERT INTO oncekey_evidence (at, source, event_id, downstream_key, provider_id, said)
+VALUES ({now}, :source, :event_id, :downstream_key, :provider_id, :said)
+{unless_taken}
+{told_evidence};
+
+-- name: find_evidence
+SELECT * FROM oncekey_evidence WHERE source = :source AND event_id = :event_id;
+
+-- name: evidence_about
+-- Served by oncekey_evidence_open_key and oncekey_evidence_open_provider. What was heard before the record began is not
+-- about it.
+SELECT evidence.* FROM oncekey_evidence AS evidence
+WHERE evidence.verdict IS NULL AND evidence.at >= :since
+  AND (evidence.downstream_key = :downstream_key
+       OR evidence.provider_id IN (
+           SELECT called.provider_id FROM oncekey_call AS called
+           WHERE called.incarnation = :incarnation AND called.provider_id IS NOT NULL))
+ORDER BY evidence.id
+LIMIT 20;
+
+-- name: open_evidence
+SELECT * FROM oncekey_evidence WHERE verdict IS NULL AND id > :after ORDER BY id LIMIT :limit;
+
+-- name: judge_evidence
+UPDATE oncekey_evidence SET verdict = :verdict WHERE id = :id AND verdict IS NULL {told(id)};
+
+-- name: find_calls
+-- Served by oncekey_call_downstream_key and oncekey_call_provider_id; the same request may have made the same call in an
+-- earlier life.
+SELECT * FROM oncekey_call
+WHERE downstream_key = :downstream_key OR provider_id = :provider_id
+ORDER BY at DESC
+LIMIT 10;
+
+-- name: add_call
+INSERT INTO oncekey_call (incarnation, phase, downstream_key, scope, `key`, operation, at)
+VALUES (:incarnation, :phase, :downstream_key, :scope, :key, :operation,
+        {now})
+{unless_taken}
+{told(phase)};
+
+-- name: name_call
+UPDATE oncekey_call SET provider_id = :provider_id
+WHERE incarnation = :incarnation AND phase = :phase AND provider_id IS NULL
+{told(phase)};
+
+-- name: list_calls
+-- Served by oncekey_call_at, and the primary key of the records for each.
+SELECT clock.now, called.phase AS call_phase, called.downstream_key AS call_downstream_key,
+       called.provider_id AS call_provider_id, called.scope AS call_scope, called.`key` AS call_key,
+       called.operation AS call_operation, called.incarnation AS call_incarnation, called.at AS call_at, record.*
+FROM {clock} CROSS JOIN (
+    SELECT made.* FROM oncekey_call AS made
+    WHERE made.at >= :since
+      AND (made.at, made.incarnation, made.phase) > (:after_at, :after_incarnation, :after_phase)
+    ORDER BY made.at, made.incarnation, made.phase
+    LIMIT :limit) AS called
+LEFT JOIN oncekey_record AS record
+  ON record.scope = called.scope AND record.`key` = called.`key` AND record.incarnation = called.incarnation
+ORDER BY called.at, called.incarnation, called.phase;
+

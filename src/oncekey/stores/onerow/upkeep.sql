@@ -1,0 +1,97 @@
+-- What sweepers and reapers say. Pages carry the clock even if they are empty, and no answers: bodies may be large.
+-- Writes prove the version that was read (V), so nothing is moved that somebody else moved first.
+
+-- name: stale
+SELECT clock.now, page.*
+FROM {clock} LEFT JOIN (
+    SELECT record.*
+    FROM oncekey_record AS record
+    WHERE record.state = 'in_progress'
+      AND (record.created_at, record.scope, record.`key`) > (:after_at, :after_scope, :after_key)
+      AND record.lease_until <= {now}
+    ORDER BY record.created_at, record.scope, record.`key`
+    LIMIT :limit) AS page ON true
+ORDER BY page.created_at, page.scope, page.`key`;
+
+-- name: runs
+SELECT record.operation, record.finished_at - record.last_run_at AS took
+FROM oncekey_record AS record
+WHERE record.state IN ('completed', 'failed_retryable', 'pending') AND record.finished_at > record.last_run_at
+ORDER BY record.expires_at DESC, record.scope DESC, record.`key` DESC
+LIMIT :limit;
+
+-- name: sweep_retryable
+UPDATE oncekey_record
+SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'in_progress' AND lease_until <= {now} AND {runs_again}
+{giving};
+
+-- name: expire_begun
+{doubted}
+  AND state = 'failed_retryable' AND expires_at <= {now} AND (memo IS NOT NULL OR intent IS NOT NULL)
+{giving};
+
+-- part: past_expiry(state)
+SELECT clock.now, page.*
+FROM {clock} LEFT JOIN (
+    SELECT
+        record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.recovery,
+        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+        record.ttl, record.attempts, record.recovery_point,
+        CASE WHEN record.state = 'failed_retryable' THEN record.memo END AS memo, record.intent,
+        NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
+        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+        record.finished_at, record.expires_at, NULL AS request
+    FROM oncekey_record AS record
+    WHERE {state}
+      AND record.expires_at <= {now} - :age
+      AND (record.expires_at, record.scope, record.`key`) > (:after_at, :after_scope, :after_key)
+    ORDER BY record.expires_at, record.scope, record.`key`
+    LIMIT :limit) AS page ON true
+ORDER BY page.expires_at, page.scope, page.`key`;
+
+-- name: expiring
+{past_expiry(record.state IN ('completed', 'failed_retryable', 'pending'))};
+
+-- name: kept_expired
+{past_expiry(record.state = 'expired')};
+
+-- name: abandon
+UPDATE oncekey_record
+SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
+    intent = NULL,
+    response_status = :response_status, response_headers = :response_headers,
+    response_body = :response_body, response_schema = :response_schema,
+    last_error = NULL, reconcile_after = NULL, recovery_point = 'finished', request = NULL,
+    finished_at = {now},
+    expires_at = {now} + :kept
+WHERE scope = :scope AND `key` = :key
+  AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'pending' AND expires_at <= {now}
+{giving};
+
+-- name: live_keys
+SELECT count(*) AS live
+FROM (
+    SELECT 1 FROM oncekey_record AS record
+    WHERE record.scope = :scope
+      AND record.state <> 'expired'
+      AND (record.state IN ('pending', 'in_progress', 'unknown')
+           OR record.expires_at > {now})
+    LIMIT :limit) AS counted;
+
+-- name: history
+SELECT line.*
+FROM oncekey_audit AS line
+WHERE line.scope = :scope AND line.key_digest = :key_digest AND line.id > :after
+ORDER BY line.id
+LIMIT :limit;
+
+-- name: workers
+SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
+FROM {clock} LEFT JOIN oncekey_worker AS worker ON true
+ORDER BY worker.started_at, worker.name;
+

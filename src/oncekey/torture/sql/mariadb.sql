@@ -1,0 +1,124 @@
+-- What a torture run keeps in MariaDB, in tables of its own: business rows, deliveries, and a log of the records.
+
+-- name: drop_insert_trigger
+DROP TRIGGER IF EXISTS oncekey_torture_insert;
+
+-- name: drop_update_trigger
+DROP TRIGGER IF EXISTS oncekey_torture_update;
+
+-- name: drop_delete_trigger
+DROP TRIGGER IF EXISTS oncekey_torture_delete;
+
+-- name: drop_rows
+DROP TABLE IF EXISTS oncekey_torture_business;
+
+-- name: drop_deliveries
+DROP TABLE IF EXISTS oncekey_torture_delivery;
+
+-- name: drop_log
+DROP TABLE IF EXISTS oncekey_torture_log;
+
+-- name: create_rows
+-- No key is unique here: what was written twice has to be seen twice.
+CREATE TABLE oncekey_torture_business (
+    id     VARBINARY(64) NOT NULL PRIMARY KEY,
+    route  VARBINARY(2000) NOT NULL,
+    `key`    VARBINARY(2000) NOT NULL,
+    wanted VARBINARY(2000) NOT NULL,
+    at     BIGINT NOT NULL
+) ENGINE = InnoDB;
+
+-- name: create_deliveries
+CREATE TABLE oncekey_torture_delivery (
+    id             BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    `key`            VARBINARY(2000) NOT NULL,
+    downstream_key VARBINARY(2000) NOT NULL
+) ENGINE = InnoDB;
+
+-- name: create_log
+CREATE TABLE oncekey_torture_log (
+    place       BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    scope       VARBINARY(2000) NOT NULL,
+    `key`         VARBINARY(2000) NOT NULL,
+    state       VARBINARY(2000),
+    incarnation VARBINARY(2000) NOT NULL,
+    fence       BIGINT NOT NULL,
+    version     BIGINT NOT NULL,
+    fingerprint VARBINARY(2000) NOT NULL,
+    at          BIGINT NOT NULL
+) ENGINE = InnoDB;
+
+-- name: create_insert_trigger
+CREATE TRIGGER oncekey_torture_insert AFTER INSERT ON oncekey_record FOR EACH ROW
+    INSERT INTO oncekey_torture_log (scope, `key`, state, incarnation, fence, version, fingerprint, at)
+    SELECT NEW.scope, NEW.`key`, NEW.state, NEW.incarnation, NEW.fence, NEW.version, NEW.fingerprint,
+           TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6));
+
+-- name: create_update_trigger
+CREATE TRIGGER oncekey_torture_update AFTER UPDATE ON oncekey_record FOR EACH ROW
+    INSERT INTO oncekey_torture_log (scope, `key`, state, incarnation, fence, version, fingerprint, at)
+    SELECT NEW.scope, NEW.`key`, NEW.state, NEW.incarnation, NEW.fence, NEW.version, NEW.fingerprint,
+           TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6));
+
+-- name: create_delete_trigger
+CREATE TRIGGER oncekey_torture_delete AFTER DELETE ON oncekey_record FOR EACH ROW
+    INSERT INTO oncekey_torture_log (scope, `key`, state, incarnation, fence, version, fingerprint, at)
+    SELECT OLD.scope, OLD.`key`, NULL, OLD.incarnation, OLD.fence, OLD.version, OLD.fingerprint,
+           TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6));
+
+-- name: foreign
+SELECT (SELECT count(*) FROM oncekey_record) AS records, (SELECT count(*) FROM oncekey_outbox) AS parcels;
+
+-- name: add_row
+INSERT INTO oncekey_torture_business (id, route, `key`, wanted, at) VALUES (:id, :route, :key, :wanted, :at);
+
+-- name: add_delivery
+INSERT INTO oncekey_torture_delivery (`key`, downstream_key) VALUES (:key, :downstream_key);
+
+-- name: rows
+SELECT id, route, `key`, wanted, at FROM oncekey_torture_business ORDER BY at, id;
+
+-- name: deliveries
+SELECT `key`, downstream_key, count(*) AS times FROM oncekey_torture_delivery GROUP BY `key`, downstream_key;
+
+-- name: log
+SELECT place, scope, `key`, state, incarnation, fence, version, fingerprint, at
+FROM oncekey_torture_log
+WHERE scope = :scope
+ORDER BY place;
+
+-- name: records
+SELECT `key`, incarnation, effects, state, fingerprint, attempts, recovery_point,
+       response_status, response_body, last_error, reconcile_after
+FROM oncekey_record
+WHERE scope = :scope
+ORDER BY `key`;
+
+-- name: parcels
+SELECT `key`, kind, aggregatetype AS topic, state, attempts, last_error
+FROM oncekey_outbox
+WHERE scope = :scope
+ORDER BY place;
+
+-- name: dead_letters
+SELECT `key`, kind, aggregatetype AS topic, last_error FROM oncekey_dead_letter WHERE scope = :scope ORDER BY died_at;
+
+-- name: unfinished
+-- What the workers have to end without any client: phased requests that have begun, deferred calls, messages.
+SELECT record.`key`, CONCAT(record.effects, ' ', record.state) AS what
+FROM oncekey_record AS record
+WHERE record.scope = :scope AND record.effects = 'phased'
+  AND record.state IN ('in_progress', 'failed_retryable') AND record.recovery_point <> 'started'
+UNION ALL
+SELECT parcel.`key`, CONCAT('a parcel of ', parcel.aggregatetype)
+FROM oncekey_outbox AS parcel
+WHERE parcel.scope = :scope;
+
+-- name: clear_parcels
+DELETE FROM oncekey_outbox WHERE scope = :scope;
+
+-- name: clear_dead_letters
+DELETE FROM oncekey_dead_letter WHERE scope = :scope;
+
+-- name: clear_records
+DELETE FROM oncekey_record WHERE scope = :scope;

@@ -1,0 +1,52 @@
+"""The shipped contract and the walk on MariaDB, behind every driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.mariadb import mariadb_with_tables, migrated
+from oncekey.drivers.aiomysql import AiomysqlDriver
+from oncekey.drivers.pymysql import PymysqlDriver
+from oncekey.stores.mariadb import MariadbStore
+from oncekey.stores.rows import COLUMNS
+from oncekey.testing.contract import StoreContract, Walk, blocking, under_asyncio
+
+
+@pytest.fixture(scope="class")
+def tables(mariadb_server):
+    """A database with the tables, for one driver's whole contract: every scenario has keys of its own."""
+    with mariadb_with_tables(mariadb_server, "contract") as url:
+        yield url
+
+
+class TestPymysql(StoreContract):
+    matrix = "MariaDB"
+
+    @pytest.fixture
+    def world(self, tables):
+        with blocking(MariadbStore, PymysqlDriver(tables)) as world:
+            yield world
+
+
+class TestAiomysql(StoreContract):
+    matrix = "MariaDB"
+
+    @pytest.fixture
+    def world(self, tables):
+        with under_asyncio(MariadbStore, AiomysqlDriver(tables)) as world:
+            yield world
+
+
+class TestWalk(Walk):
+    @pytest.fixture
+    def world(self, mariadb_url, mariadb_server):
+        tables = migrated(mariadb_url)
+
+        def plant(lines):
+            names = ", ".join(f"%({name})s" for name in COLUMNS)
+            columns = ", ".join(f"`{name}`" for name in COLUMNS)
+            with mariadb_server.connect(tables.rpartition("/")[2]) as connection, connection.cursor() as cursor:
+                cursor.executemany(f"INSERT INTO oncekey_record ({columns}) VALUES ({names})", lines)
+
+        with blocking(MariadbStore, PymysqlDriver(tables), plant=plant) as world:
+            yield world
