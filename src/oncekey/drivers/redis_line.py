@@ -1,0 +1,212 @@
+"""The line to a Redis or Valkey that stands in front of the store, in asyncio and in threads.
+
+Nothing that happens on it may cost a request more than a moment. So there is one short time-out and no second try, and
+after a few failures in a row the breaker keeps everybody away, but for one probe in each pause. What is unavailable is
+None, never an exception: who asks goes on to the store.
+
+In an event loop one pipeline is under way at a time. Whoever comes meanwhile waits, and the next pipeline is for all of
+them: under load the way to the server is paid for once and not by everybody. It also keeps the order: what is told
+first arrives first, so nobody's removal can overtake what it removes. A pipeline is a task of its own; who is cancelled
+leaves, and the others are told all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakKeyDictionary
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from oncekey.core.fronts import GET
+
+if TYPE_CHECKING:
+    from oncekey.core.fronts import Command
+
+log = logging.getLogger("oncekey")
+
+MOST: Final = 64
+"""Commands of one pipeline: their values are in memory together, and each may be large."""
+
+Replies = list[bytes | None] | None
+
+
+class Breaks(Protocol):
+    """Keeps everybody from asking what does not answer."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it answered when it was last asked."""
+
+    def allows(self) -> bool:
+        """Whether it may be asked."""
+
+    def failed(self) -> None:
+        """It did not answer."""
+
+    def worked(self) -> None:
+        """It did."""
+
+
+class RedisLine:
+    """One server, as all requests of a process see it."""
+
+    def __init__(self, url: str, seconds: float, breaker: Breaks) -> None:
+        self._url = url
+        self._seconds = seconds
+        self._breaker = breaker
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pipelines] = WeakKeyDictionary()
+        self._opening = threading.Lock()
+        self._blocking: Any = None
+
+    async def ask(self, commands: tuple[Command, ...]) -> Replies:
+        """What the server says to each command; None: it is not there."""
+        if not self._breaker.allows():
+            return None
+        return await self._here().ask(commands)
+
+    def post(self, commands: tuple[Command, ...]) -> None:
+        """Tell it something and go on."""
+        if self._breaker.allows():
+            self._here().post(commands)
+
+    def ask_blocking(self, commands: tuple[Command, ...]) -> Replies:
+        """`ask` in a thread."""
+        if not self._breaker.allows():
+            return None
+        try:
+            pipeline = self._client().pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command.words)
+            said = pipeline.execute(raise_on_error=False)
+        except Exception as error:  # noqa: BLE001  (a server that lies makes a client raise anything)
+            _failed(self._breaker, error)
+            return None
+        self._breaker.worked()
+        return [_value(one) for one in said]
+
+    async def close(self) -> None:
+        """Give back the connection of this event loop."""
+        pipelines = self._loops.pop(asyncio.get_running_loop(), None)
+        if pipelines is not None:
+            await pipelines.close()
+
+    def close_blocking(self) -> None:
+        """Give back the connections of threads."""
+        with self._opening:
+            client, self._blocking = self._blocking, None
+        if client is not None:
+            client.close()
+
+    def _here(self) -> _Pipelines:
+        loop = asyncio.get_running_loop()
+        pipelines = self._loops.get(loop)
+        if pipelines is None:
+            # One time-out around everything is cheaper than one for each piece that is read.
+            client = redis.asyncio.Redis.from_url(self._url, **{**_settings(self._seconds), "socket_timeout": None})
+            pipelines = self._loops[loop] = _Pipelines(client, self._seconds, self._breaker)
+        return pipelines
+
+    def _client(self) -> Any:  # noqa: ANN401  (its types follow from how it was made)
+        with self._opening:
+            if self._blocking is None:
+                self._blocking = redis.Redis.from_url(self._url, **_settings(self._seconds))
+            return self._blocking
+
+
+def _settings(seconds: float) -> dict[str, Any]:
+    return {
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "decode_responses": False,
+    }
+
+
+class _Pipelines:
+    """What is told in one event loop, pipeline after pipeline."""
+
+    def __init__(self, client: Any, seconds: float, breaker: Breaks) -> None:  # noqa: ANN401
+        self._client = client
+        self._seconds = seconds
+        self._breaker = breaker
+        self._waiting: list[tuple[tuple[Command, ...], asyncio.Future[Replies] | None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self, commands: tuple[Command, ...]) -> Replies:
+        told: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
+        self._put(commands, told)
+        return await told
+
+    def post(self, commands: tuple[Command, ...]) -> None:
+        self._put(commands, None)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        await self._client.aclose()
+
+    def _put(self, commands: tuple[Command, ...], told: asyncio.Future[Replies] | None) -> None:
+        self._waiting.append((commands, told))
+        if self._task is None:
+            # It is for all who wait, so it belongs to nobody's request, nor to the trace of one.
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
+
+    async def _run(self) -> None:
+        under_way: list[tuple[tuple[Command, ...], asyncio.Future[Replies] | None]] = []
+        try:
+            while self._waiting:
+                under_way, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+                # Who was cancelled needs no answer; what was posted is told in any case.
+                under_way = [one for one in under_way if one[1] is None or not one[1].done()]
+                said = await self._send([command for commands, _ in under_way for command in commands])
+                place = 0
+                for commands, told in under_way:
+                    if told is not None and not told.done():
+                        told.set_result(None if said is None else said[place : place + len(commands)])
+                    place += len(commands)
+        finally:
+            self._task = None
+            for _, told in (*under_way, *self._waiting):  # a loop that ends cancels its tasks
+                if told is not None and not told.done():
+                    told.cancel()
+
+    async def _send(self, commands: list[Command]) -> Replies:
+        if not commands:
+            return []
+        try:
+            async with asyncio.timeout(self._seconds):
+                if all(command.verb == GET for command in commands):  # most are, and this is the cheapest to read
+                    said = await self._client.execute_command(b"MGET", *[command.name for command in commands])
+                else:
+                    pipeline = self._client.pipeline(transaction=False)
+                    for command in commands:
+                        pipeline.execute_command(*command.words)
+                    said = await pipeline.execute(raise_on_error=False)
+        except Exception as error:  # noqa: BLE001  (a server that lies makes a client raise anything)
+            _failed(self._breaker, error)
+            return None
+        self._breaker.worked()
+        return [_value(one) for one in said]
+
+
+def _value(said: object) -> bytes | None:
+    """A value, if it is one: a server that is full, or holds another type there, says an error."""
+    return said if isinstance(said, bytes) else None
+
+
+def _failed(breaker: Breaks, error: Exception) -> None:
+    closed = breaker.closed
+    breaker.failed()
+    if closed and not breaker.closed:
+        log.warning(
+            "oncekey: what stands in front of the store does not answer (%s): the store is asked until it does",
+            type(error).__name__,
+        )

@@ -1,0 +1,86 @@
+"""The shipped contracts on a real Valkey, alone and as a cluster of six, blocking and under asyncio."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.valkeys import Cluster, StoringValkey
+from oncekey.drivers.redis import AsyncRedisDriver, RedisCells, RedisDriver
+from oncekey.stores.cells import CellStore
+from oncekey.testing.contract import CellsContract, StoreContract, blocking, under_asyncio
+
+
+@pytest.fixture(scope="module")
+def server():
+    with StoringValkey() as server:
+        yield server
+
+
+@pytest.fixture
+def url(server):
+    server.say("FLUSHALL")
+    return server.url
+
+
+class TestCells(CellsContract):
+    @pytest.fixture
+    def cells(self, url):
+        cells = RedisCells(url)
+        yield cells
+        cells.close()
+
+
+class TestRedis(StoreContract):
+    matrix = "Redis"
+
+    @pytest.fixture
+    def world(self, url):
+        with blocking(CellStore, RedisDriver(url)) as world:
+            yield world
+
+
+class TestAsyncRedis(StoreContract):
+    matrix = "Redis"
+
+    @pytest.fixture
+    def world(self, url):
+        with under_asyncio(CellStore, AsyncRedisDriver(url)) as world:
+            yield world
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_url(cluster):
+    cluster.flush()
+    return cluster.url
+
+
+class TestClusterCells(CellsContract):
+    @pytest.fixture
+    def cells(self, cluster_url):
+        cells = RedisCells(cluster_url)
+        yield cells
+        cells.close()
+
+
+class TestRedisCluster(StoreContract):
+    matrix = "Redis cluster"
+
+    @pytest.fixture
+    def world(self, cluster_url):
+        with blocking(CellStore, RedisDriver(cluster_url)) as world:
+            yield world
+
+
+class TestAsyncRedisCluster(StoreContract):
+    matrix = "Redis cluster"
+
+    @pytest.fixture
+    def world(self, cluster_url):
+        with under_asyncio(CellStore, AsyncRedisDriver(cluster_url)) as world:
+            yield world

@@ -1,0 +1,389 @@
+"""Redis as a store: its URLs, what the server forgets by itself, what a full, frozen or lagging one does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from cli.operating import oncekey
+from harness.patience import wait_until
+from harness.valkeys import StoringValkey, pair
+from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Once, wire
+from oncekey.cells import Index
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreUnavailableError
+from oncekey.core.model import HOUR, Proceed, Replay
+from oncekey.core.policy import Policy
+from oncekey.drivers import redis as driver
+from oncekey.drivers.redis import AsyncRedisCells, RedisCells
+from oncekey.drivers.redis_address import Mode, RedisAddress, parse
+from oncekey.drivers.redis_saying import member_of, names_of
+from oncekey.testing.claims import a_claim, again, answered
+from oncekey.testing.contract.walking import line_of, records
+
+START = (-1, "", "")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with StoringValkey() as server:
+        yield server
+
+
+@pytest.fixture
+def url(server):
+    server.say("FLUSHALL")
+    return server.url
+
+
+@pytest.fixture
+def engine(url):
+    engine = wire.connect(url)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def cells(url):
+    cells = RedisCells(url)
+    yield cells
+    cells.close()
+
+
+def settled(engine, body=b"done", **facts):
+    claim = a_claim(**facts)
+    verdict = engine.begin(claim, Policy())
+    assert isinstance(verdict, Proceed)
+    assert engine.settle(verdict.lease, answered(body)).ours
+    return claim
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://h", RedisAddress(Mode.SINGLE, (("h", 6379),))),
+        ("redis://h:1/3", RedisAddress(Mode.SINGLE, (("h", 1),), database=3)),
+        (
+            "rediss://u:p%40@[::1]:2/0?ssl_ca_certs=ca.pem&pool_size=4",
+            RedisAddress(
+                Mode.SINGLE,
+                (("::1", 2),),
+                tls=True,
+                username="u",
+                password="p@",
+                pool_size=4,
+                files=(("ssl_ca_certs", "ca.pem"),),
+            ),
+        ),
+        ("redis://:p@h", RedisAddress(Mode.SINGLE, (("h", 6379),), password="p")),
+        (
+            "redis+cluster://a:7000,b?wait=2&wait_ms=30",
+            RedisAddress(Mode.CLUSTER, (("a", 7000), ("b", 6379)), wait=2, wait_ms=30),
+        ),
+        (
+            "rediss+sentinel://a,b:5/shop/2",
+            RedisAddress(Mode.SENTINEL, (("a", 26379), ("b", 5)), tls=True, service="shop", database=2),
+        ),
+    ],
+)
+def test_every_form_is_understood(url, address):
+    assert parse(url) == address
+    assert wire.understand(url) == wire.Address(wire.Kind.REDIS, url, pool_size=address.pool_size)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("redis:h", "a Redis store is redis://"),
+        ("redis://", "a Redis store is redis://"),
+        ("redis://h:x", "port that is no number"),
+        ("redis://[::1", "closing bracket"),
+        ("redis://a,b", "names one server"),
+        ("redis://h/x", "the database of a Redis store is a number"),
+        ("redis://h?wait=-1", "wait of a Redis store is a number from 0"),
+        ("redis://h?wait_ms=0", "wait_ms of a Redis store is a number from 1"),
+        ("redis://h?retries=3", "no option retries"),
+        ("redis://h?ssl_ca_certs=x", "say rediss"),
+        ("redis+cluster://h/1", "has no databases"),
+        ("redis+sentinel://h", "the primary's name"),
+        ("redis+ring://h", "no driver ring for redis"),
+    ],
+)
+def test_a_mistake_is_one_sentence(url, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        Once(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://u:S3cret@h:x", "redis://u:S3cret?x@h", "redis://S3cret:x", "redis+x://S3cret@h"]
+)
+def test_no_sentence_repeats_a_password(url):  # X8
+    with pytest.raises(ConfigurationError) as raised:
+        Once(url)
+    assert "S3cret" not in str(raised.value)
+    assert "S3cret" not in repr(parse("redis://u:S3cret@h"))
+
+
+# What it is for
+
+
+def test_an_operation_has_to_say_that_little_is_at_stake():  # R75
+    once = Once("redis://127.0.0.1:1")
+
+    async def pay() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"pay: Redis can forget .* say low_stakes=True") as raised:
+        once.protect(effects=INLINE, operation="pay")(pay)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigurationError, match="low_stakes=True"):
+        once.by_path(effects=INLINE, operation="pay")
+    with pytest.raises(ConfigurationError, match="low_stakes=True"):
+        once.function(effects=INLINE, key="key", operation="pay")(lambda op, key: None)
+    once.protect(effects=INLINE, operation="pay", low_stakes=True)(pay)
+    once.by_path(effects=INLINE, operation="other", low_stakes=True)
+    Once("sqlite:///x.db").protect(effects=INLINE, operation="pay", low_stakes=True)(pay)
+
+
+@pytest.mark.parametrize("effects", [LOCAL, OUTBOX])
+async def test_what_shares_no_transaction_is_refused_at_the_start(url, effects):
+    once = Once(url)
+
+    @once.protect(effects=effects, operation="pay", low_stakes=True)
+    async def pay() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"pay: effects={effects.name} needs a store that shares"):
+        async with once.lifespan():
+            pass
+
+
+async def test_parts_that_have_nothing_to_work_with_are_refused_at_the_start(url, caplog):
+    for spoiling, sentence in (
+        (lambda once: once.topic("mail")(print), "topics need a store with an outbox"),
+        (lambda once: once.resolver("pay")(lambda question: None), "resolvers and webhooks"),
+    ):
+        once = Once(url)
+        spoiling(once)
+        with pytest.raises(ConfigurationError, match=sentence):
+            async with once.lifespan():
+                pass
+    with pytest.raises(ConfigurationError, match="max_live_keys needs a store that counts"):
+        async with Once(url, policy=Policy(max_live_keys=5)).lifespan():
+            pass
+    once = Once(url)
+
+    @once.protect(effects=PHASED, operation="pay", low_stakes=True, complete=False)
+    async def pay() -> None: ...
+
+    async with once.lifespan():
+        pass
+    assert "pay: on this store a PHASED handler has op.call and op.value, and no op.phase" in caplog.text
+    assert "this store keeps no audit" in caplog.text
+
+
+# What the server forgets
+
+
+def test_the_server_forgets_a_finished_key_an_hour_after_its_time(server, engine):
+    claim = settled(engine)
+    name = names_of(claim.id.scope, claim.id.key)[1][0]
+
+    assert server.say("PEXPIRETIME", name) == (engine.find(claim.id).record.expires_at + HOUR) // 1000
+
+    open_claim = a_claim()
+    engine.begin(open_claim, Policy())
+    assert server.say("PEXPIRETIME", names_of(open_claim.id.scope, open_claim.id.key)[1][0]) == -1
+
+
+def test_what_the_server_has_forgotten_leaves_the_pages(server, engine, cells):
+    claim = settled(engine)
+    _, (name, pages) = names_of(claim.id.scope, claim.id.key)
+    server.say("DEL", name)  # as its expiry does
+    assert server.say("ZCARD", pages) == 1
+
+    assert cells.page(Index.EXPIRING, START, 10)[0] == []
+
+    assert server.say("ZCARD", pages) == 0
+    assert isinstance(engine.begin(again(claim), Policy()), Proceed)
+
+
+def test_a_write_takes_members_away_that_are_older_than_can_be(server, cells):
+    """Without a worker the pages would grow for ever."""
+    line = next(line_of(one) for one in records(cells.look("", "")[1]) if one.state.value == "completed")
+    pages = names_of(line["scope"], line["key"])[1][1]
+    left = {**line, "expires_at": 5, "key": "long ago"}
+    server.say("ZADD", pages, 0, member_of(left))
+
+    assert cells.swap(line["scope"], line["key"], None, line, line["expires_at"] + HOUR)
+
+    assert server.say("ZRANGE", pages, 0, -1) == [member_of(line)]
+
+
+def test_scripts_that_the_server_has_lost_are_sent_again(server, engine):
+    settled(engine)
+    server.say("SCRIPT", "FLUSH")
+    settled(engine)
+
+
+def test_a_full_server_refuses_new_keys_and_ends_what_was_begun(server, engine):
+    claim = a_claim()
+    verdict = engine.begin(claim, Policy())
+    server.say("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailableError, match="maxmemory"):
+            engine.begin(a_claim(), Policy())
+        assert engine.settle(verdict.lease, answered()).ours
+        assert isinstance(engine.begin(again(claim), Policy()), Replay)
+    finally:
+        server.say("CONFIG", "SET", "maxmemory", 0)
+
+
+# Replies that do not come
+
+
+def test_a_swap_without_a_reply_is_ambiguous_and_a_look_is_not(server, url, monkeypatch):
+    monkeypatch.setattr(driver, "PATIENCE", 0.2)
+    cells = RedisCells(url)
+    line = line_of(next(iter(records(cells.look("", "")[1]))))
+    server.freeze()
+    try:
+        with pytest.raises(CommitAmbiguousError):
+            cells.swap(line["scope"], line["key"], None, line, None)
+        with pytest.raises(StoreUnavailableError):
+            cells.look(line["scope"], line["key"])
+    finally:
+        server.thaw()
+    monkeypatch.setattr(driver, "PATIENCE", 30)
+    other = RedisCells(url)
+    wait_until(lambda: other.look(line["scope"], line["key"])[0] == line)  # it was written after all
+    cells.close()
+    other.close()
+
+
+async def test_a_cancelled_command_leaves_no_reply_to_the_next_one(server, url):
+    cells = AsyncRedisCells(f"{url}?pool_size=1")
+    first, second = [line_of(one) for one, _ in zip(records(START_AT), range(2), strict=False)]
+    await cells.look("", "")
+    server.freeze()
+    try:
+        asked = asyncio.create_task(cells.look(first["scope"], first["key"]))
+        for _ in range(50):  # turns of the loop, in which it is sent
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    finally:
+        server.thaw()
+    assert await cells.swap(second["scope"], second["key"], None, second, None) is True
+    assert (await cells.look(second["scope"], second["key"]))[0] == second
+    await cells.close()
+
+
+START_AT = 1_800_000_000_000_000
+
+
+def test_nobody_there_is_no_doubt(url):
+    cells = RedisCells("redis://127.0.0.1:1")
+    line = line_of(next(iter(records(START_AT))))
+    with pytest.raises(StoreUnavailableError) as raised:
+        cells.swap(line["scope"], line["key"], None, line, None)
+    assert not isinstance(raised.value, CommitAmbiguousError)
+
+
+def test_threads_share_a_pool(engine):
+    claims = [a_claim() for _ in range(60)]
+
+    def run(mine):
+        for claim in mine:
+            verdict = engine.begin(claim, Policy())
+            engine.settle(verdict.lease, answered(claim.id.key.encode()))
+
+    threads = [threading.Thread(target=run, args=(claims[number::15],)) for number in range(15)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for claim in claims:
+        assert engine.find(claim.id).record.response.body == claim.id.key.encode()
+
+
+# Replicas
+
+
+@pytest.fixture(scope="module")
+def watched():
+    with pair() as both:
+        yield both
+
+
+def test_a_write_that_no_replica_confirms_is_in_doubt(watched):
+    engine = wire.connect(f"{watched.primary.url}?wait=1&wait_ms=100")
+    before = settled(engine)
+    begun = a_claim()
+    lease = engine.begin(begun, Policy()).lease
+    watched.replica.freeze()
+    try:
+        with pytest.raises((CommitAmbiguousError, StoreUnavailableError)):
+            engine.begin(a_claim(), Policy())  # and so its handler is not entered
+        with pytest.raises(CommitAmbiguousError):
+            engine.settle(lease, answered())
+        # What is not known to last is not told to anybody, by whatever process.
+        other = wire.connect(f"{watched.primary.url}?wait=1&wait_ms=100")
+        for claim in (before, begun):
+            with pytest.raises(StoreUnavailableError, match="too few replicas"):
+                other.begin(again(claim), Policy())
+        other.close()
+    finally:
+        watched.replica.thaw()
+    wait_until(lambda: isinstance(_asked(engine, begun), Replay))
+    assert isinstance(engine.begin(again(before), Policy()), Replay)
+    engine.close()
+
+
+def _asked(engine, claim):
+    try:
+        return engine.begin(again(claim), Policy())
+    except StoreUnavailableError:
+        return None
+
+
+# The doctor
+
+
+def test_the_doctor_reads_eviction_persistence_and_replication(server, url):
+    def findings(store=url):
+        done = oncekey("doctor", "--store", store, "--workers", "0", "--json")
+        return done.exit_code, {one["about"]: one for one in json.loads(done.stdout)["items"]}
+
+    code, found = findings()
+    assert (code, {name: found[name]["level"] for name in ("eviction", "persistence", "replication", "clock")}) == (
+        0,
+        {"eviction": "ok", "persistence": "ok", "replication": "ok", "clock": "ok"},
+    )
+    server.say("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    server.say("CONFIG", "SET", "appendfsync", "everysec")
+    try:
+        code, found = findings(f"{url}?wait=1")
+    finally:
+        server.say("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        server.say("CONFIG", "SET", "appendfsync", "always")
+    assert (code, found["eviction"]["level"], found["persistence"]["level"]) == (2, "error", "warning")
+    assert "allkeys-lru" in found["eviction"]["seen"]
+    assert "everysec" in found["persistence"]["seen"]
+    assert found["replication"]["level"] == "error"
+
+
+def test_a_server_that_is_killed_keeps_what_it_acknowledged():
+    with StoringValkey() as own:
+        engine = wire.connect(own.url)
+        claims = [settled(engine) for _ in range(5)]
+        own.kill()
+        with pytest.raises(StoreUnavailableError):
+            engine.begin(again(claims[0]), Policy())
+        own.start()
+        assert all(isinstance(engine.begin(again(claim), Policy()), Replay) for claim in claims)
+        engine.close()

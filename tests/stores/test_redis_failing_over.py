@@ -1,0 +1,120 @@
+"""Redis that fails over: what is still there, what is not, and that the store finds the new primary by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.patience import wait_until
+from harness.valkeys import Cluster, pair
+from oncekey import wire
+from oncekey.core.errors import StoreError
+from oncekey.core.model import Proceed, Replay
+from oncekey.core.policy import Policy
+from oncekey.drivers.redis_saying import _SLOTS, SLOT_COUNT, names_of
+from oncekey.testing.claims import a_claim, again, answered
+
+LARGE = bytes(range(256)) * 256  # more of these than sockets hold
+
+
+def settled(engine, body=b"done"):
+    """A claim whose settlement was acknowledged; None: it was not."""
+    claim = a_claim()
+    try:
+        verdict = engine.begin(claim, Policy())
+        return claim if engine.settle(verdict.lease, answered(body)).ours else None
+    except StoreError:
+        return None
+
+
+def replayed(engine, claims):
+    """Those that are answered as before; all others would be executed again."""
+    return [claim for claim in claims if isinstance(engine.begin(again(claim), Policy()), Replay)]
+
+
+def answers(engine):
+    """Whether the store takes a new key."""
+    return settled(engine) is not None
+
+
+def primary_of(claim):
+    """Which third of the slots a key is in."""
+    return _SLOTS[names_of(claim.id.scope, claim.id.key)[0]] * 3 // SLOT_COUNT
+
+
+def test_a_cluster_whose_primary_is_killed_goes_on_without_it():
+    with Cluster() as cluster:
+        engine = wire.connect(f"{cluster.url}?wait=1&wait_ms=5000")
+        waiting = wire.connect(cluster.url)
+        before = [settled(engine) for _ in range(30)]
+        assert {primary_of(claim) for claim in before} == {0, 1, 2}
+        begun = next(claim for claim in (a_claim() for _ in range(1000)) if primary_of(claim) == 0)
+        lease = engine.begin(begun, Policy()).lease
+
+        cluster.nodes[0].kill()
+
+        lost = next(claim for claim in (a_claim() for _ in range(1000)) if primary_of(claim) == 0)
+        with pytest.raises(StoreError):
+            waiting.begin(lost, Policy())
+        wait_until(lambda: cluster.nodes[3].info("role") == "master")
+        wait_until(lambda: isinstance(_tried(waiting, lost), Proceed))
+        # Who began before the fail-over ends after it, and every answer is still there.
+        assert waiting.settle(lease, answered()).ours
+        assert replayed(waiting, [*before, begun]) == [*before, begun]
+        waiting.close()
+        engine.close()
+
+
+def _tried(engine, claim):
+    try:
+        return engine.begin(claim, Policy())
+    except StoreError:
+        return None
+
+
+def test_sentinels_name_the_new_primary():
+    with pair(sentinels=3) as watched:
+        engine = wire.connect(f"{watched.url}?wait=1&wait_ms=5000")
+        before = [settled(engine) for _ in range(5)]
+        engine.close()
+        assert None not in before
+        knowing = wire.connect(watched.url)
+        assert answers(knowing)
+
+        watched.primary.kill()
+        assert not answers(knowing)
+        wait_until(watched.is_promoted)
+
+        # Who knew the old primary finds the new one by itself, and so does who knew none.
+        wait_until(lambda: answers(knowing))
+        assert replayed(knowing, before) == before
+        coming = wire.connect(watched.url)
+        assert answers(coming)
+        coming.close()
+        knowing.close()
+
+
+@pytest.mark.parametrize("wait", [0, 1])
+def test_what_a_frozen_replica_did_not_get_is_forgotten_unless_it_is_waited_for(wait):
+    """What `docs/howto/redis.md` says can be lost, and that with WAIT nothing is that was acknowledged."""
+    with pair() as both:
+        engine = wire.connect(f"{both.primary.url}?wait={wait}&wait_ms=50")
+        first = [settled(engine) for _ in range(5)]
+        both.replica.freeze()
+        tried = [settled(engine, LARGE) for _ in range(300 if not wait else 3)]
+        acknowledged = [claim for claim in (*first, *tried) if claim is not None]
+        both.primary.kill()
+        both.replica.thaw()
+        both.replica.say("REPLICAOF", "NO", "ONE")
+        engine.close()
+
+        after = wire.connect(both.replica.url)
+        kept = replayed(after, acknowledged)
+        after.close()
+
+    assert None not in first
+    if wait:
+        assert acknowledged == first  # what nobody confirmed was not acknowledged either
+        assert kept == acknowledged
+    else:
+        assert len(acknowledged) == 305
+        assert 5 <= len(kept) < 305
