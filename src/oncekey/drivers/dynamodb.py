@@ -1,0 +1,473 @@
+"""DynamoDB: cells in one table, by boto3 for threads and by aiobotocore for asyncio.
+
+A handler with effects=LOCAL, and a phase, stages its own items (`op.connection.put(...)`); they are written with the
+record in one `TransactWriteItems`, or not at all. The transaction is nothing but that list: nothing is sent before the
+handler is done, nothing is locked, and a process that dies has written nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from oncekey.cells import Look, Make, Page, Seen, Swap, Vitals
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError, TransactionControlError
+from oncekey.drivers.cells import AsyncCellDriver, CellDriver, asking
+from oncekey.drivers.dynamodb_talk import MOST_ITEMS, Dialogue, Failed, Refused, Request, understood
+from oncekey.flow import astep, step
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from oncekey.cells import Index, Line, Place, Verb
+    from oncekey.core.model import Instant
+    from oncekey.drivers.dynamodb_talk import Reply, Talk
+    from oncekey.flow import Rows, Statement, Steps
+
+T = TypeVar("T")
+
+POOL_SIZE: Final = 50
+"""How many connections a process has at most. They are cheap, and each carries one request at a time."""
+PAUSES: Final = (0.05, 0.2)
+"""Seconds, at most, before what was throttled is sent again."""
+ROUNDS: Final = 40
+"""How often a transaction is sent whose record has moved meanwhile, by a heartbeat, say."""
+TOO_MANY: Final = (
+    f"DynamoDB writes at most {MOST_ITEMS} items in one transaction, and one of them is the key's: stage "
+    f"{MOST_ITEMS - 1} at most"
+)
+OVER: Final = "the transaction is over: items are staged while the handler or the phase runs"
+OUR_TABLE: Final = "{table} is oncekey's own table: keep the application's items in tables of their own"
+MOVED_ON: Final = "the record moved on before the transaction was sent: nothing was written"
+
+_making = threading.Lock()
+"""A session of boto3 makes one client at a time."""
+
+
+def _forked() -> None:
+    """Who held it is not in this process."""
+    global _making  # noqa: PLW0603  (one for the process)
+    _making = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+@cache
+def _session() -> Any:  # noqa: ANN401  (boto3 has no types)
+    """One for the process: it has read what the service's operations are, which takes long."""
+    import boto3  # noqa: PLC0415  (asyncio alone can do without)
+
+    return boto3.session.Session()
+
+
+@cache
+def _asyncio_session() -> Any:  # noqa: ANN401  (aiobotocore has no types)
+    from aiobotocore.session import get_session  # noqa: PLC0415  (threads alone can do without)
+
+    return get_session()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where a table is. Credentials come from where the SDK looks for them, never from here."""
+
+    name: str
+    region: str | None = None
+    endpoint: str | None = None
+    pool_size: int = POOL_SIZE
+
+    @property
+    def client(self) -> dict[str, Any]:
+        """Where both SDKs' clients connect to."""
+        return {"region_name": self.region, "endpoint_url": self.endpoint}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How they do it: once. A repeat of theirs would hide that the first one was written."""
+        return {
+            "retries": {"total_max_attempts": 1},
+            "connect_timeout": 3,
+            "read_timeout": 10,
+            "max_pool_connections": self.pool_size,
+        }
+
+
+class DynamoCells:
+    """The verbs, blocking. One client serves all threads; it is made when it is first needed."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._dialogue = Dialogue(table.name)
+        self._client: Any = None
+
+    def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
+        """A consistent read, and the service's clock."""
+        return self._speak(self._dialogue.look(scope, key))
+
+    def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None) -> bool:
+        """One conditional write."""
+        return self._speak(self._dialogue.swap(Swap(scope, key, seen, line, keep_until)))
+
+    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+        """Lines of a list, by the service's index."""
+        return self._speak(self._dialogue.page(index, after, limit))
+
+    def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> bool:
+        """Records and items together."""
+        return self._speak(self._dialogue.transact(swaps, items))
+
+    def vitals(self) -> tuple[dict[str, Any], ...]:
+        """What the service says about the table."""
+        return self._speak(self._dialogue.vitals())
+
+    def make(self) -> bool:
+        """Make the table."""
+        return self._speak(self._dialogue.make())
+
+    def close(self) -> None:
+        """Give the connections back."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _speak(self, talk: Talk[T]) -> T:
+        try:
+            request = next(talk)
+            while True:
+                reply = self._ask(request)
+                request = talk.throw(reply.error) if isinstance(reply, Failed) else talk.send(reply)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+
+    def _ask(self, request: Request) -> Reply | Refused | Failed:
+        time.sleep(request.pause)
+        for pause in PAUSES:
+            told = self._send(request)
+            if not isinstance(told, Failed) or not told.again:
+                return told
+            time.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
+        return self._send(request)
+
+    def _send(self, request: Request) -> Reply | Refused | Failed:
+        try:
+            client = self._client or self._connected()
+            return cast("Reply", getattr(client, request.operation)(**request.parameters))
+        except (BotoCoreError, ClientError) as error:
+            return understood(error, request)
+
+    def _connected(self) -> Any:  # noqa: ANN401  (boto3 has no types)
+        with _making:
+            if self._client is None:
+                config = Config(**self._table.settings)
+                self._client = _session().client("dynamodb", config=config, **self._table.client)
+            return self._client
+
+
+class AsyncDynamoCells:
+    """The same for asyncio."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._dialogue = Dialogue(table.name)
+        self._made: Any = None
+        self._client: Any = None
+        self._making = asyncio.Lock()
+
+    async def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
+        """A consistent read, and the service's clock."""
+        return await self._speak(self._dialogue.look(scope, key))
+
+    async def swap(
+        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+    ) -> bool:
+        """One conditional write."""
+        return await self._speak(self._dialogue.swap(Swap(scope, key, seen, line, keep_until)))
+
+    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+        """Lines of a list, by the service's index."""
+        return await self._speak(self._dialogue.page(index, after, limit))
+
+    async def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> bool:
+        """Records and items together."""
+        return await self._speak(self._dialogue.transact(swaps, items))
+
+    async def vitals(self) -> tuple[dict[str, Any], ...]:
+        """What the service says about the table."""
+        return await self._speak(self._dialogue.vitals())
+
+    async def make(self) -> bool:
+        """Make the table."""
+        return await self._speak(self._dialogue.make())
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        async with self._making:
+            made, self._made, self._client = self._made, None, None
+        if made is not None:
+            await made.__aexit__(None, None, None)
+
+    async def _speak(self, talk: Talk[T]) -> T:
+        try:
+            request = next(talk)
+            while True:
+                reply = await self._ask(request)
+                request = talk.throw(reply.error) if isinstance(reply, Failed) else talk.send(reply)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+
+    async def _ask(self, request: Request) -> Reply | Refused | Failed:
+        if request.pause:
+            await asyncio.sleep(request.pause)
+        for pause in PAUSES:
+            told = await self._send(request)
+            if not isinstance(told, Failed) or not told.again:
+                return told
+            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
+        return await self._send(request)
+
+    async def _send(self, request: Request) -> Reply | Refused | Failed:
+        try:
+            client = self._client or await self._connected()
+            return cast("Reply", await getattr(client, request.operation)(**request.parameters))
+        except (BotoCoreError, ClientError) as error:
+            return understood(error, request)
+
+    async def _connected(self) -> Any:  # noqa: ANN401  (aiobotocore has no types)
+        async with self._making:
+            if self._client is None:
+                from aiobotocore.config import AioConfig  # noqa: PLC0415  (threads alone can do without)
+
+                config = AioConfig(**self._table.settings)
+                made = _asyncio_session().create_client("dynamodb", config=config, **self._table.client)
+                self._client, self._made = await made.__aenter__(), made
+            return self._client
+
+
+class Items:
+    """What a handler stages: written with the key in one transaction, or not at all (`op.connection`).
+
+    Each method takes what the service's `TransactWriteItems` takes for such an item, with the types of its low-level
+    interface: `put(TableName="orders", Item={"id": {"S": "7"}}, ConditionExpression="attribute_not_exists(id)")`. To
+    read, use a client of your own, and make sure of what was read by a condition: nothing is locked.
+    """
+
+    __slots__ = ("_actions", "_over", "_table")
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._actions: list[Mapping[str, Any]] = []
+        self._over = False
+
+    def put(self, **parameters: Any) -> None:  # noqa: ANN401  (what DynamoDB takes)
+        """Write a whole item."""
+        self._stage("Put", parameters)
+
+    def update(self, **parameters: Any) -> None:  # noqa: ANN401
+        """Change attributes of an item."""
+        self._stage("Update", parameters)
+
+    def delete(self, **parameters: Any) -> None:  # noqa: ANN401
+        """Remove an item."""
+        self._stage("Delete", parameters)
+
+    def check(self, **parameters: Any) -> None:  # noqa: ANN401
+        """Write nothing, but want an item to be as the condition says."""
+        self._stage("ConditionCheck", parameters)
+
+    def _stage(self, kind: str, parameters: dict[str, Any]) -> None:
+        if self._over:
+            raise TransactionControlError(OVER)
+        if len(self._actions) == MOST_ITEMS - 1:
+            raise ConfigurationError(TOO_MANY)
+        if str(parameters.get("TableName", "")).rpartition("/")[2] == self._table:
+            raise ConfigurationError(OUR_TABLE.format(table=self._table))
+        self._actions.append({kind: parameters})
+
+
+@dataclass(frozen=True, slots=True)
+class _Transact:
+    """Write what was gathered; False: a record is not the one that was seen."""
+
+    swaps: tuple[Swap, ...]
+    items: tuple[Mapping[str, Any], ...]
+
+
+_Asked: TypeAlias = "Verb | _Transact"
+
+
+class _Gathered:
+    """What an open transaction has to write: pure, for both kinds of drivers.
+
+    Its own writes are seen by its own looks. A statement is kept with what it wrote: if the record moves before the
+    transaction is sent, by a heartbeat that was under way, say, the statement is asked again on the record as it is.
+    """
+
+    def __init__(self, table: str) -> None:
+        self.items = Items(table)
+        self._swaps: dict[tuple[str, str], Swap] = {}
+        self._statements: list[Statement] = []
+        self._now: Instant = 0
+
+    def saying(self, statement: Statement) -> Generator[_Asked, Any, Rows]:
+        """The verbs of a statement: looks are answered from what is gathered, and swaps are gathered."""
+        verbs = cast("Generator[Verb, Any, Rows]", asking(statement))
+        answer: Any = None
+        writes = False
+        try:
+            verb = next(verbs)
+            while True:
+                match verb:
+                    case Look(scope, key) if (scope, key) in self._swaps:
+                        answer = self._swaps[scope, key].line, self._now
+                    case Look():
+                        answer = yield verb
+                        self._now = answer[1]
+                    case Swap():
+                        self._gather(verb)
+                        answer = writes = True
+                    case _:
+                        answer = yield verb
+                verb = verbs.send(answer)
+        except StopIteration as stop:
+            if writes:
+                self._statements.append(statement)
+            return cast("Rows", stop.value)
+
+    def committing(self) -> Generator[_Asked, Any, None]:
+        """Send it all. It is sent again only where the service says that nothing was written."""
+        for _ in range(ROUNDS):
+            swaps, items = tuple(self._swaps.values()), tuple(self.items._actions)  # noqa: SLF001
+            self.over()
+            if not swaps and not items:
+                return
+            if (yield _Transact(swaps, items) if items or len(swaps) > 1 else swaps[0]):
+                return
+            again, self._statements = self._statements, []
+            self._swaps.clear()
+            for statement in again:
+                if not (yield from self.saying(statement)):
+                    raise StoreUnavailableError(MOVED_ON)
+        raise StoreUnavailableError(MOVED_ON)
+
+    def over(self) -> None:
+        """Nothing more is staged."""
+        self.items._over = True  # noqa: SLF001
+
+    def _gather(self, swap: Swap) -> None:
+        before = self._swaps.get((swap.scope, swap.key))
+        seen = swap.seen if before is None else before.seen
+        self._swaps[swap.scope, swap.key] = Swap(swap.scope, swap.key, seen, swap.line, swap.keep_until)
+
+
+class DynamoTransaction:
+    """A business transaction for blocking code: a list of items, which is sent at its end."""
+
+    def __init__(self, driver: DynamoDriver) -> None:
+        self._driver = driver
+        self._gathered = _Gathered(driver.table)
+
+    @property
+    def connection(self) -> Items:
+        """What the handler stages its items with."""
+        return self._gathered.items
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements; what they write is sent with the commit."""
+        return step(steps, lambda statement: self._carried(self._gathered.saying(statement)))
+
+    def commit(self) -> None:
+        """Send everything in one transaction."""
+        self._carried(self._gathered.committing())
+
+    def rollback(self) -> None:
+        """Forget it: nothing was sent."""
+        self._gathered.over()
+
+    def _carried(self, asked: Generator[_Asked, Any, T]) -> T:
+        return step(cast("Steps[T]", asked), cast("Any", self._driver.answer))
+
+
+class AsyncDynamoTransaction:
+    """The same for asyncio."""
+
+    def __init__(self, driver: AsyncDynamoDriver) -> None:
+        self._driver = driver
+        self._gathered = _Gathered(driver.table)
+
+    @property
+    def connection(self) -> Items:
+        """What the handler stages its items with."""
+        return self._gathered.items
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements; what they write is sent with the commit."""
+        return await astep(steps, lambda statement: self._carried(self._gathered.saying(statement)))
+
+    async def commit(self) -> None:
+        """Send everything in one transaction."""
+        await self._carried(self._gathered.committing())
+
+    async def rollback(self) -> None:
+        """Forget it: nothing was sent."""
+        self._gathered.over()
+
+    async def _carried(self, asked: Generator[_Asked, Any, T]) -> T:
+        return await astep(cast("Steps[T]", asked), cast("Any", self._driver.answer))
+
+
+class DynamoDriver(CellDriver):
+    """Cells in DynamoDB, with transactions over the application's items, for blocking code."""
+
+    def __init__(self, table: Table) -> None:
+        self._dynamo = DynamoCells(table)
+        super().__init__(self._dynamo)
+        self.table = table.name
+
+    def begin(self) -> DynamoTransaction:
+        """Open a business transaction."""
+        return DynamoTransaction(self)
+
+    def answer(self, verb: _Asked) -> object:
+        """Do what a statement asks for."""
+        match verb:
+            case _Transact(swaps, items):
+                return self._dynamo.transact(swaps, items)
+            case Make():
+                return self._dynamo.make()
+            case Look() | Swap() | Page() | Vitals():
+                return super().answer(verb)
+
+
+class AsyncDynamoDriver(AsyncCellDriver):
+    """The same for asyncio."""
+
+    def __init__(self, table: Table) -> None:
+        self._dynamo = AsyncDynamoCells(table)
+        super().__init__(self._dynamo)
+        self.table = table.name
+
+    async def begin(self) -> AsyncDynamoTransaction:
+        """Open a business transaction."""
+        return AsyncDynamoTransaction(self)
+
+    async def answer(self, verb: _Asked) -> object:
+        """Do what a statement asks for."""
+        match verb:
+            case _Transact(swaps, items):
+                return await self._dynamo.transact(swaps, items)
+            case Make():
+                return await self._dynamo.make()
+            case Look() | Swap() | Page() | Vitals():
+                return await super().answer(verb)

@@ -1,0 +1,411 @@
+"""What is said to DynamoDB for each verb, and what its replies and failures mean: once, for threads and for asyncio.
+
+A talk is a generator. It yields requests and is sent their replies, or a `Refused` where the service says no in a way
+that decides something. Whoever carries it (`oncekey.drivers.dynamodb`) has no rules of its own.
+
+What a failure means is the heart of it. The service answered with a client's error: nothing was written. The connection
+could not be made: nothing was written. All else that happens to a write, a time-out, a connection that broke, an error
+of the server's, is ambiguous, and the flows above look again: they know what they wrote by its owner, its fence and its
+version. So the SDK's own repeats have to be off. One that repeats a conditional write whose reply was lost is told that
+the condition fails, which is a lie about the first one.
+
+Throttling is the one answer that is waited for here, twice and shortly: the service says that nothing was done. A read
+is asked once more after whatever went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    TokenRetrievalError,
+)
+
+from oncekey.cells import Seen
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    RecordUnreadableError,
+    RolledBackError,
+    SchemaError,
+    StoreError,
+    StoreUnavailableError,
+)
+from oncekey.drivers.dynamodb_items import (
+    EXPIRY,
+    INDEX,
+    SHARDS,
+    Item,
+    Parts,
+    Written,
+    instant_of,
+    is_at,
+    key_of,
+    line_of,
+    may_be_gone,
+    page_query,
+    parts_of,
+    proof,
+    sorted_by,
+    table_of,
+    written,
+)
+
+if TYPE_CHECKING:
+    from oncekey.cells import Index, Line, Place, Swap
+    from oncekey.core.model import Instant
+
+T = TypeVar("T")
+Reply: TypeAlias = Mapping[str, Any]
+Talk: TypeAlias = "Generator[Request, Reply | Refused, T]"
+
+MOST_ITEMS: Final = 100
+"""What the service takes in one transaction."""
+LOOKS: Final = 5
+"""How often a record is read whose parts are gone when they are asked for: each time it has moved on."""
+KEYS_AT_ONCE: Final = 25
+REMEMBERED: Final = 1024
+WAITS: Final = 600
+"""How many looks, half a second apart, a new table may take."""
+
+NO_TABLE: Final = "there is no table {table} in DynamoDB: run `oncekey migrate up`"
+NO_PARTS: Final = "the record of a key names parts of its answer that are not there"
+REFUSED: Final = "DynamoDB refused {operation}: {code}"
+FAILED: Final = "DynamoDB did not answer {operation}: {code}"
+LOST: Final = "the reply to {operation} was lost ({code}): nobody knows whether it was done"
+ITEMS_REFUSED: Final = "DynamoDB refused the items that the handler staged: {why}"
+
+_THROTTLED: Final = frozenset(
+    {
+        "LimitExceededException",
+        "ProvisionedThroughputExceeded",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "ThrottlingError",
+        "ThrottlingException",
+    }
+)
+_DECIDES: Final = frozenset(
+    {
+        "ConditionalCheckFailedException",
+        "ResourceInUseException",
+        "TransactionCanceledException",
+        "TransactionConflictException",
+        "UnknownOperationException",
+    }
+)
+_STAGED_WRONGLY: Final = frozenset({"ResourceNotFoundException", "ValidationException"})
+_MOVED: Final = frozenset({"ConditionalCheckFailed", "TransactionConflict"})
+_NEVER_SENT: Final = (
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    TokenRetrievalError,
+)
+_NEVER_CONNECTED: Final = frozenset({"NewConnectionError", "ClientConnectorError", "gaierror"})
+"""What urllib3, aiohttp and the resolver call it when there was no connection to send anything through."""
+_SERVERS_FAULT: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, by the name of the client's method."""
+
+    operation: str
+    parameters: Mapping[str, Any]
+    writes: bool = False
+    pause: float = 0.0
+    """Seconds to wait before it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A no of the service's that decides something; nothing was written."""
+
+    code: str
+    reasons: tuple[str, ...] = ()
+    """Of a transaction: the code of each item, in their order, `None` for those that were not to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No reply, or one that decides nothing; `again` says whether the same may be asked once more here."""
+
+    error: StoreError
+    again: bool
+
+
+def understood(error: BotoCoreError | ClientError, request: Request) -> Refused | Failed:
+    """What an error of the SDK's means for this request. Its parameters may be a client's, so it is not quoted."""
+    operation = request.operation
+    if isinstance(error, ClientError):
+        code = str(error.response.get("Error", {}).get("Code", "")) or "an unnamed error"
+        if code in _DECIDES:
+            reasons = error.response.get("CancellationReasons") or ()
+            return Refused(code, tuple(str(one.get("Code")) for one in reasons))
+        if operation == "transact_write_items" and code in _STAGED_WRONGLY:
+            return Failed(RolledBackError(ITEMS_REFUSED.format(why=code)), again=False)
+        if code == "ResourceNotFoundException":
+            named = request.parameters.get("TableName", "of that name")
+            return Failed(SchemaError(NO_TABLE.format(table=named)), again=False)
+        if code in _THROTTLED:
+            return Failed(StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=True)
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", _SERVERS_FAULT))
+        if status < _SERVERS_FAULT:
+            return Failed(StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=False)
+        return _unheard(request, code)
+    if operation == "transact_write_items" and isinstance(error, ParamValidationError):
+        return Failed(
+            RolledBackError(ITEMS_REFUSED.format(why="they are not what TransactWriteItems takes")), again=False
+        )
+    if isinstance(error, _NEVER_SENT) or _never_connected(error):
+        certain = StoreUnavailableError(FAILED.format(operation=operation, code=type(error).__name__))
+        return Failed(certain, again=not request.writes)
+    return _unheard(request, type(error).__name__)
+
+
+def _never_connected(error: BotoCoreError) -> bool:
+    """Aiobotocore says the same of a connection that broke under way, so what it was told itself decides."""
+    if not isinstance(error, EndpointConnectionError):
+        return False
+    return any(kind.__name__ in _NEVER_CONNECTED for kind in type(error.kwargs.get("error")).__mro__)
+
+
+def _unheard(request: Request, code: str) -> Failed:
+    if request.writes:
+        return Failed(CommitAmbiguousError(LOST.format(operation=request.operation, code=code)), again=False)
+    return Failed(StoreUnavailableError(FAILED.format(operation=request.operation, code=code)), again=True)
+
+
+class Dialogue:
+    """The talks about one table."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self._parts: dict[bytes, tuple[Seen, Parts]] = {}
+        """By the digest of a record, the parts that this very version of it has: whoever replaces it, deletes them.
+        Parts that are missed, by a crash say, cost their storage and nothing else."""
+
+    def look(self, scope: str, key: str) -> Talk[tuple[Line | None, Instant]]:
+        """A consistent read, and the service's clock."""
+        for _ in range(LOOKS):
+            reply = _heard((yield self._request("get_item", Key=key_of(scope, key), ConsistentRead=True)))
+            now, item = instant_of(reply), reply.get("Item")
+            if item is None:
+                return None, now
+            line = yield from self._whole(item, now)
+            if line is not None:
+                return line, now
+        raise RecordUnreadableError(NO_PARTS)
+
+    def swap(self, swap: Swap) -> Talk[bool]:
+        """One conditional write; False: the record is not the one that was seen, or somebody is writing it now."""
+        action, made = self._prepared(swap)
+        yield from self._put(made)
+        ((kind, parameters),) = action.items()
+        operation = "put_item" if kind == "Put" else "delete_item"
+        reply = yield Request(operation, parameters, writes=True)
+        if not isinstance(reply, Refused):
+            yield from self._replaced(swap)
+            return True
+        yield from self._delete(made.parts)
+        if reply.code in {"ConditionalCheckFailedException", "TransactionConflictException"}:
+            return False
+        raise StoreUnavailableError(REFUSED.format(operation=operation, code=reply.code))
+
+    def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> Talk[bool]:
+        """Records and the handler's items, all or none; False: a record is not the one that was seen."""
+        prepared = [self._prepared(swap) for swap in swaps]
+        for _, made in prepared:
+            yield from self._put(made)
+        actions = [action for action, _ in prepared]
+        reply = yield Request("transact_write_items", {"TransactItems": [*actions, *items]}, writes=True)
+        if not isinstance(reply, Refused):
+            for swap in swaps:
+                yield from self._replaced(swap)
+            return True
+        for _, made in prepared:
+            yield from self._delete(made.parts)
+        return _cancelled(reply, len(swaps))
+
+    def page(self, index: Index, after: Place, limit: int) -> Talk[tuple[list[Line], Instant]]:
+        """Lines of a list, each as it is now; what the service's index has late is left out."""
+        place, now = sorted_by(after), 0
+        lines: list[Line] = []
+        while len(lines) < limit:
+            found: list[Item] = []
+            for shard in range(SHARDS):
+                reply = _heard((yield Request("query", page_query(self.table, index, shard, place, limit))))
+                now = instant_of(reply)
+                found += reply["Items"]
+            last = len(found) < limit
+            found = sorted(found, key=lambda item: bytes(item["page_place"]["B"]))[: limit - len(lines)]
+            there = yield from self._batch([{"pk": one["pk"]} for one in found])
+            for one in found:
+                item = there.get(bytes(one["pk"]["B"]))
+                line = None if item is None or not is_at(item, one) else (yield from self._whole(item, now))
+                lines += [] if line is None else [line]
+            if last:
+                break
+            place = bytes(found[-1]["page_place"]["B"])
+        return lines, now
+
+    def vitals(self, pause: float = 0.0) -> Talk[tuple[dict[str, Any], ...]]:
+        """What is known of the table; no rows if there is none."""
+        try:
+            reply = yield Request("describe_table", {"TableName": self.table}, pause=pause)
+        except SchemaError:
+            return ()
+        table = _heard(reply)["Table"]
+        expiry = yield from self._asked("describe_time_to_live")
+        backups = yield from self._asked("describe_continuous_backups")
+        indexes = {one["IndexName"]: one.get("IndexStatus") for one in table.get("GlobalSecondaryIndexes", ())}
+        billing = table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
+        capacity = table.get("ProvisionedThroughput", {})
+        return (
+            {
+                "table": self.table,
+                "status": table["TableStatus"],
+                "key": [(one["AttributeName"], one["KeyType"]) for one in table["KeySchema"]] == [("pk", "HASH")],
+                "index": indexes.get(INDEX),
+                "expiry": _expiry(expiry),
+                "recovery": _recovery(backups),
+                "billing": billing,
+                "writes": capacity.get("WriteCapacityUnits", 0),
+            },
+        )
+
+    def make(self) -> Talk[bool]:
+        """Make the table, wait for it, and let the service delete what may go; False: it was there."""
+        reply = yield Request("create_table", table_of(self.table), writes=True)
+        made = not isinstance(reply, Refused)
+        if isinstance(reply, Refused) and reply.code != "ResourceInUseException":
+            raise StoreUnavailableError(REFUSED.format(operation="create_table", code=reply.code))
+        for number in range(WAITS):
+            rows = yield from self.vitals(pause=0.5 if number else 0.0)
+            if rows and rows[0]["status"] == "ACTIVE" and rows[0]["index"] in {None, "ACTIVE"}:
+                break
+        else:
+            raise StoreUnavailableError(f"the table {self.table} does not become active")
+        if rows[0]["expiry"] is False:
+            wanted = {"Enabled": True, "AttributeName": EXPIRY}
+            yield self._request("update_time_to_live", TimeToLiveSpecification=wanted)
+        return made
+
+    def _asked(self, operation: str) -> Talk[Reply | None]:
+        """What not everybody may ask, and not every emulator knows; only `oncekey doctor` wants it."""
+        try:
+            reply = yield self._request(operation)
+        except StoreUnavailableError:
+            return None
+        return None if isinstance(reply, Refused) else reply
+
+    def _request(self, operation: str, **parameters: Any) -> Request:  # noqa: ANN401  (what the operation takes)
+        return Request(operation, {"TableName": self.table, **parameters})
+
+    def _prepared(self, swap: Swap) -> tuple[dict[str, Any], Written]:
+        """What a swap is in a transaction, and the parts that have to be there before it."""
+        key, condition = key_of(swap.scope, swap.key), proof(swap.seen)
+        if swap.line is None:
+            return {"Delete": {"TableName": self.table, "Key": key, **condition}}, Written(key, None, ())
+        made = written(swap.line, swap.keep_until)
+        return {"Put": {"TableName": self.table, "Item": made.item, **condition}}, made
+
+    def _put(self, made: Written) -> Talk[None]:
+        """Parts have names of their own, so one whose reply is lost is just not named by any record."""
+        for piece in made.pieces:
+            _heard((yield Request("put_item", {"TableName": self.table, "Item": piece})))
+
+    def _delete(self, parts: Parts | None) -> Talk[None]:
+        """What the record's own write came to is known by now, so a part that cannot be deleted is left."""
+        with suppress(StoreError):
+            for key in () if parts is None else parts.keys:
+                yield self._request("delete_item", Key=key)
+
+    def _replaced(self, swap: Swap) -> Talk[None]:
+        old = self._parts.get(key_of(swap.scope, swap.key)["pk"]["B"])
+        if old is not None and old[0] == swap.seen:
+            yield from self._delete(old[1])
+
+    def _whole(self, item: Item, now: Instant) -> Talk[Line | None]:
+        """The line of an item, with its parts; None: some are gone, so the record has moved on."""
+        parts = parts_of(item)
+        if parts is None:
+            return line_of(item)
+        seen = Seen(item["incarnation"]["S"], int(item["version"]["N"]))
+        if len(self._parts) >= REMEMBERED:
+            self._parts.clear()
+        self._parts[bytes(item["pk"]["B"])] = seen, parts
+        if may_be_gone(item, now):
+            return line_of(item, None)
+        there = yield from self._batch(list(parts.keys))
+        pieces = [there.get(key["pk"]["B"]) for key in parts.keys]
+        return line_of(item, [one for one in pieces if one is not None]) if None not in pieces else None
+
+    def _batch(self, keys: list[Item]) -> Talk[dict[bytes, Item]]:
+        """Items by their keys, as they are now; those that are not there are left out."""
+        there: dict[bytes, Item] = {}
+        while keys:
+            asked, keys = keys[:KEYS_AT_ONCE], keys[KEYS_AT_ONCE:]
+            of_table = {self.table: {"Keys": asked, "ConsistentRead": True}}
+            reply = _heard((yield Request("batch_get_item", {"RequestItems": of_table})))
+            there |= {bytes(item["pk"]["B"]): item for item in reply["Responses"].get(self.table, ())}
+            left = reply.get("UnprocessedKeys", {}).get(self.table, {}).get("Keys", [])
+            if len(left) == len(asked):
+                raise StoreUnavailableError(REFUSED.format(operation="batch_get_item", code="UnprocessedKeys"))
+            keys = left + keys
+        return there
+
+
+def _heard(reply: Reply | Refused) -> Reply:
+    """The reply to what nothing but a fault can refuse."""
+    if isinstance(reply, Refused):
+        raise StoreUnavailableError(f"DynamoDB refused: {reply.code}")
+    return reply
+
+
+def _cancelled(refused: Refused, records: int) -> bool:
+    """What a transaction was cancelled for: False if a record, or somebody else's transaction, was in the way."""
+    ours, theirs = refused.reasons[:records], refused.reasons[records:]
+    to_blame = sorted({one for one in (*ours, *theirs) if one != "None"})
+    if any(one in _THROTTLED for one in to_blame):
+        raise StoreUnavailableError(REFUSED.format(operation="transact_write_items", code=", ".join(to_blame)))
+    if any(one in _MOVED for one in ours) or (theirs and set(theirs) <= {"None", "TransactionConflict"}):
+        return False
+    if refused.code != "TransactionCanceledException":
+        raise StoreUnavailableError(REFUSED.format(operation="transact_write_items", code=refused.code))
+    blamed = [f"item {number} {code}" for number, code in enumerate(theirs, 1) if code != "None"]
+    raise RolledBackError(ITEMS_REFUSED.format(why=", ".join(blamed) or ", ".join(to_blame)))
+
+
+def _expiry(reply: Reply | None) -> bool | None:
+    """Whether the service deletes what may go; None: it cannot be asked."""
+    if reply is None:
+        return None
+    told = reply["TimeToLiveDescription"]
+    enabled = told.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}
+    return enabled and told.get("AttributeName", EXPIRY) == EXPIRY
+
+
+def _recovery(reply: Reply | None) -> bool | None:
+    """Whether the table can be brought back as it was; None: it cannot be asked."""
+    if reply is None:
+        return None
+    told = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})
+    return bool(told.get("PointInTimeRecoveryStatus") == "ENABLED")

@@ -1,0 +1,61 @@
+"""The shipped contract on DynamoDB: the whole of it by boto3 on moto, and by aiobotocore on dynalite.
+
+Both SDKs are handed the same requests, which one module makes, so this hears both of them and both emulators out.
+Crosswise go the verbs by themselves, and all of `tests/dynamodb`.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from oncekey.drivers.dynamodb import AsyncDynamoDriver, DynamoCells, DynamoDriver, Table
+from oncekey.stores.dynamodb import DynamoStore
+from oncekey.testing.contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio, walking
+
+
+@pytest.fixture
+def table_on(dynamo_table):
+    return lambda server: Table(dynamo_table(server), "us-east-1", server.endpoint)
+
+
+class TestCells(CellsContract):
+    @pytest.fixture(params=["moto", "dynalite"])
+    def cells(self, request, table_on):
+        cells = DynamoCells(table_on(request.getfixturevalue(request.param)))
+        yield cells
+        cells.close()
+
+
+class TestBoto3OnMoto(StoreContract):
+    matrix = "DynamoDB: moto"
+
+    @pytest.fixture
+    def world(self, moto, table_on):
+        with blocking(DynamoStore, DynamoDriver(table_on(moto))) as world:
+            yield world
+
+
+class TestAiobotocoreOnDynalite(StoreContract):
+    matrix = "DynamoDB: dynalite"
+
+    @pytest.fixture
+    def world(self, dynalite, table_on):
+        with under_asyncio(DynamoStore, AsyncDynamoDriver(table_on(dynalite))) as world:
+            yield world
+
+
+class TestWalk(Walk):
+    """Every 241st record goes over the wire: the moves are the pure functions of every store of cells, and
+    `test_cells.py` walks over all of them."""
+
+    @pytest.fixture(params=["moto", "dynalite"])
+    def world(self, request, table_on, monkeypatch):
+        table = table_on(request.getfixturevalue(request.param))
+        every = walking.records
+        monkeypatch.setattr(walking, "records", lambda now: islice(every(now), 0, None, 241))
+        cells = DynamoCells(table)
+        with blocking(DynamoStore, DynamoDriver(table), plant=planting(cells)) as world:
+            yield world
+        cells.close()
