@@ -1,0 +1,199 @@
+"""Giving what is stored the current key: `oncekey rekey`, page by page over all there is.
+
+What is sealed under the current key already is passed over, so a walk that was interrupted is simply begun again. What
+was stored before anything was sealed is sealed, too. Records that somebody owns are left: their owners compare what
+they have read, and what they store next is sealed under the current key anyway. They are counted, and a later walk
+finds them ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from oncekey.core.envelopes import disclose, key_of_answer, key_of_text
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.memo import was_not_sent
+from oncekey.core.model import Completed, MemoEntry, Outcome, Record, State
+from oncekey.engine.sealed_store import Closing, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from oncekey.core.envelopes import InUse
+    from oncekey.core.model import Parcel
+    from oncekey.core.resolution import Evidence
+    from oncekey.flow import Flow
+    from oncekey.ports import Reseal, Store
+    from oncekey.sealing import Seal
+
+PAGE: Final = 500
+NOT_HERE: Final = (
+    "this store has no walk over what it keeps, so its content cannot be given another key: keep the old key until "
+    "everything that it sealed has expired"
+)
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What became of some content, counted."""
+
+    looked: int = 0
+    resealed: int = 0
+    owned: int = 0
+    """Somebody is at work on the record."""
+    closed: int = 0
+    """It could not be opened: its key is not there, or is another one by that name."""
+    moved: int = 0
+    """Somebody else wrote to it just then."""
+
+    def __add__(self, other: Walked) -> Walked:
+        return Walked(
+            self.looked + other.looked,
+            self.resealed + other.resealed,
+            self.owned + other.owned,
+            self.closed + other.closed,
+            self.moved + other.moved,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Generic[C]):
+    """What one page came to, and where the next one begins. None: that was the end."""
+
+    walked: Walked
+    after: C | None
+
+
+def walk_of(store: Store) -> Reseal:
+    """The store's own walk over its content."""
+    if store.reseal is None:
+        raise ConfigurationError(NOT_HERE)
+    return store.reseal
+
+
+def rekey_records(store: Store, seal: Seal, after: Record | None = None, limit: int = PAGE) -> Flow[Stop[Record]]:
+    """One page of records."""
+    reseal, closing = walk_of(store), Closing(seal)
+    page = yield from reseal.records(limit, after)
+    walked = Walked()
+    for record in page:
+        walked += yield from _rekeyed(reseal, closing, record)
+    # Records that cannot be read are on no page, so only an empty one is the end.
+    return Stop(walked, page[-1] if page else None)
+
+
+def rekey_parcels(store: Store, seal: Seal, after: UUID | None = None, limit: int = PAGE) -> Flow[Stop[UUID]]:
+    """One page of parcels and dead letters."""
+    reseal, closing = walk_of(store), Closing(seal)
+    page = yield from reseal.parcels(limit, after)
+    walked = Walked()
+    for parcel in page:
+        payload = _payload(closing, parcel)
+        walked += Walked(looked=1, closed=payload is None)
+        if payload is not None and payload != parcel.payload:
+            walked += _written((yield from reseal.rewrite_parcel(parcel, payload)))
+    return Stop(walked, page[-1].id if len(page) == limit else None)
+
+
+def rekey_evidence(store: Store, seal: Seal, after: int | None = None, limit: int = PAGE) -> Flow[Stop[int]]:
+    """One page of what was heard about calls."""
+    reseal, closing = walk_of(store), Closing(seal)
+    page = yield from reseal.evidence(limit, after or 0)
+    walked = Walked()
+    for evidence in page:
+        text = _said(closing, evidence)
+        walked += Walked(looked=1, closed=text is None)
+        if text is not None and text != evidence.heard.said:
+            walked += _written((yield from reseal.rewrite_evidence(evidence, text)))
+    return Stop(walked, page[-1].id if len(page) == limit else None)
+
+
+WALKS: Final[tuple[Callable[..., Flow[Stop[Any]]], ...]] = (rekey_records, rekey_parcels, rekey_evidence)
+"""All content there is, each from one end to the other."""
+
+
+def seals(store: Store, limit: int) -> Flow[tuple[InUse, ...]]:
+    """How much is sealed under which key; nothing of a store without a walk."""
+    return () if store.reseal is None else (yield from store.reseal.seals(limit))
+
+
+def unopened(store: Store, seal: Seal, limit: int) -> Flow[int]:
+    """How many of the first records have something that does not open, although a key of that name is there."""
+    closing, found = Closing(seal), 0
+    for record in (yield from walk_of(store).records(limit)):
+        opened = closing.record(record)
+        names = [None if opened.response is None else key_of_answer(opened.response)]
+        names += [key_of_text(entry.result) for entry in opened.memo]
+        found += any(name in set(seal.names) for name in names if name is not None)
+    return found
+
+
+def _rekeyed(reseal: Reseal, closing: Closing, record: Record) -> Flow[Walked]:
+    sealed = _record(closing, record)
+    if sealed is None:
+        return Walked(looked=1, closed=1)
+    if sealed == record:
+        return Walked(looked=1)
+    if record.state is State.IN_PROGRESS:
+        return Walked(looked=1, owned=1)
+    return Walked(looked=1) + _written((yield from reseal.rewrite(record, sealed)))
+
+
+def _written(done: bool) -> Walked:  # noqa: FBT001  (what a write came to)
+    return Walked(resealed=1) if done else Walked(moved=1)
+
+
+def _record(closing: Closing, record: Record) -> Record | None:
+    """The record with all its content under the current key; None: some of it does not open."""
+    current, place = closing.seal.current, Place(record.id, record.incarnation)
+    response, memo, request = record.response, record.memo, record.request
+    if response is not None and key_of_answer(response) != current:
+        opened = closing.response(response, place)
+        if key_of_answer(opened) is not None:
+            return None
+        # The outcome is not sealed, and is not written here.
+        response = closing.answer(Completed(opened, Outcome.SUCCESS), place).response
+    entries = [_entry(closing, entry, place, current) for entry in memo]
+    if request is not None:
+        request = _request(closing, record)
+    if request is None and record.request is not None:
+        return None
+    kept = tuple(entry for entry in entries if entry is not None)
+    return replace(record, response=response, memo=kept, request=request) if len(kept) == len(memo) else None
+
+
+def _entry(closing: Closing, entry: MemoEntry, place: Place, current: str) -> MemoEntry | None:
+    if was_not_sent(entry) or key_of_text(entry.result) == current:
+        return entry
+    opened = closing.opened_entry(entry, place)
+    if key_of_text(opened.result) is not None:
+        return None
+    # A new one remembers no stored form, so it is sealed anew.
+    return closing.entry(MemoEntry(opened.name, opened.kind, opened.result, opened.by_hand), place)
+
+
+def _request(closing: Closing, record: Record) -> bytes | None:
+    assert record.request is not None
+    closed = disclose(record.request)
+    if closed is not None and closed[0] == closing.seal.current:
+        return record.request
+    opened = closing.request(record)
+    return None if disclose(opened) is not None else closing.request_bytes(opened, record.id, record.fingerprint)
+
+
+def _payload(closing: Closing, parcel: Parcel) -> str | None:
+    if key_of_text(parcel.payload) == closing.seal.current:
+        return parcel.payload
+    opened = closing.opened_parcel(parcel)
+    return None if key_of_text(opened.payload) is not None else closing.parcel(opened).payload
+
+
+def _said(closing: Closing, evidence: Evidence) -> str | None:
+    heard = evidence.heard
+    if key_of_text(heard.said) == closing.seal.current:
+        return heard.said
+    opened = closing.opened_heard(heard)
+    return None if key_of_text(opened.said) is not None else closing.heard(opened).said

@@ -1,0 +1,421 @@
+"""A store whose content is sealed: every value that goes down is closed, and every value that comes up is opened.
+
+This is the one place between the engine and all stores: they compare, keep and return sealed values as they would any
+others, and whoever is above reads plain ones. It goes by the types of what is said and answered, and not by the names
+of methods, so a verb that a store learns later is covered as soon as its values are.
+
+Three things need care.
+
+* A memo is compared whole by the store. An entry that came from it, or went there, remembers its stored form and is
+  said again in that form, whatever key it was sealed under (`Sealable`).
+* What cannot be opened is passed on as it is. `check_open` and `check_steps` refuse it where it would be replayed or
+  gone on with, a relay lets its parcel wait, tools say that it is sealed; sweepers and reapers need none of it.
+* What cannot be sealed is not stored: that is an outage of the store, and what an outage means is known everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from uuid import UUID
+
+from oncekey.core import envelopes
+from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.memo import was_not_sent
+from oncekey.core.model import (
+    SEALED_SCHEMA,
+    Claim,
+    Completed,
+    Deferred,
+    Finished,
+    HeldParcel,
+    Lease,
+    MemoEntry,
+    Parcel,
+    Record,
+    RecordId,
+    Settled,
+    Snapshot,
+    StoredResponse,
+)
+from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.operate import Forbidden, Move, Moved
+from oncekey.core.resolution import Heard
+from oncekey.core.survey import ParcelView
+from oncekey.sealing import CannotOpenError
+
+if TYPE_CHECKING:
+    from oncekey.core.operate import Whereabouts
+    from oncekey.flow import Flow
+    from oncekey.ports import Store
+    from oncekey.sealing import Seal
+
+log = logging.getLogger("oncekey")
+
+PARTS: Final = frozenset({"phases", "outbox", "locks", "upkeep", "operate", "survey", "reconcile"})
+NOT_SEALED: Final = "what is to be stored could not be sealed, so it was not stored: {error}"
+
+_FIELDS: Final = [one.name for one in fields(Record)]
+_VALUES: Final = attrgetter(*_FIELDS)
+"""All of a record at once: a copy of so many fields by their names takes as long as opening an answer."""
+_RESPONSE, _MEMO, _REQUEST = (_FIELDS.index(name) for name in ("response", "memo", "request"))
+
+
+class Place(NamedTuple):
+    """Which record, in which of its lives, something is about."""
+
+    id: RecordId
+    incarnation: UUID
+
+
+def sealed_store(store: Store, seal: Seal) -> Store:
+    """The same store, with its content sealed."""
+    return cast("Store", _Speaker(store, Closing(seal)))
+
+
+class Closing:
+    """Closes and opens the values that travel between the engine and a store."""
+
+    def __init__(self, seal: Seal) -> None:
+        self.seal = seal
+
+    # Down
+
+    def answer(self, settlement: Completed, place: Place) -> Completed:
+        """An answer; the same one is closed once, so that who repeats a settlement says the same."""
+        known: tuple[Place, Completed] | None = getattr(settlement, "sealed", None)
+        if known is not None and known[0] == place:
+            return known[1]
+        response = settlement.response
+        if response.schema_version == SEALED_SCHEMA:
+            return settlement
+        key_id, sealed = self._close(envelopes.plain_answer(response), envelopes.about_record(*place, "answer"))
+        closed = Completed(envelopes.sealed_answer(response, key_id, sealed), settlement.outcome)
+        object.__setattr__(settlement, "sealed", (place, closed))
+        return closed
+
+    def entry(self, entry: MemoEntry, place: Place) -> MemoEntry:
+        """A step's result, in the form that it has in the store already, if it does."""
+        if was_not_sent(entry) or envelopes.key_of_text(entry.result) is not None:
+            return entry
+        known: tuple[Place, str] | None = getattr(entry, "sealed", None)
+        if known is not None and known[0] == place:
+            text = known[1]
+        else:
+            tag = envelopes.tag_of(entry.result)
+            plain = envelopes.untagged(tag, entry.result)
+            text = envelopes.tagged(tag, self._close_text(plain, _about_step(entry.name, place)))
+            object.__setattr__(entry, "sealed", (place, text))
+        return MemoEntry(entry.name, entry.kind, text, entry.by_hand)
+
+    def parcel(self, parcel: Parcel) -> Parcel:
+        """A payload."""
+        if envelopes.is_sealed(parcel.payload):
+            return parcel
+        about = envelopes.about_parcel(parcel.incarnation, parcel.id)
+        return replace(parcel, payload=self._close_text(parcel.payload, about))
+
+    def claim(self, claim: Claim) -> Claim:
+        """The request that is kept for a completer."""
+        if claim.request is None or envelopes.disclose(claim.request) is not None:
+            return claim
+        return replace(claim, request=self.request_bytes(claim.request, claim.id, claim.fingerprint))
+
+    def request_bytes(self, request: bytes, record_id: RecordId, fingerprint: str) -> bytes:
+        """A kept request as it is stored."""
+        return envelopes.enclose(*self._close(request, envelopes.about_request(record_id, fingerprint)))
+
+    def heard(self, heard: Heard) -> Heard:
+        """What a provider said."""
+        if envelopes.is_sealed(heard.said):
+            return heard
+        return replace(heard, said=self._close_text(heard.said, envelopes.about_evidence(heard.source, heard.event_id)))
+
+    # Up
+
+    def record(self, record: Record, known: StoredResponse | None = None) -> Record:
+        """A record, as far as it can be opened; `known` is its answer, for who has just said it."""
+        response, memo, request = record.response, record.memo, record.request
+        closed = response is not None and response.schema_version == SEALED_SCHEMA
+        if not (closed or memo or request):
+            return record
+        place = Place(record.id, record.incarnation)
+        values = list(_VALUES(record))
+        if closed and response is not None:
+            values[_RESPONSE] = known or self.response(response, place)
+        if memo:
+            values[_MEMO] = tuple([self.opened_entry(entry, place) for entry in memo])
+        if request is not None:
+            values[_REQUEST] = self.request(record)
+        return Record(*values)
+
+    def finished(self, finished: Finished) -> Finished:
+        """What a repeat reads."""
+        response = finished.response
+        if response is None or response.schema_version != SEALED_SCHEMA:
+            return finished
+        return Finished(
+            finished.id,
+            finished.incarnation,
+            finished.operation,
+            finished.effects,
+            finished.fingerprint,
+            self.response(response, Place(finished.id, finished.incarnation)),
+            finished.expires_at,
+        )
+
+    def response(self, response: StoredResponse, place: Place) -> StoredResponse:
+        """An answer, as it is if it cannot be opened."""
+        closed = None if response.body is None else envelopes.disclose(response.body)
+        if closed is None:
+            return response  # a list, which leaves answers out
+        plain = self._open(closed, envelopes.about_record(*place, "answer"))
+        return response if plain is None else envelopes.opened_answer(response, plain)
+
+    def opened_parcel(self, parcel: Parcel) -> Parcel:
+        """A parcel that can be delivered, or waits."""
+        about = envelopes.about_parcel(parcel.incarnation, parcel.id)
+        text = self._open_text(parcel.payload, about)
+        return parcel if text is parcel.payload else replace(parcel, payload=text)
+
+    def view(self, view: ParcelView, incarnation: UUID) -> ParcelView:
+        """A parcel as it is shown."""
+        return replace(view, payload=self._open_text(view.payload, envelopes.about_parcel(incarnation, view.id)))
+
+    def opened_heard(self, heard: Heard) -> Heard:
+        """What a provider said."""
+        text = self._open_text(heard.said, envelopes.about_evidence(heard.source, heard.event_id))
+        return heard if text is heard.said else replace(heard, said=text)
+
+    def opened_entry(self, entry: MemoEntry, place: Place) -> MemoEntry:
+        """A step's result, which remembers how it is stored."""
+        tag = envelopes.tag_of(entry.result)
+        inside = envelopes.untagged(tag, entry.result)
+        if not envelopes.is_sealed(inside):
+            object.__setattr__(entry, "sealed", (place, entry.result))  # it was there before results were sealed
+            return entry
+        text = self._open_text(inside, _about_step(entry.name, place))
+        if text is inside:
+            return entry
+        opened = MemoEntry(entry.name, entry.kind, envelopes.tagged(tag, text), entry.by_hand)
+        object.__setattr__(opened, "sealed", (place, entry.result))
+        return opened
+
+    def request(self, record: Record) -> bytes:
+        """The request that is kept."""
+        assert record.request is not None
+        closed = envelopes.disclose(record.request)
+        if closed is None:
+            return record.request
+        plain = self._open(closed, envelopes.about_request(record.id, record.fingerprint))
+        return record.request if plain is None else plain
+
+    def _close(self, plain: bytes, about: bytes) -> tuple[str, bytes]:
+        try:
+            return self.seal.seal(plain, about)
+        except Exception as error:  # whatever a seal of the application's own may raise
+            raise StoreUnavailableError(NOT_SEALED.format(error=type(error).__name__)) from error
+
+    def _close_text(self, plain: str, about: bytes) -> str:
+        return envelopes.enclose_text(*self._close(plain.encode("utf-8", "surrogatepass"), about))
+
+    def _open(self, closed: tuple[str, bytes], about: bytes) -> bytes | None:
+        try:
+            return self.seal.open(*closed, about)
+        except CannotOpenError:
+            return None  # who would use it says so
+        except Exception as error:  # noqa: BLE001  (whatever a seal of the application's own may raise)
+            log.error("oncekey: opening what is %s failed: %s", envelopes.said_of(closed[0]), type(error).__name__)
+            return None
+
+    def _open_text(self, stored: str, about: bytes) -> str:
+        closed = envelopes.disclose_text(stored)
+        plain = None if closed is None else self._open(closed, about)
+        return stored if plain is None else plain.decode("utf-8", "surrogatepass")
+
+
+def _about_step(name: str, place: Place) -> bytes:
+    return envelopes.about_record(*place, f"step {name}")
+
+
+class _Speaker:
+    """Speaks to a store, or to a part of one: `closing` says what is closed on the way down and opened on the way up.
+
+    What a method is given tells which record it is about.
+    """
+
+    def __init__(self, inner: Any, closing: Closing) -> None:  # noqa: ANN401  (any of the protocols)
+        self._inner = inner
+        self._closing = closing
+
+    @property
+    def unsealed(self) -> Any:  # noqa: ANN401  (any of the protocols)
+        """The store itself, for those who ask which one it is."""
+        return self._inner
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the protocol has)
+        found = getattr(self._inner, name)
+        if name in PARTS:
+            made: Any = None if found is None else _Speaker(found, self._closing)
+        elif not callable(found):
+            return found
+        elif name in _OWN_WAYS:
+            made = partial(_OWN_WAYS[name], self._closing, found)
+        else:
+            made = partial(_say, self._closing, found, name)
+        setattr(self, name, made)
+        return made
+
+
+def _say(closing: Closing, method: Callable[..., Any], verb: str, *given: Any, **named: Any) -> Any:  # noqa: ANN401
+    place = _place_of((*given, *named.values()) if named else given)
+    down = [_down(closing, one, place, verb) for one in given]
+    made = method(*down, **{name: _down(closing, one, place, verb) for name, one in named.items()})
+    if not isinstance(made, Generator):
+        return made  # one statement, whose rows have no content
+    return _hear(closing, made, given[0] if given and type(given[0]) is UUID else None)
+
+
+def _hear(closing: Closing, flow: Generator[Any, Any, Any], life: UUID | None) -> Generator[Any, Any, Any]:
+    return _up(closing, (yield from flow), life)
+
+
+def _move(
+    closing: Closing,
+    method: Callable[..., Flow[Moved | Forbidden]],
+    record_id: RecordId,
+    deciding: Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden],
+    noting: Callable[[Move], Any],
+) -> Flow[Moved | Forbidden]:
+    """What is decided is decided by what can be read, and written sealed."""
+    open_move: list[Move] = []
+
+    def decided(seen: Snapshot, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
+        move = deciding(_up(closing, seen), parcels)
+        if isinstance(move, Forbidden):
+            return move
+        open_move[:] = [move]
+        place = Place(move.seen.id, move.seen.incarnation)
+        return replace(
+            move,
+            answer=None if move.answer is None else closing.answer(move.answer, place),
+            memo=tuple([closing.entry(entry, place) for entry in move.memo]),
+        )
+
+    moved = yield from method(record_id, decided, noting)
+    if isinstance(moved, Forbidden):
+        return moved
+    return Moved(open_move[-1], _up(closing, moved.snapshot))
+
+
+def _settle(
+    closing: Closing,
+    method: Callable[..., Generator[Any, Any, Settled]],
+    lease: Lease,
+    settlement: Any,  # noqa: ANN401
+) -> Generator[Any, Any, Settled]:
+    """Who has settled has no need to open its own answer."""
+    settled = yield from method(lease, _down(closing, settlement, Place(lease.id, lease.incarnation), "settle"))
+    record, now = settled.snapshot.record, settled.snapshot.now
+    if record is None:
+        return settled
+    known = settlement.response if settled.ours and type(settlement) is Completed else None
+    return Settled(settled.ours, Snapshot(closing.record(record, known), now))
+
+
+def _last_result(
+    _: Closing, method: Callable[..., Flow[MemoEntry | None]], operation: str, phase: str
+) -> Flow[MemoEntry | None]:
+    """It is any record's, so nobody knows what it was sealed for; what it looks like is left to the operator."""
+    entry = yield from method(operation, phase)
+    return None if entry is None or envelopes.key_of_text(entry.result) is not None else entry
+
+
+_OWN_WAYS: Final[Mapping[str, Callable[..., Any]]] = {
+    "move": _move,
+    "last_result": _last_result,
+    "settle": _settle,
+    "settling": _settle,
+}
+
+
+def _place_of(given: tuple[Any, ...]) -> Place | None:
+    """Which record it is about. A retried LOCAL request goes on in the life that it has found, not in its claim's."""
+    found: Place | None = None
+    for one in given:
+        if isinstance(one, Ground):
+            if one.kind is Kind.RETRYABLE and one.seen is not None:
+                return Place(one.seen.id, one.seen.incarnation)
+        elif found is None and isinstance(one, Lease | Claim | Record):
+            found = Place(one.id, one.incarnation)
+    return found
+
+
+def _down(closing: Closing, value: Any, place: Place | None, verb: str) -> Any:  # noqa: ANN401
+    kind = type(value)
+    if kind is tuple:
+        return tuple([_down(closing, one, place, verb) for one in value])
+    if kind is Completed:
+        return closing.answer(value, _required(place))
+    if kind is MemoEntry:
+        return closing.entry(value, _required(place))
+    if kind is Claim:
+        return closing.claim(value)
+    if kind is Parcel:
+        return closing.parcel(value)
+    if kind is Deferred:
+        return Deferred(closing.parcel(value.parcel))
+    if kind is Heard:
+        return closing.heard(value)
+    if kind is HeldParcel and verb == "result":  # the only one that may put it back; the others only prove it
+        return replace(value, parcel=closing.parcel(value.parcel))
+    return value
+
+
+def _required(place: Place | None) -> Place:
+    if place is None:
+        raise TypeError("content is sealed for a record, and nothing here says for which one")
+    return place
+
+
+def _up(closing: Closing, value: Any, life: UUID | None = None) -> Any:  # noqa: ANN401
+    kind = type(value)
+    if kind is Record:
+        return closing.record(value)
+    if kind is Snapshot:
+        return value if value.record is None else Snapshot(closing.record(value.record), value.now)
+    if kind is Finished:
+        return closing.finished(value)
+    if kind is Parcel:
+        return closing.opened_parcel(value)
+    if kind is Heard:
+        return closing.opened_heard(value)
+    if kind is ParcelView and life is not None:
+        return closing.view(value, life)
+    if kind is tuple:
+        return tuple([_up(closing, one, life) for one in value])
+    if kind is dict:
+        return {name: _up(closing, one, life) for name, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*[_up(closing, one, life) for one in value])
+    if kind in _CLOSED_KINDS or not is_dataclass(value):
+        return value
+    return _up_fields(closing, value, life)
+
+
+def _up_fields(closing: Closing, value: Any, life: UUID | None = None) -> Any:  # noqa: ANN401
+    changes = {}
+    for one in fields(value):
+        there = getattr(value, one.name)
+        made = _up(closing, there, life)
+        if made is not there:
+            changes[one.name] = made
+    return replace(value, **changes) if changes else value
+
+
+_CLOSED_KINDS: Final = frozenset({Lease, RecordId, Move, StoredResponse})
+"""Values with nothing to open in them, which would only be searched."""

@@ -1,0 +1,104 @@
+"""Content as it is stored, from one end of a store to the other, and the writes that give it another key.
+
+`oncekey.engine.rekey` opens and seals; here nothing is opened. Each write proves that what it replaces is still there:
+a record by its version, a payload and what was heard by its own text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from oncekey.core.envelopes import InUse
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.parcels import parcel_of
+from oncekey.stores.reconcile import evidence_of
+from oncekey.stores.rows import memo_text, records_of, response_params, version_proof
+from oncekey.stores.saying import repeated, said
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Parcel, Record
+    from oncekey.core.resolution import Evidence
+    from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.stores.statements import Statements
+
+STATEMENTS: tuple[str, ...] = (
+    "content_records",
+    "reseal_record",
+    "content_parcels",
+    "reseal_parcel",
+    "reseal_letter",
+    "content_evidence",
+    "reseal_evidence",
+    "seals",
+)
+
+_NO_ANSWER: dict[str, Value] = dict.fromkeys(("response_headers", "response_body", "response_schema"))
+_FIRST = UUID(int=0)
+
+
+class ResealStore:
+    """Sealed content, in whatever understands the named statements."""
+
+    def __init__(self, statements: Statements) -> None:
+        statements.require(STATEMENTS)
+        self._statements = statements
+
+    def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
+        """Records that have an answer, steps or a request, in the store's order, from behind one on."""
+        rows = yield from self._page("content_records", {**self._behind(after), "limit": limit})
+        return records_of(rows)
+
+    def _behind(self, after: Record | None) -> dict[str, Value]:
+        """Where a page begins: tables are read by scope and key."""
+        scope, key = ("", "") if after is None else (after.id.scope, after.id.key)
+        return {"after_scope": scope, "after_key": key}
+
+    def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
+        """Store the content of `record` in the place of what was `seen`. False: it has moved, or somebody owns it."""
+        params: dict[str, Value] = {
+            **version_proof(seen),
+            **(_NO_ANSWER if record.response is None else response_params(record.response)),
+            "memo": memo_text(record.memo),
+            "request": record.request,
+        }
+        return (yield from self._written("reseal_record", params))
+
+    def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
+        """Parcels and dead letters by their ids, from behind one on."""
+        rows = yield from self._page("content_parcels", {"after": str(after or _FIRST), "limit": limit})
+        return tuple(parcel_of(row) for row in rows)
+
+    def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
+        """Store another payload, wherever the parcel lies now. False: it is gone, or was rewritten."""
+        params: dict[str, Value] = {"id": str(seen.id), "seen": seen.payload, "payload": payload}
+        for name in ("reseal_parcel", "reseal_letter"):
+            if (yield from self._written(name, params)):
+                return True
+        return False
+
+    def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
+        """All that was heard, in order, from behind a place on."""
+        rows = yield from self._page("content_evidence", {"after": after, "limit": limit})
+        return tuple(evidence_of(row) for row in rows)
+
+    def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
+        """Store it in another form. False: it is gone, or was rewritten."""
+        return (yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.heard.said, "said": text}))
+
+    def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
+        """How much is sealed under which key, by its kind; of each kind at most `limit` are looked at."""
+        rows = yield from self._page("seals", {"limit": limit})
+        return tuple(InUse(row["part"], row["name"], int(row["found"])) for row in rows)
+
+    def _page(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
+        def body() -> Steps[Rows]:
+            return (yield self._statements.say(name, params))
+
+        return (yield from said(Transaction(name, Mode.READ, body)))
+
+    def _written(self, name: str, params: dict[str, Value]) -> Flow[bool]:
+        def body() -> Steps[bool]:
+            return bool((yield self._statements.say(name, params)))
+
+        return (yield from repeated(Transaction(name, Mode.SINGLE, body)))

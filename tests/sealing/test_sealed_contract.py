@@ -1,0 +1,49 @@
+"""The shipped contract on stores whose content is sealed: sealing changes nothing of what a store does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from contract.test_cells import DictCells
+from oncekey.drivers.cells import CellDriver
+from oncekey.drivers.memory import MemoryDriver
+from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.engine import migrate
+from oncekey.engine.sealed_store import sealed_store
+from oncekey.flow import drive
+from oncekey.sealing import AesGcm
+from oncekey.stores.cells import CellStore
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.contract import StoreContract, blocking
+
+SEAL = AesGcm({"k1": bytes(range(32))}, current="k1")
+
+
+def _sealed(make, *, clock=None):
+    return sealed_store(make(clock=clock), SEAL)
+
+
+class TestSealedMemory(StoreContract):  # R195
+    @pytest.fixture
+    def world(self):
+        with blocking(partial(_sealed, MemoryStore), MemoryDriver()) as world:
+            yield world
+
+
+class TestSealedCells(StoreContract):  # R195
+    @pytest.fixture
+    def world(self):
+        with blocking(partial(_sealed, CellStore), CellDriver(DictCells())) as world:
+            yield world
+
+
+class TestSealedSqlite(StoreContract):  # R195
+    @pytest.fixture
+    def world(self, tmp_path):
+        driver = SqliteDriver(tmp_path / "keys.db")
+        drive(migrate.up(SqliteStore().schema), driver.run)
+        with blocking(partial(_sealed, SqliteStore), driver) as world:
+            yield world
