@@ -230,7 +230,7 @@ def test_whoever_is_compared_comes_with_what_it_is_compared_with() -> None:
 def test_a_baseline_stands_beside_ours_only() -> None:
     both = chosen(["local", "replay-elsewhere"], baseline=True)
     before = {place.name: place for place in both.places if place.before}
-    assert set(before) == {"asyncpg@before", "cached@before", "elsewhere@before"}
+    assert set(before) == {"asyncpg@before", "cached@before", "elsewhere@before", "shared@before"}
     assert before["elsewhere@before"].shares == "asyncpg@before"
     assert "local/before" in {ratio.name for ratio in both.ratios}
     left = without(both, ["cached", "cached@before"])

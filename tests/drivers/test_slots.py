@@ -119,3 +119,21 @@ async def test_a_hope_may_be_cancelled_or_come_too_late() -> None:
     assert not await late
     slots.release()
     assert not slots.full
+
+
+async def test_one_timer_is_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, timers = AsyncSlots(1, LATE), list[float]()
+    loop = asyncio.get_running_loop()
+    made = loop.call_at
+    monkeypatch.setattr(loop, "call_at", lambda at, *rest, **named: timers.append(at) or made(at, *rest, **named))
+    assert slots.taken()
+    for _ in range(3):
+        waiting = [asyncio.create_task(slots.room(LATE)) for _ in range(3)]
+        for each in waiting:
+            await asyncio.sleep(0)
+            slots.release()
+            assert await each
+            assert slots.taken()
+    assert len(timers) == 1
+    assert not await slots.room(0)  # whose deadline is earlier, though it came later
+    assert len(timers) == 2

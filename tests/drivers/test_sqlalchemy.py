@@ -559,3 +559,31 @@ def test_other_databases_are_refused() -> None:
 async def test_what_is_no_async_engine_is_refused(store: Any) -> None:
     with pytest.raises(ConfigurationError, match="create_async_engine"):
         await Once(store).start()
+
+
+@each_dialect
+@pytest.mark.filterwarnings("ignore:Number of columns in textual SQL")  # SQLAlchemy says so, and goes on
+async def test_columns_that_a_migration_moved_are_read_by_their_names(dsn: str, dialect: str) -> None:
+    look = Transaction("test", Mode.READ, lambda: steps("SELECT * FROM moved"))
+    first, turned = {"one": 1, "two": 2}, {"two": 2, "one": 1}
+    # Each look has a connection of its own, because one that has prepared a statement would refuse it.
+    async with driving(dsn, dialect, poolclass=NullPool) as (driver, _):
+        with psycopg.connect(dsn, autocommit=True) as raw:
+            for row in (first, turned, first, {"one": 1, "two": 2, "three": 3}, {"three": 3}, turned):
+                columns = ", ".join(f"{value} AS {name}" for name, value in row.items())
+                raw.execute(f"DROP VIEW IF EXISTS moved; CREATE VIEW moved AS SELECT {columns}".encode())
+                for _ in range(3):  # in one way, and from then on in another
+                    assert await driver.run(look) == [row]
+            raw.execute("DROP VIEW moved")
+
+
+async def test_a_connection_that_ended_in_the_pool_is_a_lost_one(dsn: str) -> None:
+    async with driving(dsn, "asyncpg") as (driver, engine):
+        async with engine.connect() as connection:
+            raw: Any = (await connection.get_raw_connection()).driver_connection
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [raw.get_server_pid()])
+        await until(raw.is_closed)
+        with pytest.raises(CommitAmbiguousError):
+            await driver.run(saying(Mode.SINGLE, "SELECT 1"))
+        await driver.run(saying(Mode.SINGLE, "SELECT 1"))

@@ -1,4 +1,4 @@
-"""`oncekey torture` for long, on a private PostgreSQL of every version that is here and on a SQLite file.
+"""`oncekey torture` for long, on a private PostgreSQL of every version, a MariaDB and a SQLite file.
 
     python tests/soak/torture_soak.py --seconds 300
 
@@ -17,6 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from harness.mariadb import MariadbServer
 from harness.postgres import PostgresServer, installations
 
 TORTURE = (sys.executable, "-c", "from oncekey.cli import main; main()", "torture")
@@ -40,6 +41,9 @@ def main() -> None:
         with PostgresServer(installation) as server:
             if not torture(server.create_database("torture"), options.seconds, options.seed):
                 failed.append(str(installation))
+    with MariadbServer() as mariadb:
+        if not torture(mariadb.create_database("torture"), options.seconds, options.seed):
+            failed.append("MariaDB")
     if not torture("sqlite:///torture.db", options.seconds, options.seed):
         failed.append("SQLite")
     raise SystemExit(f"{', '.join(failed)}: see above, seed {options.seed}" if failed else 0)

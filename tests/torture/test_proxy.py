@@ -8,8 +8,13 @@ import asyncpg
 import pytest
 
 from harness.dsn import address
+from oncekey.core.errors import CommitAmbiguousError
+from oncekey.drivers.aiomysql import AiomysqlDriver
+from oncekey.flow import adrive
+from oncekey.stores.mariadb import MariadbStore
+from oncekey.testing.claims import a_claim
 from oncekey.torture.plan import Plan
-from oncekey.torture.proxy import Loss, Proxy
+from oncekey.torture.proxy import Loss, Proxy, answered_mysql
 
 LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
 
@@ -56,3 +61,43 @@ async def test_any_reply_can_be_lost_and_connections_cut(postgres_dsn: str) -> N
         proxy.cut()
         with pytest.raises(LOST):
             await connection.fetchval("SELECT 1")
+
+
+@pytest.mark.parametrize(("loss", "rows"), [(Loss.COMMIT_REPLY, 1), (Loss.COMMIT_REQUEST, 0)])
+def test_the_same_on_mariadb(empty_mariadb: str, loss: Loss, rows: int) -> None:
+    """F8: PyMySQL says 2013 either way, so a lost reply is ambiguous; what is stored says which it was."""
+    store, claim = MariadbStore(), a_claim(f"lost-{rows}")
+
+    async def run() -> None:
+        async with Proxy(*Plan(empty_mariadb, 5, 1).databases[0], is_whole=answered_mysql) as proxy:
+            driver = AiomysqlDriver(Plan(empty_mariadb, 5, 1).through(proxy.port))
+            straight = AiomysqlDriver(empty_mariadb)
+            await adrive(store.find(claim.id), driver.run)
+            proxy.lose(loss)
+            with pytest.raises(CommitAmbiguousError):
+                await adrive(store.claim(claim), driver.run)
+            assert proxy.lost == {loss: 1}
+            found = (await adrive(store.find(claim.id), straight.run)).record
+            assert (found is not None) == bool(rows)
+            # Said again it finds its own record, or makes it.
+            again = (await adrive(store.claim(claim), driver.run)).record
+            assert again is not None
+            assert again.owner == claim.owner
+            await driver.close()
+            await straight.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("reply", "whole"),
+    [
+        (b"\x07\0\0\x01\0\0\0\x02\0\0\0", True),
+        (b"\x07\0\0\x01\0\0\0\x0a\0\0\0", False),  # more follows
+        (b"\x09\0\0\x01\0\xfc\x01\x02\0\x02\0\0\0", True),  # many rows
+        (b"\x07\0\0\x01\0\0\0\x0a\0\0\0\x03\0\0\x02\xff\x10\x04", True),
+        (b"\x07\0\0\x01\0\0", False),
+    ],
+)
+def test_when_an_answer_of_mariadb_is_whole(reply: bytes, whole: bool) -> None:
+    assert answered_mysql(reply) is whole

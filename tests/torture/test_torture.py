@@ -17,7 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.mariadb import MariadbServer
 from harness.processes import children, is_alive
+from harness.valkeys import StoringValkey
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
@@ -47,7 +49,7 @@ def surroundings(folder: Path) -> dict[str, str]:
 
 
 def test_sqlite_for_programs(tmp_path: Path) -> None:
-    # R99-R134 at large: S1-S4, S7-S10, L1-L3 over four kinds of effects, processes that die, and a provider that fails
+    # R99-R134 at large: S1-S4, S7-S10, S14-S16 over four kinds of effects, processes that die, a provider that fails
     done = run(tmp_path, "--store", "sqlite:///torture.db", "--seconds", "3", "--seed", "5", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
@@ -69,6 +71,18 @@ def test_sqlite_for_programs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # neither the store that it made nor a temporary file
 
 
+def test_mariadb(tmp_path: Path, mariadb_url: str, mariadb_server: MariadbServer) -> None:
+    # R75, R76 at large: the same shop, and a proxy that loses replies of COMMITs
+    done = run(tmp_path, "--store", mariadb_url, "--seconds", "5", "--seed", "7", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["duplicates"], told["lost"], told["violations"]) == (True, 0, 0, [])
+    assert told["crashes"] > 0
+    name = mariadb_url.rpartition("/")[2]
+    assert mariadb_server.say("SELECT count(*) FROM oncekey_record", name) == ((0,),)
+    assert mariadb_server.say("SHOW TABLES LIKE '%torture%'", name) == ()
+
+
 def test_postgres_for_people(tmp_path: Path, postgres_dsn: str) -> None:
     done = run(tmp_path, "--store", postgres_dsn, "--seconds", "5", "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,6 +94,38 @@ def test_postgres_for_people(tmp_path: Path, postgres_dsn: str) -> None:
     with psycopg.connect(postgres_dsn) as connection:  # nothing of the run is left but oncekey's own empty tables
         assert connection.execute("SELECT count(*) FROM oncekey.record").fetchone() == (0,)
         assert connection.execute("SELECT to_regnamespace('oncekey_torture')").fetchone() == (None,)
+
+
+def test_redis_shares_no_transaction_and_is_tortured_all_the_same(tmp_path: Path) -> None:
+    """Calls of PHASED handlers and INLINE ones; on a server that lives nothing is lost (docs/howto/redis.md)."""
+    with StoringValkey() as server:
+        done = run(tmp_path, "--store", server.url, "--seconds", "3", "--seed", "5", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        told = json.loads(done.stdout)
+        assert (told["ok"], told["duplicates"], told["lost"], told["violations"]) == (True, 0, 0, [])
+        assert told["charges"] > 0
+        assert told["crashes"] + told["pauses"] > 0
+        assert told["answers"]["201 replayed"] > 0
+        assert set(told["states"]) <= {"completed", "failed_retryable", "unknown"}
+        # Nothing of the run is left; of members of the pages neither.
+        assert [name for name in server.say("KEYS", "oncekey:*") if not name.endswith(b":barrier")] == []
+
+
+def test_dynamodb_is_tortured_where_it_is_emulated(tmp_path: Path, dynalite: Any) -> None:
+    """Calls of PHASED handlers and INLINE ones, with leases of ten seconds: its clock goes by seconds."""
+    few = ("--servers", "2", "--workers", "1", "--clients", "4")
+    done = run(tmp_path, "--store", dynalite.url("tortured"), "--seconds", "2", "--seed", "5", *few, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["duplicates"], told["lost"], told["violations"]) == (True, 0, 0, [])
+    assert told["charges"] > 0
+    assert told["crashes"] + told["pauses"] > 0
+
+
+def test_a_table_of_the_services_is_not_tortured(tmp_path: Path) -> None:
+    done = run(tmp_path, "--store", "dynamodb://eu-central-1/keys", "--seconds", "2")
+    assert done.returncode == 2
+    assert "an emulator on this machine" in done.stderr
 
 
 def test_a_broken_application_is_found_out(tmp_path: Path) -> None:
@@ -114,7 +160,7 @@ def test_what_cannot_be_run_is_said_in_a_sentence(settings: dict[str, Any], sent
 
 def test_a_plan_goes_through_its_proxy_and_shows_no_password() -> None:
     plan = Plan("postgresql+asyncpg://u:secret@localhost:5433/x?pool_size=3&sslmode=require", 5, 1)
-    assert plan.database == ("localhost", 5433)
+    assert plan.databases == (("localhost", 5433),)
     assert plan.through(99) == "postgresql+asyncpg://u:secret@127.0.0.1:99/x?pool_size=3&sslmode=disable"
     assert "secret" not in plan.command + plan.shown
 

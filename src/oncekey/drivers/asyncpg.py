@@ -10,11 +10,14 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+import asyncpg
+
 from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_pool import AsyncpgPool
 from oncekey.drivers.asyncpg_saying import begin, commit, execute, execute_alone, undo
 from oncekey.drivers.asyncpg_transactions import WHAT, AsyncpgTransaction
-from oncekey.drivers.postgres_address import PostgresAddress
+from oncekey.drivers.postgres_address import BACKEND, Pooling, PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
 from oncekey.drivers.postgres_folding import as_text
 from oncekey.drivers.postgres_reading import only_reading
@@ -54,8 +57,10 @@ class AsyncpgDriver:
         statement_cache_size: int = STATEMENT_CACHE,
     ) -> None:
         address = PostgresAddress.parse(dsn)
-        self._pool = AsyncpgPool(address.dsn, pool_size, timeout, 0 if address.pooler else statement_cache_size)
+        cache = statement_cache_size if address.prepares or not address.pooler else 0
+        self._pool = AsyncpgPool(address, pool_size, timeout, cache)
         self._limit = statement_timeout
+        self._told = address.pooler
         # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
         self._cleans = not address.pooler
         self._settings = f"SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
@@ -111,6 +116,21 @@ class AsyncpgDriver:
         """Open a transaction that only reads."""
         return await only_reading(await self.begin())
 
+    async def pooling(self) -> Pooling:
+        """Whether a pooler stands before the server."""
+        one, two = await self._pool.borrow(), await self._pool.borrow()
+        try:
+            greeted = (one.get_server_pid(), two.get_server_pid())
+            answered = (await one.fetchval(BACKEND), await two.fetchval(BACKEND))
+        except asyncpg.DuplicatePreparedStatementError:
+            return Pooling(stands=True, per_transaction=True, told=self._told)
+        except FAILURES as error:
+            raise statement_error(error, one, Mode.READ, "pooling") from cause(error)
+        finally:
+            await self._pool.give_back(one)
+            await self._pool.give_back(two)
+        return Pooling.seen(greeted, answered, told=self._told)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._pool.close()
@@ -156,7 +176,10 @@ class AsyncpgDriver:
         while True:
             connection = await self._pool.take()
             try:
-                begun = await begin(connection, then, self._limit, what)
+                try:  # as `begin` does, without its frame
+                    begun = await connection.open(then, self._limit)
+                except FAILURES as error:
+                    raise statement_error(error, connection, Mode.ATOMIC, what) from cause(error)
             except LostError:
                 await self._pool.give(connection)
                 losses += 1

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
+from asyncpg.transaction import Transaction, TransactionState
 
 from oncekey.core.errors import OncekeyError, StoreError, TransactionControlError
 from oncekey.drivers.guard import LEFT_BEHIND, RESET
+from oncekey.drivers.postgres_doubt import Doubt
 from oncekey.drivers.postgres_errors import (
+    READS_ONLY,
     SYNC_WAIT_CANCELLED,
     LostError,
     is_the_end,
@@ -22,11 +26,10 @@ from oncekey.drivers.postgres_errors import (
     unsure_commit,
 )
 from oncekey.drivers.postgres_folding import NOT_OURS, RECORD, TAKEN, TOLD
+from oncekey.flow import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from oncekey.flow import Mode
 
 FAILURES: Final = (
     asyncpg.PostgresError,
@@ -41,9 +44,63 @@ FAILURES: Final = (
 GRACE: Final = 1.0
 """Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
 
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;"
 _VALUES: Final = ("22", "23")
 _BUSY: Final = "another operation is in progress"
 _MID_GOODBYE: Final = "cannot switch to state"
+
+
+class Watch:
+    """Cancels tasks that wait too long for a server, each as `asyncio.timeout` would. One timer is for all of them.
+
+    asyncpg makes a timer for each message and closes it, which takes longer than writing the message.
+    """
+
+    __slots__ = ("_timer", "looks_at", "waits")
+
+    def __init__(self) -> None:
+        self.waits: set[Wait] = set()
+        self.looks_at = inf
+        """When the next look is."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        """Look then, and not later."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self.looks_at = loop.call_at(when, self._look, loop), when
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, self.looks_at, now = None, inf, loop.time()
+        for wait in self.waits:
+            if wait.deadline <= now and not wait.expired:
+                wait.expired = True
+                wait.task.cancel()
+        coming = [wait.deadline for wait in self.waits if not wait.expired]
+        if coming:
+            self.look_at(loop, min(coming))
+
+
+class Wait:
+    """The running task waits for the answer to a message, until a deadline. Whoever has it takes it off the watch."""
+
+    __slots__ = ("_cancelling", "deadline", "expired", "task")
+
+    def __init__(self, watch: Watch, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        assert task is not None
+        self.task = task
+        self.deadline = loop.time() + seconds
+        self.expired = False
+        self._cancelling = task.cancelling()
+        watch.waits.add(self)
+        if self.deadline < watch.looks_at:
+            watch.look_at(loop, self.deadline)
+
+    def explains(self) -> bool:
+        """Whether the task was cancelled because of this deadline, and by nobody else."""
+        return self.expired and self.task.uncancel() <= self._cancelling
 
 
 class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
@@ -58,43 +115,59 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.tag = ""
         self.unsure = False
         self.told: str | None = None
+        self.watch = Watch()
+        """What watches over its messages; a pool has one for all of its connections."""
         self.suspect = False
+        self.doubt = Doubt()
         self.generation = 0
         self.born = self.rested = time.monotonic()
-        self._then: tuple[str, float | None] | None = None
         self.add_log_listener(self._hear)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ANN401, ASYNC109  (asyncpg's)
         """Execute, and remember the answer: a COMMIT may be answered with ROLLBACK (F20)."""
-        if self._then is not None:
-            (then, timeout), self._then = self._then, None
-            query += then
         tag: str = await super().execute(query, *args, timeout=timeout)
         self.tag = tag
         return tag
 
-    async def open(self, then: str, limit: float | None) -> asyncpg.transaction.Transaction:
-        """Begin a transaction that asyncpg knows of; what is said next goes along in the same message."""
-        transaction = self.transaction(isolation="read_committed")
-        self.unsure, self.told = False, None
-        self._then = (then, limit)
+    async def open(self, then: str, limit: float) -> Transaction:
+        """Begin a transaction that asyncpg knows of; what is said next goes along in the same message.
+
+        What `Transaction.start` does, which sends its BEGIN alone.
+        """
+        transaction = Transaction(self, "read_committed", False, False)  # noqa: FBT003  (neither read-only nor deferrable)
+        self.unsure, self.told, self._top_xact = False, None, transaction
+        wait = Wait(self.watch, limit)
         try:
-            await transaction.start()
+            self.tag = await super().execute(BEGIN + then)
+        except asyncio.CancelledError:
+            if wait.explains():
+                raise TimeoutError from None
+            raise
         finally:
-            self._then = None
+            self.watch.waits.discard(wait)
+        transaction._state = TransactionState.STARTED  # noqa: SLF001
         return transaction
 
-    async def finish(self, text: str, limit: float | None) -> None:
+    async def finish(self, text: str, limit: float) -> None:
         """Say the last of a transaction in one message, its COMMIT included."""
         self.unsure, self.told = False, None
-        self.tag = await super().execute(text, timeout=limit)
+        wait = Wait(self.watch, limit)
+        try:
+            self.tag = await super().execute(text)
+        except asyncio.CancelledError:
+            self.doubt.arise()  # the server is asked to stop, and then stops waiting for its standby
+            if wait.explains():
+                raise TimeoutError from None
+            raise
+        finally:
+            self.watch.waits.discard(wait)
         self._top_xact = None
 
     def attend(self) -> None:
         """Forget what was heard beside earlier answers."""
         self.unsure, self.told = False, None
 
-    def forsake(self, ours: asyncpg.transaction.Transaction) -> None:
+    def forsake(self, ours: Transaction) -> None:
         """Refuse the statements, cursors and transactions that were made so far, but our own, as a pool does."""
         self._pool_release_ctr += 1
         ours._con_release_ctr = self._pool_release_ctr  # noqa: SLF001  (asyncpg has no other way to tell them apart)
@@ -145,6 +218,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
                 self.told = said.message
         elif said.sqlstate == SYNC_WAIT_CANCELLED:
             self.unsure = True
+            self.doubt.arise()
 
 
 async def cleaned(connection: asyncpg.Connection) -> None:
@@ -177,17 +251,24 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
     if is_busy(error):
         return TransactionControlError(LEFT_BEHIND)
     if was_never_sent(error, connection):
-        connection.suspect = True
+        _suspect(connection)
         connection.terminate()
         return LostError(f"{what}: the connection was lost before")
-    return lost(mode, what) if was_lost(error, connection) else _refused(error, what)
+    if was_lost(error, connection):
+        if mode is Mode.SINGLE:
+            connection.doubt.arise()
+        return lost(mode, what)
+    if _sqlstate(error) == READS_ONLY:
+        _suspect(connection)
+    return _refused(error, what)
 
 
-def commit_error(error: Exception, connection: asyncpg.Connection, what: str) -> OncekeyError:
+def commit_error(error: Exception, connection: StoreConnection, what: str) -> OncekeyError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
     if is_busy(error):
         return TransactionControlError(LEFT_BEHIND)
     if was_lost(error, connection):
+        connection.doubt.arise()
         return lost_commit(what)
     return refused_commit(_sqlstate(error) or None, what, type(error).__name__)
 
@@ -230,6 +311,11 @@ def was_lost(error: Exception, connection: asyncpg.Connection) -> bool:
         return True
     ended = is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))
     return ended or bool(connection.is_closed())
+
+
+def _suspect(connection: Any) -> None:  # noqa: ANN401  (ours, or the caller's, which no pool of ours takes back)
+    if hasattr(connection, "suspect"):  # asyncpg calls every connection an instance of every kind
+        connection.suspect = True
 
 
 def _refused(error: Exception, what: str) -> StoreError:

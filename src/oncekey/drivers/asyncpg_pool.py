@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection, cleaned
-from oncekey.drivers.postgres_errors import unreachable
+from oncekey.drivers.asyncpg_connections import FAILURES, StoreConnection, Watch, cleaned, statement_error
+from oncekey.drivers.postgres_doubt import CONFIRM, WHAT, AsyncAsking, Doubt
+from oncekey.drivers.postgres_errors import ONLY_READS, unreachable
 from oncekey.drivers.slots import AsyncSlots, business_share
+from oncekey.flow import Mode
+
+if TYPE_CHECKING:
+    from oncekey.drivers.postgres_address import PostgresAddress
 
 MAX_IDLE: Final = 300.0
 """Seconds after which a connection that nobody used is replaced: something on the way may have forgotten it."""
@@ -27,19 +32,24 @@ MAX_AGE: Final = 1800.0
 class AsyncpgPool:
     """Connections, made when they are first needed; business transactions leave a part of them to others."""
 
-    def __init__(self, dsn: str, size: int, timeout: float, statement_cache_size: int) -> None:
-        self._dsn, self._timeout, self._cache = dsn, timeout, statement_cache_size
+    def __init__(self, address: PostgresAddress, size: int, timeout: float, statement_cache_size: int) -> None:
+        self._hosts, self._timeout, self._cache = list(address.each), timeout, statement_cache_size
         self._slots = AsyncSlots(size, timeout)
         self.business = AsyncSlots(business_share(size), timeout)
         self._idle: list[StoreConnection] = []
         self._lent: set[StoreConnection] = set()
         self._returns: set[asyncio.Task[None]] = set()
+        self.doubt = Doubt.of(address.dsn)
+        self._asking = AsyncAsking(self.doubt, self._confirmed)
+        self._watch = Watch()
         self._generation = 0
         self._closed = False
         self._all_back: asyncio.Event | None = None
 
     async def borrow(self) -> StoreConnection:
         """A connection for a moment."""
+        if self.doubt:
+            await self._asking.settle()
         now = time.monotonic()
         return self._at_once(now) or await self._take(now + self._timeout)
 
@@ -52,6 +62,8 @@ class AsyncpgPool:
 
     async def take(self) -> StoreConnection:
         """A connection for a business transaction."""
+        if self.doubt:
+            await self._asking.settle()
         now = time.monotonic()
         if not self.business.taken():
             await self.business.acquire(now + self._timeout)
@@ -112,7 +124,7 @@ class AsyncpgPool:
             connection = self._rested(deadline - self._timeout) or await self._connected()
         except FAILURES as error:
             self._slots.release()
-            raise unreachable(str(error) or "no answer in time") from error
+            raise unreachable(_why(error)) from error
         except BaseException:
             self._slots.release()
             raise
@@ -134,14 +146,41 @@ class AsyncpgPool:
     async def _connected(self) -> StoreConnection:
         if self._closed:
             raise asyncpg.InterfaceError("the pool is closed")
+        # One after the other, each with all the time: asyncpg's own way through them ends at a host that says nothing.
+        hosts = self._hosts
+        for _ in hosts[1:]:
+            host = hosts[0]
+            try:
+                return await self._connected_to(host)
+            except FAILURES:
+                if hosts[0] == host:
+                    hosts.append(hosts.pop(0))  # whoever comes next begins with another one
+        return await self._connected_to(hosts[0])
+
+    async def _connected_to(self, host: str) -> StoreConnection:
         connection: StoreConnection = await asyncpg.connect(
-            self._dsn,
+            host,
             connection_class=StoreConnection,
             timeout=self._timeout,
             statement_cache_size=self._cache,
         )
-        connection.generation = self._generation
+        connection.generation, connection.watch = self._generation, self._watch
+        connection.doubt = self.doubt
         return connection
+
+    async def _confirmed(self) -> bool:
+        """Whether the standby has all that was committed so far."""
+        connection = await self._take(time.monotonic() + self._timeout)
+        try:
+            connection.attend()
+            await connection.fetch(CONFIRM, timeout=self._timeout)
+        except TimeoutError:
+            return False
+        except FAILURES as error:
+            raise statement_error(error, connection, Mode.READ, WHAT) from error
+        finally:
+            await self._give(connection)
+        return not connection.unsure
 
     async def _given(self, connection: StoreConnection, *, used: bool) -> None:
         try:
@@ -183,3 +222,9 @@ class AsyncpgPool:
         self._slots.release()
         if self._all_back is not None and not self._lent:
             self._all_back.set()
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return ONLY_READS
+    return str(error) or "no answer in time"

@@ -42,13 +42,18 @@ async def execute(connection: Any, limit: float | None, mode: Mode, statement: S
 
 async def execute_alone(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
     """The same where each statement commits by itself, and so can come with a commit's warning."""
-    rows = await execute(connection, limit, mode, statement)
+    try:
+        rows = await execute(connection, limit, mode, statement)
+    except asyncio.CancelledError:
+        if mode is Mode.SINGLE:
+            connection.doubt.arise()
+        raise
     if connection.unsure and mode is Mode.SINGLE:
         raise unsure_commit(statement.name)
     return rows
 
 
-async def begin(connection: StoreConnection, then: str, limit: float | None, what: str) -> Any:  # noqa: ANN401
+async def begin(connection: StoreConnection, then: str, limit: float, what: str) -> Any:  # noqa: ANN401
     """Begin a transaction at READ COMMITTED; what is said next goes along in the same message."""
     try:
         return await connection.open(then, limit)
@@ -62,13 +67,16 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
         connection.attend()
         async with asyncio.timeout(limit):
             await transaction.commit()
+    except asyncio.CancelledError:
+        connection.doubt.arise()
+        raise
     except FAILURES as error:
         raise commit_error(error, connection, what) from cause(error)
     check_commit(connection, what)
 
 
 async def commit_with(
-    connection: StoreConnection, last: Statement, limit: float | None, what: str, *, cleans: bool
+    connection: StoreConnection, last: Statement, limit: float, what: str, *, cleans: bool
 ) -> Rows | None:
     """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken.
 
@@ -84,7 +92,7 @@ async def commit_with(
         await connection.finish(f"{as_text(last)};COMMIT;{RESET if cleans else ''}", limit)
     except FAILURES as error:
         if was_lost(error, connection) and not was_never_sent(error, connection):
-            raise lost_commit(what) from cause(error)
+            raise commit_error(error, connection, what) from cause(error)
         if connection.is_closed() or connection.is_in_transaction():
             if is_taken(error):
                 return None
@@ -102,6 +110,7 @@ async def _was_committed(connection: StoreConnection, last: Statement, limit: fl
     try:
         rows = await execute(connection, limit, Mode.READ, Statement("proof", last.proof, last.params))
     except StoreError as error:
+        connection.doubt.arise()
         raise lost_commit(what) from error
     return bool(rows[0]["committed"])
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.asyncpg_connections import FAILURES, cause, statement_error
+from oncekey.drivers.asyncpg_connections import BEGIN, FAILURES, cause, statement_error
 from oncekey.drivers.asyncpg_guard import GuardedConnection
 from oncekey.drivers.asyncpg_saying import commit, commit_with, execute, undo
 from oncekey.drivers.guard import OVER, Lending
@@ -25,7 +25,6 @@ WHAT: Final = "the business transaction"
 ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
 NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
 
-_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _log = logging.getLogger("oncekey")
 
 
@@ -154,6 +153,6 @@ class AsyncpgTransaction:
     async def _begin_again(self) -> None:
         try:
             # asyncpg still believes in its own transaction, and will commit this one in its stead.
-            await self._raw.execute(_BEGIN, timeout=self._limit)
+            await self._raw.execute(BEGIN, timeout=self._limit)
         except FAILURES as error:
             raise statement_error(error, self._raw, Mode.ATOMIC, WHAT) from cause(error)

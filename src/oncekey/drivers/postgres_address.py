@@ -2,7 +2,12 @@
 
 `?pgbouncer=1` says that a pooler stands in between that lends a server connection per transaction: then nothing
 is prepared, because the statement would be prepared on a connection that is somebody else's next time.
+`?pgbouncer=prepared` says that it knows prepared statements and prepares them itself wherever one is executed, as
+PgBouncer does since 1.21: then they are kept, and all else is as behind any pooler.
 `?pgbouncer=0` promises that there is none: then every driver prepares its statements, which makes them cheaper.
+
+Several hosts are divided by commas. Nothing can be claimed where nothing can be written, so of several hosts the one
+that takes writes is meant (`target_session_attrs=read-write`), unless the address says something else.
 
 What is wrong with an address is said in one sentence of our own. It never repeats any part of the address: where a
 password holds a character that should have been escaped, any part of it may be a part of the password.
@@ -18,7 +23,10 @@ from urllib.parse import unquote
 from oncekey.core.errors import ConfigurationError
 
 _POOLER: Final = "pgbouncer="
+_TARGET: Final = "target_session_attrs="
+_WRITES: Final = f"{_TARGET}read-write"
 _YES: Final = frozenset({"1", "true", "yes", "on"})
+_PREPARED: Final = "prepared"
 _NO: Final = frozenset({"0", "false", "no", "off"})
 
 _HINT: Final = (
@@ -28,12 +36,36 @@ _STRAY_PERCENT: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _PORTS: Final = range(1, 65536)
 
 
+BACKEND: Final = "SELECT pg_backend_pid()"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What two connections tell of a pooler, and what the address says of it.
+
+    A pooler greets a client with a process number of its own making; a mere relay passes the server's on. And where two
+    clients, neither of them in a transaction, were answered by the same server process, it is lent by the transaction.
+    That they were answered by two proves nothing.
+    """
+
+    stands: bool
+    per_transaction: bool
+    told: bool | None
+
+    @classmethod
+    def seen(cls, greeted: tuple[int, int], answered: tuple[int, int], *, told: bool | None) -> Self:
+        """From the numbers that two connections were greeted with, and those that answered them."""
+        return cls(greeted != answered, answered[0] == answered[1], told)
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
     """An address as a library takes it, and whether a pooler is behind it: `None` if it does not say."""
 
     dsn: str
     pooler: bool | None
+    prepares: bool = False
+    """Whether the pooler keeps prepared statements for its clients."""
 
     @classmethod
     def parse(cls, dsn: str) -> Self:
@@ -46,12 +78,29 @@ class PostgresAddress:
         place, mark, query = dsn.partition("?")
         options = query.split("&") if mark else []
         ours = [option.removeprefix(_POOLER).lower() for option in options if option.startswith(_POOLER)]
-        if not ours:
+        several = len(_hosts(place)) > 1 and not any(option.startswith(_TARGET) for option in options)
+        if not ours and not several:
             return cls(dsn, pooler=None)
-        if ours[-1] not in _YES | _NO:
-            raise ConfigurationError(f"{_POOLER}{ours[-1]} in the address of PostgreSQL must be 1 or 0")
-        kept = "&".join(option for option in options if not option.startswith(_POOLER))
-        return cls(f"{place}?{kept}" if kept else place, pooler=ours[-1] in _YES)
+        said = ours[-1] if ours else ""
+        if ours and said not in _YES | _NO | {_PREPARED}:
+            raise ConfigurationError(f"{_POOLER}{said} in the address of PostgreSQL must be 1, 0 or prepared")
+        others = [option for option in options if option and not option.startswith(_POOLER)]
+        kept = "&".join([*others, _WRITES] if several else others)
+        return cls(
+            f"{place}?{kept}" if kept else place, pooler=said not in _NO if ours else None, prepares=said == _PREPARED
+        )
+
+    @property
+    def each(self) -> tuple[str, ...]:
+        """The same address by each of its hosts alone; as it is where it does not name several before the database."""
+        place, mark, query = self.dsn.partition("?")
+        scheme, _, rest = place.partition("//")
+        authority, slash, path = rest.partition("/")
+        account, at, _ = authority.rpartition("@")
+        hosts = _hosts(place)
+        if len(hosts) == 1:
+            return (self.dsn,)
+        return tuple(f"{scheme}//{account}{at}{host}{slash}{path}{mark}{query}" for host in hosts)
 
 
 def objection(url: str) -> str | None:
@@ -60,12 +109,16 @@ def objection(url: str) -> str | None:
         return f"the address of PostgreSQL lacks its two slashes: {_HINT}"
     if _STRAY_PERCENT.search(url):
         return f"the address of PostgreSQL has a % that begins no escape: {_HINT}"
-    authority = re.split(r"[/?]", url.partition("//")[2], maxsplit=1)[0]
-    for host in authority.rpartition("@")[2].split(","):
+    for host in _hosts(url.partition("?")[0]):
         wrong = _wrong_host(host)
         if wrong is not None:
             return f"{wrong} in the address of PostgreSQL: {_HINT}"
     return None
+
+
+def _hosts(place: str) -> list[str]:
+    """The hosts of a URL, without its options."""
+    return place.partition("//")[2].partition("/")[0].rpartition("@")[2].split(",")
 
 
 def _wrong_host(host: str) -> str | None:

@@ -19,7 +19,7 @@ from oncekey.core.errors import (
 from oncekey.flow import Mode
 
 CONFLICT_TRIES: Final = 10
-"""How often a transaction is said that loses against others (R64, E5)."""
+"""How often a transaction is said that loses against others."""
 
 LOSS_TRIES: Final = 2
 """How often what cannot have happened is said on a connection that breaks."""
@@ -27,18 +27,24 @@ LOSS_TRIES: Final = 2
 SYNC_WAIT_CANCELLED: Final = "01000"
 """The warning of a commit that stopped waiting for its standby: done here, and perhaps nowhere else."""
 
+READS_ONLY: Final = "25006"
+"""What a server says that takes no writes. Others may take them by now, so nobody stays with its connections."""
+
+ONLY_READS: Final = "the server only reads: it is a standby, or was demoted to one"
+
 _CONFLICTS: Final = {"40001": "a serialisation failure", "40P01": "a deadlock"}
 _OTHER_SCHEMA: Final = frozenset({"42P01", "42703", "3F000", "42883"})
 _ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 _ABORTED: Final = "25P02"
+_UNPREPARED: Final = "behind a pooler the address needs ?pgbouncer=1 (=prepared is for PgBouncer from 1.21 on)"
 _SICK: Final = {
-    "25006": "the server only reads: it is a standby, or was demoted to one",
+    READS_ONLY: ONLY_READS,
     "55P03": "a lock was not to be had in time",
     "57014": "the statement was cancelled",
     "58030": "the server could not read or write its files",
     "0A000": "the schema changed while the statement was prepared",
-    "26000": "a prepared statement is gone: behind a pooler the address needs ?pgbouncer=1",
-    "42P05": "a prepared statement is somebody else's: behind a pooler the address needs ?pgbouncer=1",
+    "26000": f"a prepared statement is gone: {_UNPREPARED}",
+    "42P05": f"a prepared statement is somebody else's: {_UNPREPARED}",
 }
 _SICK_CLASSES: Final = {
     "28": "the server did not let us in",
@@ -118,6 +124,6 @@ def unreachable(why: str) -> StoreUnavailableError:
     return StoreUnavailableError(f"no connection to PostgreSQL: {why}")
 
 
-def exhausted(size: int, seconds: float) -> StoreBusyError:
+def exhausted(size: int, seconds: float, server: str = "PostgreSQL") -> StoreBusyError:
     """The meaning of a pool whose connections are all lent out."""
-    return StoreBusyError(f"all {size} connections to PostgreSQL were in use for {seconds:g} s")
+    return StoreBusyError(f"all {size} connections to {server} were in use for {seconds:g} s")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 from psycopg.pq import TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers.postgres_address import PostgresAddress
+from oncekey.drivers.postgres_address import BACKEND, Pooling, PostgresAddress
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
 from oncekey.drivers.postgres_folding import folds_as_text
 from oncekey.drivers.postgres_reading import only_reading
@@ -36,13 +36,13 @@ from oncekey.drivers.psycopg_saying import (
 )
 from oncekey.drivers.psycopg_transactions import WHAT, AsyncPsycopgTransaction, PsycopgTransaction, may_be_undone
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin, Within
-from oncekey.flow import Mode, astep, step
+from oncekey.flow import Mode, Statement, astep, step
 
 if TYPE_CHECKING:
     import psycopg
 
     from oncekey.drivers.psycopg_connections import AsyncStoreConnection, StoreConnection
-    from oncekey.flow import Rows, Statement, Steps, Transaction
+    from oncekey.flow import Rows, Steps, Transaction
 
 T = TypeVar("T")
 
@@ -184,6 +184,7 @@ class AsyncPsycopgDriver:
         address = PostgresAddress.parse(dsn)
         self._pool = AsyncPool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
+        self._told = address.pooler
         # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
         self._cleans = not address.pooler
         self._begin = opening(idle_timeout)
@@ -234,6 +235,14 @@ class AsyncPsycopgDriver:
     async def read(self) -> AsyncPsycopgTransaction:
         """Open a transaction that only reads."""
         return await only_reading(await self.begin())
+
+    async def pooling(self) -> Pooling:
+        """Whether a pooler stands before the server."""
+        async with self._pool.lent(self._limit) as one, self._pool.lent(self._limit) as two:
+            greeted = (one.pgconn.backend_pid, two.pgconn.backend_pid)
+            answered = [await aexecute(each, Mode.READ, Statement("pooling", BACKEND)) for each in (one, two)]
+        first, second = (int(rows[0]["pg_backend_pid"]) for rows in answered)
+        return Pooling.seen(greeted, (first, second), told=self._told)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -306,9 +315,9 @@ class AsyncPsycopgWithin(AsyncWithin):
 def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
     """After how many times a statement is prepared; never, where that may be unsafe."""
     match address.pooler:
-        case True:
+        case True if not address.prepares:
             return None
-        case False:
+        case True | False:
             return PREPARE_AFTER if asked_for is None else asked_for
         case None:
             return asked_for

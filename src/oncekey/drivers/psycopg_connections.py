@@ -20,6 +20,7 @@ from psycopg.pq import ExecStatus
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.guard import RESET
+from oncekey.drivers.postgres_doubt import Doubt
 from oncekey.drivers.postgres_errors import SYNC_WAIT_CANCELLED
 from oncekey.drivers.postgres_folding import TOLD
 
@@ -47,10 +48,11 @@ class StoreConnection(psycopg.Connection[Any]):
     lending: Lending | None = None
     unsure = False
     told: str | None = None
-    silent = False
+    suspect = False
     born = 0.0
     threshold: int | None = None
     cleaning = False
+    doubt = Doubt()
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
         """Wait for the answer, but not for ever."""
@@ -79,7 +81,7 @@ class StoreConnection(psycopg.Connection[Any]):
         return True
 
     def _hang_up(self) -> None:
-        self.silent = True
+        self.suspect = True
         self.pgconn.finish()
 
     def _ask_to_stop(self) -> None:
@@ -94,10 +96,11 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     lending: Lending | None = None
     unsure = False
     told: str | None = None
-    silent = False
+    suspect = False
     born = 0.0
     threshold: int | None = None
     cleaning = False
+    doubt = Doubt()
     _stopping: asyncio.Task[None] | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
@@ -122,7 +125,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
         return await severed(self)
 
     def _hang_up(self) -> None:
-        self.silent = True
+        self.suspect = True
         self.pgconn.finish()
 
     def _ask_to_stop(self) -> None:
@@ -200,16 +203,16 @@ async def severed(connection: psycopg.AsyncConnection[Any]) -> bool:
         return False
 
 
-def connect(address: str, threshold: int | None) -> StoreConnection:
+def connect(address: str, threshold: int | None, doubt: Doubt) -> StoreConnection:
     """Make a connection."""
     connection = StoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
-    return _ready(connection, threshold)
+    return _ready(connection, threshold, doubt)
 
 
-async def aconnect(address: str, threshold: int | None) -> AsyncStoreConnection:
+async def aconnect(address: str, threshold: int | None, doubt: Doubt) -> AsyncStoreConnection:
     """Make a connection."""
     connection = await AsyncStoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
-    return _ready(connection, threshold)
+    return _ready(connection, threshold, doubt)
 
 
 def bounded(dsn: str, timeout: float) -> str:
@@ -226,14 +229,16 @@ def bounded(dsn: str, timeout: float) -> str:
     return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
 
 
-def _ready(connection: C, threshold: int | None) -> C:
+def _ready(connection: C, threshold: int | None, doubt: Doubt) -> C:
     def hear(said: Diagnostic) -> None:
         if said.sqlstate == SYNC_WAIT_CANCELLED:
             connection.unsure = True
+            doubt.arise()
         elif said.sqlstate == TOLD and connection.told is None:
             connection.told = said.message_primary
 
     connection.add_notice_handler(hear)
+    connection.doubt = doubt
     connection.born = time.monotonic()
     connection.threshold = threshold
     return connection

@@ -9,6 +9,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 
 from oncekey.core.errors import StoreError
 from oncekey.drivers.postgres_errors import (
+    READS_ONLY,
     is_the_end,
     lost,
     lost_commit,
@@ -36,12 +37,19 @@ _BUSY: Final = frozenset({TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN})
 
 def statement_error(error: Exception, connection: AnyConnection, mode: Mode, what: str) -> StoreError:
     """The store's error for a statement."""
-    return lost(mode, what) if was_lost(error, connection) else _refused(error, what)
+    if was_lost(error, connection):
+        if mode is Mode.SINGLE:
+            _doubt(connection)
+        return lost(mode, what)
+    if isinstance(connection, StoreConnection | AsyncStoreConnection) and getattr(error, "sqlstate", "") == READS_ONLY:
+        connection.suspect = True
+    return _refused(error, what)
 
 
 def commit_error(error: Exception, connection: AnyConnection, what: str) -> StoreError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
     if was_lost(error, connection):
+        _doubt(connection)
         return lost_commit(what)
     return refused_commit(getattr(error, "sqlstate", None), what, type(error).__name__)
 
@@ -84,6 +92,12 @@ def was_lost(error: Exception, connection: AnyConnection) -> bool:
         return False
     ended = is_the_end(error.sqlstate, error.diag.severity_nonlocalized)
     return ended or connection.closed or connection.pgconn.transaction_status in _BUSY
+
+
+def _doubt(connection: AnyConnection) -> None:
+    """A backend that ends while it waits for its standby leaves what it committed for all to see."""
+    if isinstance(connection, StoreConnection | AsyncStoreConnection):
+        connection.doubt.arise()
 
 
 def _refused(error: Exception, what: str) -> StoreError:

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from oncekey.drivers.postgres_doubt import CONFIRM, WHAT, Asking, AsyncAsking, Doubt
 from oncekey.drivers.postgres_errors import unreachable
 from oncekey.drivers.psycopg_connections import (
     AsyncStoreConnection,
@@ -29,7 +30,9 @@ from oncekey.drivers.psycopg_connections import (
     connect,
     taken_back,
 )
+from oncekey.drivers.psycopg_errors import statement_error
 from oncekey.drivers.slots import AsyncSlots, Slots, business_share
+from oncekey.flow import Mode
 
 C = TypeVar("C", StoreConnection, AsyncStoreConnection)
 
@@ -62,14 +65,14 @@ class Shelf(Generic[C]):
     def put(self, connection: C, *, used: bool = False) -> None:
         """Take a connection back; one that is in the middle of something is closed, what a handler used cleaned up."""
         with self._lock:
-            if connection.silent:
-                # Where one server does not answer, the others' silence is no good sign either.
+            if connection.suspect:
+                # Where one server does not answer or takes no writes, what others were made for is no better.
                 self._empty()
-            elif connection.lock.locked():
+            if connection.lock.locked():
                 # Somebody still waits on it. Closed now, its number would be another file's under a poll of the event
                 # loop; it was cut, and ends with the last one who holds it.
                 return
-            elif self._closed or not _is_clean(connection):
+            if self._closed or not _is_clean(connection):
                 connection.pgconn.finish()
             else:
                 taken_back(connection)
@@ -111,10 +114,14 @@ class Pool:
         self._slots = Slots(size, timeout)
         self._business = Slots(business_share(size), timeout)
         self._shelf: Shelf[StoreConnection] = Shelf()
+        self.doubt = Doubt.of(dsn)
+        self._asking = Asking(self.doubt, self._confirmed)
 
     @contextmanager
     def lent(self, limit: float) -> Iterator[StoreConnection]:
         """A connection for a moment."""
+        if self.doubt:
+            self._asking.settle()
         connection = self._take(time.monotonic() + self._timeout)
         connection.limit = limit
         try:
@@ -129,6 +136,8 @@ class Pool:
 
     def take(self) -> StoreConnection:
         """A connection for a business transaction."""
+        if self.doubt:
+            self._asking.settle()
         deadline = time.monotonic() + self._timeout
         self._business.acquire(deadline)
         try:
@@ -149,7 +158,7 @@ class Pool:
     def _take(self, deadline: float) -> StoreConnection:
         self._slots.acquire(deadline)
         try:
-            return self._idle() or connect(self._address, self._threshold)
+            return self._idle() or connect(self._address, self._threshold, self.doubt)
         except psycopg.Error as error:
             self._slots.release()
             raise unreachable(_first_line(error)) from error
@@ -173,6 +182,18 @@ class Pool:
                 return connection
         return None
 
+    def _confirmed(self) -> bool:
+        """Whether the standby has all that was committed so far."""
+        connection = self._take(time.monotonic() + self._timeout)
+        connection.limit, connection.unsure = self._timeout, False
+        try:
+            connection.execute(CONFIRM)
+        except psycopg.Error as error:
+            raise statement_error(error, connection, Mode.READ, WHAT) from error
+        finally:
+            self._give(connection)
+        return not connection.unsure
+
     def _give(self, connection: StoreConnection, *, used: bool = False) -> None:
         self._shelf.put(connection, used=used)
         self._slots.release()
@@ -187,10 +208,14 @@ class AsyncPool:
         self._slots = AsyncSlots(size, timeout)
         self._business = AsyncSlots(business_share(size), timeout)
         self._shelf: Shelf[AsyncStoreConnection] = Shelf()
+        self.doubt = Doubt.of(dsn)
+        self._asking = AsyncAsking(self.doubt, self._confirmed)
 
     @asynccontextmanager
     async def lent(self, limit: float) -> AsyncIterator[AsyncStoreConnection]:
         """A connection for a moment."""
+        if self.doubt:
+            await self._asking.settle()
         connection = await self._take(time.monotonic() + self._timeout)
         connection.limit = limit
         try:
@@ -209,6 +234,8 @@ class AsyncPool:
 
     async def take(self) -> AsyncStoreConnection:
         """A connection for a business transaction."""
+        if self.doubt:
+            await self._asking.settle()
         deadline = time.monotonic() + self._timeout
         if not self._business.taken():
             await self._business.acquire(deadline)
@@ -231,7 +258,7 @@ class AsyncPool:
         if not self._slots.taken():
             await self._slots.acquire(deadline)
         try:
-            return await self._idle() or await aconnect(self._address, self._threshold)
+            return await self._idle() or await aconnect(self._address, self._threshold, self.doubt)
         except psycopg.Error as error:
             self._slots.release()
             raise unreachable(_first_line(error)) from error
@@ -255,6 +282,18 @@ class AsyncPool:
                 return connection
         return None
 
+    async def _confirmed(self) -> bool:
+        """Whether the standby has all that was committed so far."""
+        connection = await self._take(time.monotonic() + self._timeout)
+        connection.limit, connection.unsure = self._timeout, False
+        try:
+            await connection.execute(CONFIRM)
+        except psycopg.Error as error:
+            raise statement_error(error, connection, Mode.READ, WHAT) from error
+        finally:
+            self._give(connection)
+        return not connection.unsure
+
     def _give(self, connection: AsyncStoreConnection, *, used: bool = False) -> None:
         self._shelf.put(connection, used=used)
         self._slots.release()
@@ -275,6 +314,7 @@ def is_quiet(connection: StoreConnection | AsyncStoreConnection) -> bool:
 def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
     return (
         not connection.closed
+        and not connection.suspect
         and connection.pgconn.transaction_status == TransactionStatus.IDLE
         and connection.pgconn.pipeline_status == PipelineStatus.OFF
         and time.monotonic() - connection.born < MAX_AGE

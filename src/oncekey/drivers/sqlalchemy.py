@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.pool import AssertionPool, NullPool, QueuePool, SingletonThreadPool, StaticPool
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.drivers.postgres_doubt import CONFIRM, WHAT, AsyncAsking, Doubt
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
 from oncekey.drivers.sqlalchemy_guard import GuardedConnection, guarding, open_guarded
 from oncekey.drivers.sqlalchemy_raw import as_opened, raw_of, severed
-from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute
+from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute, forsaken, sure
 from oncekey.drivers.sqlalchemy_sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
-from oncekey.flow import Mode, astep
+from oncekey.flow import Mode, Statement, Transaction, astep
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-    from oncekey.flow import Transaction
+    from oncekey.flow import Steps
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ STATEMENT_TIMEOUT: Final = 10.0
 
 OURS: Final = "READ COMMITTED"
 GRACE: Final = 1.0
-"""Seconds that a statement under way has to end when its connection was cut."""
+"""Seconds that a statement under way has to end when its connection was cut, and a standby to confirm a commit."""
 
 DIALECTS: Final = frozenset({"postgresql", "sqlite"})
 TOO_SMALL: Final = (
@@ -72,6 +73,8 @@ class SqlalchemyDriver:
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         self._places = _places(engine, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
+        self._doubt = Doubt.of(str(engine.url))
+        self._asking = AsyncAsking(self._doubt, self._confirmed)
 
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction; again, if it lost against others or cannot have happened."""
@@ -102,6 +105,8 @@ class SqlalchemyDriver:
         return await self._opened(self._guarded_reader)
 
     async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
+        if self._doubt:
+            await self._asking.settle()
         await self._enter()
         try:
             connection, watch = await open_guarded(engine)
@@ -110,7 +115,7 @@ class SqlalchemyDriver:
             if isinstance(error, FAILURES):
                 raise not_connected(error) from error
             raise
-        transaction = SqlalchemyTransaction(connection, watch, self._end)
+        transaction = SqlalchemyTransaction(connection, watch, self._end, self._doubt)
         try:
             await transaction.start()
         except BaseException:
@@ -136,23 +141,51 @@ class SqlalchemyDriver:
         return self._errand(self._ended(connection, session))
 
     async def _run(self, transaction: Transaction[T]) -> T:
-        atomic = transaction.mode is Mode.ATOMIC
-        connection = (self._atomic if atomic else self._autocommit).connect()
+        if self._doubt:
+            await self._asking.settle()
+        name, mode = transaction.name, transaction.mode
+        async with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
+            if mode is Mode.SINGLE:
+                async with sure(connection, self._doubt, name):
+                    return await self._stepped(connection, transaction, self._statement_timeout)
+            if mode is Mode.READ:
+                return await self._stepped(connection, transaction, self._statement_timeout)
+            result = await self._stepped(connection, transaction, None)
+            await committed(connection, self._doubt, name)
+            return result
+
+    async def _stepped(self, connection: AsyncConnection, transaction: Transaction[T], limit: float | None) -> T:
+        try:
+            async with asyncio.timeout(limit):
+                return await astep(transaction.body(), partial(execute, connection))
+        except FAILURES as error:
+            await forsaken(connection, error)
+            raise failed(error, transaction.mode, transaction.name) from error
+
+    @asynccontextmanager
+    async def _connected(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        connection = engine.connect()
         try:
             await connection.start()
         except FAILURES as error:
             raise not_connected(error) from error
         try:
-            try:
-                async with asyncio.timeout(None if atomic else self._statement_timeout):
-                    result = await astep(transaction.body(), partial(execute, connection))
-            except FAILURES as error:
-                raise failed(error, transaction.mode, transaction.name) from error
-            if atomic:
-                await committed(connection, transaction.name)
-            return result
+            yield connection
         finally:
             await asyncio.shield(self._errand(closed(connection)))
+
+    async def _confirmed(self) -> bool:
+        """Whether the standby has all that was committed so far; a file has none."""
+        if self._engine.dialect.name == "sqlite":
+            return True
+        question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
+        async with self._connected(self._autocommit) as connection:
+            try:
+                async with sure(connection, self._doubt, WHAT):
+                    await self._stepped(connection, question, GRACE)
+            except CommitAmbiguousError:
+                return False
+        return True
 
     async def _enter(self) -> None:
         if self._places is not None:
@@ -191,6 +224,10 @@ class SqlalchemyDriver:
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
         return task
+
+
+def _confirming() -> Steps[None]:
+    yield Statement(WHAT, CONFIRM)
 
 
 def _places(engine: AsyncEngine, patience: float) -> AsyncSlots | None:

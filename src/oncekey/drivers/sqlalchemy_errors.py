@@ -31,7 +31,7 @@ _ABORTED: Final = "25P02"
 
 def is_aborted(error: BaseException) -> bool:
     """Whether the transaction failed before, and takes no more statements."""
-    return _sqlstate(error) == _ABORTED or isinstance(error, PendingRollbackError)
+    return sqlstate(error) == _ABORTED or isinstance(error, PendingRollbackError)
 
 
 def not_connected(error: BaseException) -> StoreError:
@@ -47,7 +47,7 @@ def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
         return sqlite_errors.store_error(_origin(error), what)
     if _was_lost(error):
         return postgres_errors.lost(mode, what)
-    return postgres_errors.refused(_sqlstate(error), what, _kind(error))
+    return postgres_errors.refused(sqlstate(error), what, _kind(error))
 
 
 def commit_failed(error: BaseException, what: str) -> StoreError:
@@ -56,18 +56,19 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
         return sqlite_errors.commit_error(_origin(error), what)
     if _was_lost(error):
         return postgres_errors.lost_commit(what)
-    return postgres_errors.refused_commit(_sqlstate(error), what, _kind(error))
+    return postgres_errors.refused_commit(sqlstate(error), what, _kind(error))
 
 
 def _was_lost(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError):
         return isinstance(error, (OSError, EOFError, TimeoutError, *_GOODBYES))
-    state = _sqlstate(error)
+    state = sqlstate(error)
     silent = state is None and isinstance(error, OperationalError)
     return error.connection_invalidated or silent or postgres_errors.is_the_end(state, None)
 
 
-def _sqlstate(error: BaseException) -> str | None:
+def sqlstate(error: BaseException) -> str | None:
+    """What the server called it."""
     state = getattr(_origin(error), "sqlstate", None)
     return None if state is None else str(state)
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from sqlalchemy import text
+from sqlalchemy import column, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from oncekey.core.errors import CommitAmbiguousError
 from oncekey.drivers.placeholders import escaped
-from oncekey.drivers.sqlalchemy_errors import FAILURES, commit_failed
+from oncekey.drivers.postgres_errors import READS_ONLY, SYNC_WAIT_CANCELLED, unsure_commit
+from oncekey.drivers.sqlalchemy_errors import FAILURES, commit_failed, sqlstate
+from oncekey.drivers.sqlalchemy_raw import package_of, raw_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.sql.elements import TextClause
+    from sqlalchemy import Executable
 
+    from oncekey.drivers.postgres_doubt import Doubt
     from oncekey.flow import Rows, Statement
 
 
@@ -26,21 +31,97 @@ OWN: Final = "oncekey_own"
 async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
     """Execute one statement."""
     assert isinstance(statement.command, str)
-    result = await connection.execute(_spoken(statement.command), statement.params)
-    return cast("Rows", result.mappings().all()) if result.returns_rows else ()
+    spoken = _spoken(statement.command)
+    result = await connection.execute(spoken.said, statement.params)
+    if not result.returns_rows:
+        return ()
+    names = [one[0] for one in result.cursor.description]
+    if names != spoken.names:
+        if len(set(names)) != len(names):
+            return cast("Rows", result.mappings().all())
+        spoken.learn(names)
+    return [dict(zip(names, row, strict=True)) for row in result.all()]
 
 
-@lru_cache(maxsize=512)
-def _spoken(command: str) -> TextClause:
-    return text(escaped(command)).execution_options(**{OWN: True})
+class _Spoken:
+    """A statement of ours, and the names of what comes back, once they are known.
+
+    SQLAlchemy reads the description of all columns anew each time that a text is executed, unless it was told of them.
+    A migration may have been here since. So rows are read by the names that the database gave with them, not by those.
+    """
+
+    __slots__ = ("_text", "names", "said")
+
+    def __init__(self, command: str) -> None:
+        self._text = text(escaped(command))
+        self.names: list[str] | None = None
+        self.said: Executable = self._text.execution_options(**{OWN: True})
+
+    def learn(self, names: list[str]) -> None:
+        """Say it with these columns from now on."""
+        self.names = names
+        self.said = self._text.columns(*map(column, names)).execution_options(**{OWN: True})
 
 
-async def committed(connection: AsyncConnection, what: str) -> None:
+_spoken = lru_cache(maxsize=512)(_Spoken)
+
+
+@asynccontextmanager
+async def sure(connection: AsyncConnection, doubt: Doubt, what: str) -> AsyncIterator[None]:
+    """Raise if what is committed here stopped waiting for its standby: only the driver's own connection is told so.
+
+    Whatever else leaves open what was committed leaves the same doubt, because then the server was asked to stop.
+    """
+    raw, heard = raw_of(connection.sync_connection), []
+
+    def hear(*said: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
+        if said[-1].sqlstate == SYNC_WAIT_CANCELLED:
+            heard.append(said)
+            doubt.arise()
+
+    with _listening(raw, hear):
+        try:
+            yield
+        except (CommitAmbiguousError, asyncio.CancelledError):
+            doubt.arise()
+            raise
+    if heard:
+        raise unsure_commit(what)
+
+
+@contextmanager
+def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: ANN401  (asyncpg's or psycopg's)
+    match package_of(raw):
+        case "asyncpg" if not raw.is_closed():  # to which it would refuse to listen
+            raw.add_log_listener(hear)
+            try:
+                yield
+            finally:
+                raw.remove_log_listener(hear)
+        case "psycopg":
+            raw.add_notice_handler(hear)
+            try:
+                yield
+            finally:
+                raw.remove_notice_handler(hear)
+        case _:
+            yield
+
+
+async def committed(connection: AsyncConnection, doubt: Doubt, what: str) -> None:
     """Commit. SQLAlchemy keeps the answer to itself, so whoever calls has to know that there is something to commit."""
-    try:
-        await AsyncConnection.commit(connection)
-    except FAILURES as error:
-        raise commit_failed(error, what) from error
+    async with sure(connection, doubt, what):
+        try:
+            await AsyncConnection.commit(connection)
+        except FAILURES as error:
+            raise commit_failed(error, what) from error
+
+
+async def forsaken(connection: AsyncConnection, error: BaseException) -> None:
+    """Keep no connection to a server that takes no writes: another one may take them by now."""
+    if sqlstate(error) == READS_ONLY:
+        with suppress(*FAILURES):
+            await AsyncConnection.invalidate(connection)
 
 
 async def closed(connection: AsyncConnection, *, clean: Callable[[], Awaitable[bool]] | None = None) -> None:

@@ -16,12 +16,13 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, TransactionCon
 from oncekey.drivers.guard import LEFT_BEHIND, OVER
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, is_aborted
 from oncekey.drivers.sqlalchemy_guard import GuardedConnection, Watch, commits_by_itself, was_ended_below
-from oncekey.drivers.sqlalchemy_saying import OWN, committed, execute
+from oncekey.drivers.sqlalchemy_saying import OWN, committed, execute, forsaken
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RootTransaction
 
+    from oncekey.drivers.postgres_doubt import Doubt
     from oncekey.flow import Steps
 
 T = TypeVar("T")
@@ -57,10 +58,11 @@ _log = logging.getLogger("oncekey")
 class SqlalchemyTransaction:
     """A business transaction that a handler writes through, as a connection or as a session, and that we end."""
 
-    __slots__ = ("_connection", "_end", "_ending", "_root", "_session", "_watch")
+    __slots__ = ("_connection", "_doubt", "_end", "_ending", "_root", "_session", "_watch")
 
-    def __init__(self, connection: GuardedConnection, watch: Watch, end: End) -> None:
+    def __init__(self, connection: GuardedConnection, watch: Watch, end: End, doubt: Doubt) -> None:
         self._connection = connection
+        self._doubt = doubt
         self._watch = watch
         self._end = end
         self._root: RootTransaction | None = None
@@ -110,6 +112,7 @@ class SqlalchemyTransaction:
         try:
             result = await astep(steps, partial(execute, self._connection))
         except FAILURES as error:
+            await forsaken(self._connection, error)
             raise _meaning(error) from error
         self._watch.forget()
         return result
@@ -122,7 +125,7 @@ class SqlalchemyTransaction:
             if self._watch.doubtful:
                 await self._probe()
             self._watch.guards = False
-            await committed(self._connection, BUSINESS)
+            await committed(self._connection, self._doubt, BUSINESS)
         except BaseException:
             await self.rollback()
             raise

@@ -12,12 +12,14 @@ import pytest
 from harness.asgi import until
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError
+from oncekey.drivers.asyncpg_connections import Wait, Watch
 from oncekey.drivers.asyncpg_pool import MAX_AGE, MAX_IDLE, AsyncpgPool
+from oncekey.drivers.postgres_address import PostgresAddress
 
 
 @pytest.fixture
 def pool(dsn):
-    return AsyncpgPool(dsn, 2, 5.0, 100)
+    return AsyncpgPool(PostgresAddress.parse(dsn), 2, 5.0, 100)
 
 
 @asynccontextmanager
@@ -155,7 +157,7 @@ async def test_a_part_is_left_to_others(pool):
 
 
 async def test_who_is_cancelled_while_it_connects_holds_no_place(dsn):
-    pool = AsyncpgPool(dsn, 1, 5.0, 100)
+    pool = AsyncpgPool(PostgresAddress.parse(dsn), 1, 5.0, 100)
     task = asyncio.create_task(pool.take())
     await asyncio.sleep(0)
     task.cancel()
@@ -163,3 +165,54 @@ async def test_who_is_cancelled_while_it_connects_holds_no_place(dsn):
         await task
     await pool.give(await pool.take())
     await pool.close()
+
+
+class TestWatch:
+    """Deadlines of messages, as `asyncio.timeout` keeps them (R110)."""
+
+    @staticmethod
+    async def told(watch: Watch, seconds: float) -> bool:
+        """Wait for nothing; whether the deadline is what ended that."""
+        wait = Wait(watch, seconds)
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            return wait.explains()
+        finally:
+            watch.waits.discard(wait)
+        return False
+
+    async def test_who_waits_too_long_is_told_and_nobody_else_is(self):
+        watch = Watch()
+        late = asyncio.create_task(self.told(watch, 3600))
+        await asyncio.sleep(0)
+        soon = asyncio.create_task(self.told(watch, 0))  # whose deadline is earlier, though it came later
+        assert await soon
+        assert soon.cancelling() == 0
+        assert not late.done()
+        late.cancel()
+        assert not await late
+        assert not watch.waits
+
+    async def test_who_is_cancelled_as_well_is_cancelled(self):  # R71
+        watch = Watch()
+        task = asyncio.create_task(self.told(watch, 3600))
+        await asyncio.sleep(0)
+        (wait,) = watch.waits
+        wait.deadline = 0.0
+        watch._look(asyncio.get_running_loop())
+        task.cancel()
+        assert wait.expired
+        assert not await task
+
+    async def test_one_timer_is_for_all(self, monkeypatch):
+        watch, loop, timers = Watch(), asyncio.get_running_loop(), []
+        made = loop.call_at
+        monkeypatch.setattr(loop, "call_at", lambda at, *rest: timers.append(at) or made(at, *rest))
+        for _ in range(3):
+            tasks = [asyncio.create_task(self.told(watch, 3600)) for _ in range(3)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            assert not any(await asyncio.gather(*tasks))
+        assert len(timers) == 1

@@ -14,6 +14,7 @@ from oncekey.core.errors import (
 )
 from oncekey.drivers.postgres_address import PostgresAddress
 from oncekey.drivers.postgres_errors import ConflictError, LostError, is_the_end, lost, refused, refused_commit
+from oncekey.drivers.psycopg import PREPARE_AFTER, threshold
 from oncekey.drivers.slots import business_share
 from oncekey.flow import Mode
 
@@ -118,10 +119,36 @@ def test_our_own_word_is_taken_out_of_an_address(dsn, passed_on, pooler):
 
 
 def test_a_word_that_means_nothing_is_refused():
-    with pytest.raises(ConfigurationError, match="must be 1 or 0"):
+    with pytest.raises(ConfigurationError, match="must be 1, 0 or prepared"):
         PostgresAddress.parse("postgresql://h/d?pgbouncer=maybe")
 
 
 @pytest.mark.parametrize(("size", "share"), [(1, 1), (2, 1), (3, 2), (5, 4), (10, 8), (100, 80)])
 def test_handlers_leave_some_connections_to_claims_and_heartbeats(size, share):
     assert business_share(size) == share
+
+
+@pytest.mark.parametrize(
+    ("query", "kept"),
+    [
+        ("", "?target_session_attrs=read-write"),
+        ("?sslmode=disable", "?sslmode=disable&target_session_attrs=read-write"),
+        ("?pgbouncer=1", "?target_session_attrs=read-write"),
+        ("?target_session_attrs=any", "?target_session_attrs=any"),
+    ],
+)
+def test_of_several_hosts_the_one_that_takes_writes_is_meant(query: str, kept: str) -> None:
+    address = PostgresAddress.parse(f"postgresql://u:p%2C@a:1,[::1]:2,c/db{query}")
+    assert address.dsn == f"postgresql://u:p%2C@a:1,[::1]:2,c/db{kept}"
+    assert address.each == tuple(f"postgresql://u:p%2C@{host}/db{kept}" for host in ("a:1", "[::1]:2", "c"))
+
+
+def test_one_host_is_taken_as_it_is() -> None:
+    for dsn in ("postgresql://a/db", "postgresql:///db?host=/tmp", "host=a,b"):
+        assert PostgresAddress.parse(dsn).each == (dsn,)
+
+
+def test_a_pooler_may_keep_statements_prepared() -> None:
+    address = PostgresAddress.parse("postgresql://a/db?pgbouncer=prepared")
+    assert (address.dsn, address.pooler, address.prepares) == ("postgresql://a/db", True, True)
+    assert threshold(address, None) == PREPARE_AFTER

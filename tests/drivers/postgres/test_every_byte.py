@@ -31,19 +31,28 @@ from harness.dsn import through
 from harness.patience import PATIENCE
 from harness.tables import database_with_tables
 from oncekey.core.answers import Answer
-from oncekey.core.model import UNAVAILABLE
-from oncekey.effects import LOCAL
-from oncekey.engine import settle
+from oncekey.core.model import UNAVAILABLE, MemoEntry
+from oncekey.effects import LOCAL, PHASED
+from oncekey.engine import settle, steps
 from oncekey.engine.answering import refused
-from oncekey.engine.effects import Life
+from oncekey.engine.effects import Life, Rollback
 from oncekey.engine.operation import Operation
+from oncekey.engine.phases import Course
 from oncekey.engine.run import Run
 
 STRIDES = 2
 MESSAGES = 3
 PACKAGES = ("asyncpg", "psycopg")
-ENTER, SEAL = b"oncekey.enter", b"oncekey.seal"
-SHORTEST = {(ENTER, Side.CLIENT): 200, (ENTER, Side.SERVER): 40, (SEAL, Side.CLIENT): 700, (SEAL, Side.SERVER): 200}
+ORDERS, STEPS = "/orders", "/steps"
+ENTER, SEAL, KEEP = b"oncekey.enter", b"oncekey.seal", b"oncekey.keep"
+SHORTEST = {
+    (ENTER, Side.CLIENT): 200,
+    (ENTER, Side.SERVER): 40,
+    (SEAL, Side.CLIENT): 700,
+    (SEAL, Side.SERVER): 200,
+    (KEEP, Side.CLIENT): 400,
+    (KEEP, Side.SERVER): 200,
+}
 """So many bytes, and more, a message or an answer has: less would mean that something else was cut."""
 
 FOUND = """
@@ -58,14 +67,14 @@ FOUND = """
 class Trial:
     """A shop behind a relay, and one request after the other that something happens to."""
 
-    def __init__(self, shop: RealShop, proxy: CuttingProxy, raw: psycopg.Connection[Any]) -> None:
-        self.shop, self.proxy, self.raw = shop, proxy, raw
+    def __init__(self, shop: RealShop, proxy: CuttingProxy, raw: psycopg.Connection[Any], path: str) -> None:
+        self.shop, self.proxy, self.raw, self.path = shop, proxy, raw, path
 
     async def cut(self, message: bytes, side: Side, after: int) -> bool:
         """End the connection there; whether that message has so many bytes."""
         key, item = new_key(), uuid.uuid4().hex
         stop = self._armed(message, side, after, ends=True)
-        first = await self.shop.send(f"/orders?item={item}", key=key)
+        first = await self.shop.send(f"{self.path}?item={item}", key=key)
         await self._judge(key, item, first)
         return stop.happened.is_set()
 
@@ -73,7 +82,7 @@ class Trial:
         """Cancel the request's task while a message, or the answer, has come so far."""
         key, item = new_key(), uuid.uuid4().hex
         stop = self._armed(message, side, after, ends=False)
-        caller = self.shop.caller(f"/orders?item={item}", key=key)
+        caller = self.shop.caller(f"{self.path}?item={item}", key=key)
         task = asyncio.create_task(caller.run())
         await until(lambda: stop.happened.is_set() or task.done())
         task.cancel()
@@ -86,7 +95,7 @@ class Trial:
     async def cancel_at(self, number: int) -> bool:
         """Cancel the request's task when it waits for the n-th time; whether it ever waits so often."""
         key, item = new_key(), uuid.uuid4().hex
-        caller = self.shop.caller(f"/orders?item={item}", key=key)
+        caller = self.shop.caller(f"{self.path}?item={item}", key=key)
         ended = await cancelled_at(number, caller.run())
         await self._judge(key, item, caller.reply if caller.answered else None)
         return ended is None
@@ -102,8 +111,9 @@ class Trial:
             assert rows == 1, "it was said to be done"
         if first is not None and first.code == "idempotency_store_unavailable":
             assert rows == 0, "it was said not to be accepted"
-        again = await self.shop.send(f"/orders?item={item}", key=key)
-        assert (again.status, again.replayed) == (201, rows == 1), again
+        again = await self.shop.send(f"{self.path}?item={item}", key=key)
+        # Who takes steps is not done with the row, but goes on with it.
+        assert (again.status, again.replayed) == (201, done if self.path == STEPS else rows == 1), again
         assert not done or again.body == first.body, "two answers to one key"
         assert await self._found(key, item) == 1
 
@@ -114,7 +124,8 @@ class Trial:
             assert time.monotonic() < deadline, f"a transaction or a lock is left: {found}"
             await asyncio.sleep(0.001)
         _, _, rows, records = found
-        assert rows == records <= 1, "rows and record together, once, or neither"
+        assert rows <= records <= 1, "no rows without a record"
+        assert rows == records or self.path == STEPS, "rows and record together, once, or neither"
         return int(rows)
 
 
@@ -132,7 +143,7 @@ def prepared(postgres_server: DatabaseServer) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def trial(package: str, dsn: str) -> AsyncIterator[Trial]:
+async def trial(package: str, dsn: str, path: str = ORDERS) -> AsyncIterator[Trial]:
     """A shop whose answer differs from run to run."""
     with CuttingProxy.before(dsn) as proxy, psycopg.connect(dsn, autocommit=True) as raw:
         database = PostgresDatabase.__new__(PostgresDatabase)
@@ -140,24 +151,33 @@ async def trial(package: str, dsn: str) -> AsyncIterator[Trial]:
         database.url = f"{through(dsn, proxy.port).replace('postgresql://', f'postgresql+{package}://')}?pool_size=2"
         shop = RealShop(database)
 
-        @shop.app.post("/orders", status_code=201)
+        @shop.app.post(ORDERS, status_code=201)
         @shop.once.protect(effects=LOCAL)
         async def create(op: Operation, item: str) -> dict[str, str]:
             await database.insert(op.connection, item)
             return {"run": uuid.uuid4().hex}
 
+        @shop.app.post(STEPS, status_code=201)
+        @shop.once.protect(effects=PHASED)
+        async def stepwise(op: Operation, item: str) -> dict[str, str]:
+            async def write(tx: Any) -> str:
+                await database.insert(tx, item)
+                return uuid.uuid4().hex
+
+            return {"run": await op.phase("written", write)}
+
         async with shop.open():
-            yield Trial(shop, proxy, raw)
+            yield Trial(shop, proxy, raw, path)
 
 
-async def each_byte(attempt: Callable[[int], Awaitable[bool]], start: int) -> int:
+async def each_byte(attempt: Callable[[int], Awaitable[bool]], start: int, stride: int = STRIDES) -> int:
     """Try every byte of a stride until there is none; the last one."""
     after, missed = start, 0
     # One number in a message may have a few digits less than in the next one.
     while missed < 4:
         missed = 0 if await attempt(after) else missed + 1
-        after += STRIDES
-    return after - STRIDES * missed
+        after += stride
+    return after - stride * missed
 
 
 @pytest.mark.parametrize("message", [ENTER, SEAL], ids=bytes.decode)
@@ -210,6 +230,22 @@ async def test_the_task_is_cancelled_wherever_it_waits(package: str, prepared: s
     assert number > MESSAGES
 
 
+async def test_a_phase_is_cut_after_any_byte_of_the_answer_to_its_commit(package: str, prepared: str) -> None:
+    # What an answer means is found out by the engine, so that each package cuts at every second byte.
+    async with trial(package, prepared, STEPS) as tried:
+        last = await each_byte(partial(tried.cut, KEEP, Side.SERVER), PACKAGES.index(package))
+    assert last > SHORTEST[KEEP, Side.SERVER]
+
+
+async def test_a_phase_is_cut_or_cancelled_within_its_commit(package: str, prepared: str) -> None:
+    # A server executes nothing of a message that has not come as a whole, so some of its bytes stand for all.
+    async with trial(package, prepared, STEPS) as tried:
+        last = await each_byte(partial(tried.cut, KEEP, Side.CLIENT), PACKAGES.index(package), 13)
+        assert last > SHORTEST[KEEP, Side.CLIENT]
+        last = await each_byte(partial(tried.cancel, KEEP, Side.SERVER), PACKAGES.index(package), 13)
+        assert last > SHORTEST[KEEP, Side.SERVER]
+
+
 def taken_for_done(run: Run) -> Life[Answer | None]:
     return None
     yield from ()
@@ -233,3 +269,18 @@ async def test_who_does_not_ask_what_became_of_a_commit_is_noticed(
     async with trial(package, prepared) as tried:
         with pytest.raises(AssertionError, match=noticed):
             await tried.cut(SEAL, side, 100)
+
+
+def taken_for_kept(_store: Any, course: Course, tx: Any, memo: tuple[MemoEntry, ...]) -> Life[bool]:
+    yield Rollback(tx)
+    course.written(memo, None)
+    return True
+
+
+async def test_who_does_not_ask_what_became_of_a_phase_is_noticed(
+    package: str, prepared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_found_out", taken_for_kept)
+    async with trial(package, prepared, STEPS) as tried:
+        with pytest.raises(AssertionError, match="said to be done"):
+            await tried.cut(KEEP, Side.CLIENT, 100)

@@ -9,9 +9,7 @@ from collections import Counter
 import psycopg
 import pytest
 
-from drivers.postgres.conftest import ORDERS
 from drivers.postgres.drivers import ASYNCPG, ask, engine, hurried, opened, raw_of, saying
-from harness.asgi import until
 from harness.dsn import through
 from harness.patience import PATIENCE, wait_until
 from harness.postgres import PostgresServer
@@ -345,42 +343,6 @@ class TestServers:
                 assert isinstance(await engine(driver).begin(again(claim), Policy()), Replay)
                 await claimed(driver)
                 await (await driver.begin()).rollback()
-
-
-class TestStandbys:
-    """Techniques, finding 5: a commit that stops waiting for its standby answers like any other."""
-
-    SETTINGS = {"synchronous_standby_names": "nobody", "synchronous_commit": "local"}  # noqa: RUF012
-    INSERT = """
-        INSERT INTO orders (item)
-        SELECT 'y' FROM set_config('synchronous_commit', 'on', true) AS setting WHERE setting = 'on'
-    """
-    CANCEL = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-
-    async def test_a_commit_that_stopped_waiting_is_ambiguous(self, kind):
-        with PostgresServer(settings=self.SETTINGS) as server:
-            dsn = make_tables(server.create_database("waiting"))
-            with psycopg.connect(dsn, autocommit=True) as raw:
-                raw.execute(ORDERS)
-                async with opened(kind, dsn) as driver:
-                    with pytest.raises(CommitAmbiguousError, match="standby"):
-                        await self.given_up(raw, driver.run(saying(Mode.SINGLE, self.INSERT)))
-                    # A claim looks again, finds itself, and has nothing to wait for then.
-                    lease = await self.given_up(raw, claimed(driver))
-                    transaction = await driver.begin()
-                    await ask(transaction, INSERT.format("x"))
-                    assert (await engine(driver).settle_within(transaction, lease, answered())).ours
-                    with pytest.raises(CommitAmbiguousError, match="standby"):
-                        await self.given_up(raw, transaction.commit())
-                    await transaction.rollback()
-                    # What only reads commits nothing, and so is sure.
-                    assert await driver.run(saying(Mode.READ, "SELECT count(*) FROM orders")) == [(2,)]
-
-    async def given_up(self, raw, committing):
-        """Do something that waits for a standby, and end the wait from outside."""
-        waiting = asyncio.create_task(committing)
-        await until(lambda: raw.execute(self.CANCEL).fetchone() != (0,))
-        return await waiting
 
 
 async def test_a_guarded_connection_says_what_it_guards(kind, dsn):

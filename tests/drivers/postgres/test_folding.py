@@ -30,15 +30,16 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.core.model import HOUR, SECOND, Deferred, RecordId, Replay
+from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Ground, Kind, Sealed
 from oncekey.core.policy import Policy
 from oncekey.drivers import asyncpg_saying, psycopg_saying
 from oncekey.drivers.postgres_folding import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
+from oncekey.stores.locks import sealed_row
 from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.rows import LONGEST_FOLDED, row_text
+from oncekey.stores.rows import LONGEST_FOLDED, headers_text, row_text
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.clock import START, ManualClock
 
@@ -257,6 +258,18 @@ class TestRecords:
             assert raw.execute("SELECT (convert_from(%s, 'UTF8')::given_row).*", [row.encode()]).fetchone() == values
 
         reads()
+
+    @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\\"(),' "), min_size=6, max_size=6))
+    def test_a_finished_record_is_that_row(self, texts):  # R96
+        scope, key, operation, method, path, mark = texts
+        plain = a_claim()
+        claim = replace(plain, id=RecordId(scope, key), operation=operation, method=method, path=path, fingerprint=mark)
+        said = replace(answered().response, status=HTTPStatus.CREATED, headers=((b"a", b'"\\'), (b"b", b"")))
+        values = (scope, key, plain.incarnation.hex, operation, plain.effects.value, plain.recovery.value, method, path)
+        spans = (plain.entered, plain.deadline, plain.call_timeout, plain.ttl)
+        end = (201, headers_text(said.headers), said.schema_version)
+        row = row_text(*values, mark, plain.seed, Outcome.SUCCESS.value, *spans, *end)
+        assert sealed_row(claim, Outcome.SUCCESS, said).decode() == row
 
     def test_what_is_not_folded(self):
         locks, claim = PostgresStore().locks, a_claim()

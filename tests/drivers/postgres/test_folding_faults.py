@@ -6,18 +6,13 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 
-import psycopg
 import pytest
 
-from drivers.postgres import test_faults
-from drivers.postgres.conftest import ORDERS
 from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, ask, opened
-from drivers.postgres.test_folding import entered, insert, order, performed, sealed, there
+from drivers.postgres.test_folding import insert, order, performed, sealed, there
 from harness.asgi import until
 from harness.cutting import CuttingProxy, Side, edges
 from harness.dsn import through
-from harness.postgres import PostgresServer
-from harness.tables import make_tables
 from local.databases import lock_for
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.stores.postgres import PostgresStore
@@ -143,17 +138,3 @@ async def test_a_task_that_is_cancelled(kind, dsn, raw, proxy, where):
 def index(kind: str, message: int) -> int:
     """asyncpg prepares a handler's statement in a message of its own, and executes it in another."""
     return message + 1 if kind == ASYNCPG and message == COMMITS else message
-
-
-async def test_a_commit_that_stopped_waiting_for_its_standby_is_ambiguous(kind):
-    with PostgresServer(settings=test_faults.TestStandbys.SETTINGS) as server:
-        dsn = make_tables(server.create_database("waiting"))
-        with psycopg.connect(dsn, autocommit=True) as raw:
-            raw.execute(ORDERS)
-            async with opened(kind, dsn) as driver:
-                claim, item = a_claim(), order()
-                tx, look = await entered(driver, claim)
-                await ask(tx, insert(item))
-                with pytest.raises(CommitAmbiguousError, match="standby"):
-                    await test_faults.TestStandbys().given_up(raw, sealed(tx, look, claim))
-                assert there(raw, claim, item) == (1, 1)

@@ -161,3 +161,14 @@ async def test_errors_mean_what_they_mean_elsewhere(dsn):
         with pytest.raises(StoreUnavailableError):
             two.run(saying("SELECT 1"))
     connection.terminate()
+
+
+async def test_a_callers_connection_that_only_reads_or_is_closed_stays_the_callers(dsn):
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("BEGIN READ ONLY")
+    within = AsyncpgWithin(connection)
+    with pytest.raises(StoreUnavailableError, match="only reads"):
+        await adrive(begin(a_claim()), within.run)
+    await connection.close()
+    with pytest.raises(StoreUnavailableError, match="lost"):
+        await adrive(begin(a_claim()), within.run)
