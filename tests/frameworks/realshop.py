@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 from fastapi import FastAPI
 
 from frameworks.shop import KEY, tenant_of
 from harness.asgi import Caller, Reply
 from oncekey.core.policy import Policy
+from oncekey.drivers.mariadb_address import MariadbAddress
 from oncekey.once import Once
 
 ORDERS = "CREATE TABLE orders (item TEXT NOT NULL, UNIQUE (item) {deferred})"
@@ -72,6 +74,39 @@ class PostgresDatabase:
 
     def insert_blocking(self, connection: Any, item: str) -> None:
         connection.execute("INSERT INTO orders VALUES (%s)", (item,))
+
+
+class MariadbDatabase:
+    """A database of MariaDB's, and how a handler writes into it through one of two packages."""
+
+    records = "oncekey_record"
+    left_by_a_rollback = ()  # LOCAL in one commit: what is rolled back was never there
+
+    def __init__(self, url: str, package: str, *, pool_size: int = 10) -> None:
+        self.address = MariadbAddress.parse(url)
+        self.package = package
+        self.url = f"{url}?pool_size={pool_size}"  # aiomysql brings PyMySQL along, for handlers that are `def`
+        self.execute(ORDERS.replace("TEXT", "VARCHAR(255)").format(deferred=""))
+
+    def execute(self, sql: str) -> list[Any]:
+        with (
+            pymysql.connect(**self.address.options(), database=self.address.database, autocommit=True) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(sql)
+            return [tuple(_text(value) for value in row) for row in cursor.fetchall()]
+
+    async def insert(self, connection: Any, item: str) -> None:
+        async with connection.cursor() as cursor:
+            await cursor.execute("INSERT INTO orders VALUES (%s)", (item,))
+
+    def insert_blocking(self, connection: Any, item: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES (%s)", (item,))
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 class RealShop:

@@ -19,7 +19,7 @@ from harness.dsn import through
 from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation
 
-BUDGETS = {"asyncpg": (150, 79), "psycopg": (174, 87), "sqlite": (158, 64)}
+BUDGETS = {"asyncpg": (140, 78), "psycopg": (167, 86), "sqlite": (152, 62)}
 """Calls for a new key and for a replay: a few more than were counted, because a cache may have forgotten something."""
 
 

@@ -23,7 +23,7 @@ SPOILT = {
     "headers that are no JSON": "response_headers = 'x'",
     "headers that are no lines": "response_headers = '{\"a\": 1}'",
     "headers that are no text": "response_headers = '[[1, 2]]'",
-    "an answer from the future": "response_schema = 2",
+    "an answer from the future": "response_schema = 3",
     "a state from the future": "state = 'frozen'",
     "effects from the future": "effects = 'entangled'",
 }
@@ -122,7 +122,7 @@ async def test_another_body_and_a_waiting_one_get_the_same(database: Any) -> Non
         assert ([(reply.status, reply.code) for reply in replies], shop.runs) == ([UNREADABLE] * 2, ["tea"])
 
 
-@pytest.mark.parametrize("change", ["response_schema = 2", SPOILT_STEPS])
+@pytest.mark.parametrize("change", ["response_schema = 3", SPOILT_STEPS])
 async def test_the_status_resource_says_so(database: Any, change: str, caplog: pytest.LogCaptureFixture) -> None:
     async with shop_on(database).open() as shop:
         first = await shop.send()

@@ -21,7 +21,6 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from oncekey.boottime import boottime
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
@@ -33,7 +32,7 @@ from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Rests
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
-from oncekey.engine.recent import Answers, Hints
+from oncekey.engine.recent import Hints
 from oncekey.engine.run import Run
 from oncekey.engine.serve import Unkeyed, abandon, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
@@ -153,7 +152,7 @@ class Threads(Premises):
         self.engines.start_blocking()
         engine = self.engines.blocking()
         self.runtime = ThreadRuntime(engine)
-        self.site = self.site_of(engine.store, lambda _: engine.crowded)
+        self.site = self.site_of(engine, lambda _: engine.crowded)
         atexit.register(self.stop)
         self._started = True
 
@@ -181,14 +180,17 @@ class Threads(Premises):
     def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
         """Begin no further step of phased handlers, and wait for what is under way; whether all of it ended."""
         self.stopping = True
-        return not self._started or self.runtime.drain(seconds)
+        ended = not self._started or self.runtime.drain(seconds)
+        for line in self.fronts.lines.values():
+            line.close_blocking()
+        return ended
 
     def start_anew(self) -> None:
         """Begin as if nothing had been started: connections, threads and locks are those of a parent process."""
         if self._started:
             atexit.unregister(self.stop)
         self._started, self._starting = False, threading.Lock()
-        self._hints, self._answers, self.limits = Hints(), Answers(boottime), Limits(blocking=True)
+        self._hints, self.fronts, self.limits = Hints(), self.fronts.anew(), Limits(blocking=True)
 
 
 class Exchange:

@@ -5,36 +5,31 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import routing
 
-from oncekey.core.choices import ErrorFormat, InProgress
-from oncekey.core.keys import HeaderSyntax, KeyFormat
-from oncekey.core.model import Code, Effects
-from oncekey.core.problems import PROBLEMS
-from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.routes import routed
+from oncekey.core.model import Effects
+from oncekey.frameworks import openapi as documents
+from oncekey.frameworks.routes import listed
 from oncekey.frameworks.starlette import status_endpoint
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
 
 log = logging.getLogger("oncekey")
 
-PROBLEM = "application/problem+json"
-EXAMPLE = "8e03978e-40d5-43e8-bc93-6894a57f9324"
-DOCUMENTED = (
-    Code.KEY_MISSING,
-    Code.IN_PROGRESS,
-    Code.BODY_TOO_LARGE,
-    Code.KEY_REUSED,
-    Code.STORE_UNAVAILABLE,
-)
+
+_KEY: Final = {
+    "name": "key",
+    "in": "path",
+    "required": True,
+    "description": "The key, without quotes.",
+    "schema": {"type": "string"},
+}
 
 
 def add_status(app: FastAPI, installation: Installation, dependencies: Sequence[Any]) -> None:
@@ -46,6 +41,7 @@ def add_status(app: FastAPI, installation: Installation, dependencies: Sequence[
         dependencies=list(dependencies),
         response_model=None,
         summary="What became of a request",
+        openapi_extra={"parameters": [_KEY]},
         tags=["idempotency"],
     )
 
@@ -56,14 +52,7 @@ def describe(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = original()
-        for route in routed(app):
-            enrolment: Enrolment | None = getattr(route.endpoint, "__oncekey__", None)
-            for method in route.methods:
-                about = schema.get("paths", {}).get(route.path, {}).get(method.lower())
-                if enrolment is None or about is None or "x-oncekey" in about:
-                    continue
-                if method not in SAFE:
-                    _describe(about, enrolment)
+        documents.describe(schema, listed(app) or ())
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -103,63 +92,3 @@ def _late(dependant: Any) -> Iterator[Callable[..., Any]]:  # noqa: ANN401
         if streams and getattr(inner, "scope", None) != "function":
             yield inner.call
         yield from _late(inner)
-
-
-def _describe(about: dict[str, Any], enrolment: Enrolment) -> None:
-    policy = enrolment.policy
-    about["x-oncekey"] = {"effects": enrolment.effects.value, "operation": enrolment.operation}
-    about.setdefault("parameters", []).append(_parameter(policy))
-    responses = about.setdefault("responses", {})
-    media = PROBLEM if policy.error_format is ErrorFormat.PROBLEM else "application/json"
-    for code in DOCUMENTED:
-        problem = PROBLEMS[code]
-        response = responses.setdefault(str(problem.status_in(policy.flavor)), {"description": problem.title})
-        # A status may be the application's own as well: add a media type, replace nothing.
-        response.setdefault("content", {}).setdefault(
-            media, {"schema": {"type": "object"}, "example": {"code": code.value, "title": problem.title}}
-        )
-        if problem.waiting_helps:
-            response.setdefault("headers", {})["Retry-After"] = _header(
-                "Seconds to wait before the same request again."
-            )
-    if policy.on_in_progress is InProgress.ACCEPTED:
-        running = responses.setdefault("202", {"description": PROBLEMS[Code.IN_PROGRESS].title})
-        running.setdefault("headers", {}).update(
-            {
-                "Retry-After": _header("Seconds to wait before the same request again."),
-                "Location": _header("Where the state of the first request can be read."),
-            }
-        )
-    for status, response in responses.items():
-        if status.startswith("2"):
-            headers = response.setdefault("headers", {})
-            headers[policy.key_header] = _header("The key, as it was received.")
-            headers[policy.expires_header] = _header("Until when a repeat gets this same answer.")
-            headers[policy.replayed_header] = _header("`true` if this answer was stored by an earlier request.")
-
-
-def _parameter(policy: Policy) -> dict[str, Any]:
-    quoted = policy.header_syntax is HeaderSyntax.STRICT
-    schema: dict[str, Any] = {"type": "string"}
-    if quoted:
-        schema["minLength"] = policy.shortest_key + 2
-    else:
-        schema |= {"minLength": policy.shortest_key, "maxLength": policy.max_key_length}
-    if policy.key_format is KeyFormat.UUID and not quoted:
-        schema["format"] = "uuid"
-    hours = policy.ttl.total_seconds() / 3600
-    return {
-        "name": policy.key_header,
-        "in": "header",
-        "required": policy.require_key,
-        "description": (
-            "Makes the request safe to retry: send the same key with the same request, and it is executed once; every "
-            f"repeat within {hours:g} hours gets the original response. Use a new random UUID for each new request."
-        ),
-        "schema": schema,
-        "example": f'"{EXAMPLE}"' if quoted else EXAMPLE,
-    }
-
-
-def _header(description: str) -> dict[str, Any]:
-    return {"description": description, "schema": {"type": "string"}}

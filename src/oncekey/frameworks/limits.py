@@ -1,4 +1,4 @@
-"""Limits: how many keys a tenant may make, how often a caller may look, how old a request may be (R187-R189).
+"""Limits: how many keys a tenant may make, how often a caller may look, how old a request may be.
 
 Only what would be executed is ever turned away. A key that is known already is answered from its record, so a client
 that retries is served however busy its tenant is. The counting is done by the package `limits`, in its storages.
@@ -95,7 +95,7 @@ class Limits:
             return too_old  # the claim meets the same outage, and says what it means
 
     def looks_up(self, caller: str, policy: Policy) -> Life[Refuse | None]:
-        """Why a caller may not ask for a key's state now (R187)."""
+        """Why a caller may not ask for a key's state now."""
         if policy.max_lookups_per_second is None:
             return None
         return (yield from self._hit("lookups", caller, policy.max_lookups_per_second, policy))

@@ -11,21 +11,24 @@ from oncekey.core.headers import field_name
 from oncekey.engine.answering import refusal
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Patterns
-from oncekey.engine.recent import Answers, Hints
+from oncekey.engine.fronts import Fronts
+from oncekey.engine.recent import Hints
 from oncekey.engine.run import Site
 from oncekey.frameworks.limits import Limits
 from oncekey.observe.events import TurnedAway
+from oncekey.runtimes.aio import AsyncRuntime, Drain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Refuse
+    from oncekey.core.fronts import Front
+    from oncekey.core.model import RecordId, Refuse
     from oncekey.core.policy import Policy
+    from oncekey.engine.effects import Line
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.observe.events import Tell
-    from oncekey.ports import Store
 
 
 class Engines(Protocol):
@@ -70,7 +73,7 @@ class Premises:
         """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
         self._hints = Hints()
-        self._answers = Answers(boottime)
+        self.fronts = fronts_here()
 
     def admit(self, enrolment: Enrolment) -> None:
         """Make room for an enrolment whose own settings are wider than the application's."""
@@ -91,10 +94,11 @@ class Premises:
         policy = self.policy if enrolment is None else enrolment.policy
         return refusal(refused, policy, echo=echo, status_url=status_url)
 
-    def site_of(self, store: Store, crowded: Callable[[bool], bool]) -> Site:
+    def site_of(self, engine: AsyncEngine | Engine, crowded: Callable[[bool], bool]) -> Site:
         """What the operations of one event loop, or of all threads of a process, share."""
+        self.fronts.identity, self.fronts.tell = engine.identity, self.tell
         return Site(
-            store,
+            engine.store,
             self.breaker,
             clock=time.monotonic,
             boot=boottime,
@@ -104,8 +108,26 @@ class Premises:
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             hints=self._hints,
             tell=self.tell,
-            answers=self._answers,
+            fronts=self.fronts,
         )
+
+
+def fronts_here() -> Fronts:
+    """Nothing yet; what a policy names is connected to when it is first needed."""
+    return Fronts(boottime, _line)
+
+
+async def forget(fronts: Fronts, policies: Iterable[Policy], engine: AsyncEngine, record_id: RecordId) -> bool:
+    """Let no front give a stored answer any more, before an operator takes it away; whether that is certain."""
+    if fronts.identity is None:
+        fronts.identity = engine.identity
+    return await AsyncRuntime(engine, Drain()).drive(fronts.forget(policies, record_id))
+
+
+def _line(front: Front, breaker: Breaker) -> Line:
+    from oncekey.drivers.redis_line import RedisLine  # noqa: PLC0415  (an optional package)
+
+    return RedisLine(front.place, front.patience, breaker)
 
 
 def _nobody() -> None:

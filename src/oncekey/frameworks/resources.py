@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer, retry_after
 from oncekey.core.choices import InProgress
+from oncekey.core.envelopes import check_open
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.locks import lock_number
@@ -86,6 +87,8 @@ def _found(premises: Premises, store: Store, caller: Caller, key: str) -> Life[S
     try:
         # A request of LOCAL in one commit that is under way has no row yet, but a lock (L8, F21).
         sight = yield from look(store, record_id, lock_number(SCHEMA, record_id, policy.secret))
+        if sight.snapshot.record is not None:
+            check_open(sight.snapshot.record)
     except RecordUnreadableError as error:
         log.error("oncekey: %s", error)
         return Refuse(Code.RECORD_UNREADABLE)

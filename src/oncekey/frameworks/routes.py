@@ -15,6 +15,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.listing import Served
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -209,3 +210,14 @@ def _is_ours(middleware: Middleware) -> bool:
 
 def _installation(middleware: Middleware) -> Installation | None:
     return cast("Installation | None", middleware.kwargs.get("installation"))
+
+
+def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
+    """Every route of a Starlette or FastAPI application, also of one inside of other ASGI applications."""
+    inner, _ = _unwrapped(app, ())
+    if not hasattr(inner, "routes"):
+        return None
+    return (
+        Served(route.path, route.methods, route.endpoint, tuple(one.patterns for one in route.passed))
+        for route in routed(app)
+    )

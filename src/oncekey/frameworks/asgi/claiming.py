@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import Code, Refuse
@@ -11,6 +12,8 @@ from oncekey.engine.claiming import Caller, Parts, chosen_of, fingerprint_for, k
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import Question
     from oncekey.engine.enrolment import Enrolment
@@ -53,18 +56,24 @@ async def ask(
     mark = fingerprint_for(parts, enrolment) if small else await _fingerprint_aside(parts, enrolment)
     if isinstance(mark, Refuse):
         return mark
-    caller = await caller_of(installation, enrolment.policy, scope, named=enrolment.completes)
+    if enrolment.completes or enrolment.policy.bind_to is not BindTo.TENANT:
+        caller = await caller_of(installation, enrolment.policy, scope, named=enrolment.completes)
+    else:
+        tenant = installation.tenant(scope)
+        caller = Caller(tenant if type(tenant) is str else await resolved(tenant))
     return question_of(key, mark, parts, enrolment, caller)
 
 
 async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:
     """Who calls, as far as keys are bound to it; `named` is whether a completer needs to know the principal too."""
-    tenant = await installation.tenant_of(scope)
+    tenant = await resolved(installation.tenant(scope))
     bind_to = policy.bind_to
     if bind_to is BindTo.TENANT and not named:
         return Caller(tenant)
     token = _field(scope["headers"], b"authorization").decode("latin-1") if bind_to is BindTo.TOKEN else None
-    principal = await installation.principal_of(scope) if named or bind_to is BindTo.PRINCIPAL else None
+    principal = None
+    if installation.principal is not None and (named or bind_to is BindTo.PRINCIPAL):
+        principal = await resolved(installation.principal(scope))
     return Caller(tenant, principal, token)
 
 
@@ -74,6 +83,11 @@ async def _fingerprint_aside(parts: Parts, enrolment: Enrolment) -> str | Refuse
     if isinstance(chosen, Refuse):
         return chosen
     return await asyncio.to_thread(fingerprint_for, parts, enrolment, chosen)
+
+
+async def resolved(named: str | Awaitable[str]) -> str:
+    """What a resolver returned, or what is awaited of it."""
+    return await named if inspect.isawaitable(named) else named
 
 
 def _field(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:

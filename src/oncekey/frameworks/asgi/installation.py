@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
@@ -15,7 +14,7 @@ from oncekey.runtimes.aio import AsyncRuntime, Drain
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
@@ -75,8 +74,10 @@ class Installation(Premises):
         self._life: tuple[AsyncRuntime, Site] | None = None
         """The one that was asked for last."""
         self._threads: ThreadRuntime | None = None
-        self._tenant = tenant
-        self._principal = principal
+        self.tenant = tenant
+        """Whose key it is, as the authenticated request says."""
+        self.principal = principal
+        """Who in the tenant, where keys are bound to principals."""
         self._handlers: ThreadPoolExecutor | None = None
         self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
@@ -89,7 +90,7 @@ class Installation(Premises):
         life = self._lives.get(engine)
         if life is None:
             threads = self.engines.blocking
-            site = self.site_of(engine.store, lambda blocking: (threads() if blocking else engine).crowded)
+            site = self.site_of(engine, lambda blocking: (threads() if blocking else engine).crowded)
             life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), site)
         self._life = life
         return life
@@ -103,15 +104,6 @@ class Installation(Premises):
 
     async def _open_blocking(self, first: Steps[Any] | None) -> tuple[AsyncOpenTransaction, Any]:
         return await opened_in_thread(self, first)
-
-    async def tenant_of(self, scope: Scope) -> str:
-        """Whose key it is, as the authenticated request says."""
-        tenant = self._tenant(scope)
-        return tenant if type(tenant) is str else await _resolved(tenant)
-
-    async def principal_of(self, scope: Scope) -> str | None:
-        """Who in the tenant, where keys are bound to principals."""
-        return None if self._principal is None else await _resolved(self._principal(scope))
 
     @property
     def handlers(self) -> ThreadPoolExecutor:
@@ -143,6 +135,9 @@ class Installation(Premises):
             await self.drain.wait(seconds)
         finally:
             late.cancel()
+            for line in self.fronts.lines.values():
+                await line.close()
+                line.close_blocking()
         for executor in (self._handlers, self._openings, self._settles):
             if executor is not None:
                 executor.shutdown(wait=False)
@@ -159,7 +154,3 @@ def _nobody() -> None:
 
 def _unknown(_: Scope, __: object) -> bool:
     return False
-
-
-async def _resolved(value: str | Awaitable[str]) -> str:
-    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,177 @@
+"""OpenAPI: what a protected operation takes and answers, written into any document of OpenAPI 3.0 or 3.1.
+
+Each operation gets the header that it takes, with the validity that is really configured, the refusals that it may
+answer with in the flavour and format of its policy, and the headers of its answers. What the document says already
+stays, and so does a response that another document describes.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from oncekey.core.choices import ErrorFormat, InProgress
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.keys import HeaderSyntax, KeyFormat
+from oncekey.core.model import Code, Effects
+from oncekey.core.problems import PROBLEMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oncekey.core.policy import Policy
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.listing import Served
+
+PROBLEM = "application/problem+json"
+EXAMPLE = "8e03978e-40d5-43e8-bc93-6894a57f9324"
+DOCUMENTED = (
+    Code.KEY_MISSING,
+    Code.IN_PROGRESS,
+    Code.BODY_TOO_LARGE,
+    Code.KEY_REUSED,
+    Code.STORE_UNAVAILABLE,
+)
+KNOWN: Final = re.compile(r"3\.[01]\.\d+(?:-.*)?")
+NOT_KNOWN: Final = "this is a document of OpenAPI {version}, and 3.0 and 3.1 are known: convert it first"
+_NAMED: Final = re.compile(r"\{[^{}]*\}")
+
+
+def transformed(document: Mapping[str, Any], routes: Iterable[Served]) -> tuple[dict[str, Any], list[str]]:
+    """A copy of a document with what is protected described, and the operations that it does not have."""
+    version = str(document.get("openapi", document.get("swagger", "?")))
+    if KNOWN.fullmatch(version) is None:
+        raise ConfigurationError(NOT_KNOWN.format(version=version))
+    made = copy.deepcopy(dict(document))
+    return made, describe(made, routes)
+
+
+def describe(document: dict[str, Any], routes: Iterable[Served]) -> list[str]:
+    """Write it into a document in place, once; which protected operations it does not have."""
+    missing = []
+    paths: dict[str, Any] = document.get("paths") or {}
+    by_shape = {_NAMED.sub("{}", path): path for path in paths}
+    bases = [base for base in _bases(document) if base]
+    for route in routes:
+        for method in sorted(route.changing):
+            enrolment = route.enrolment(method)
+            if enrolment is None:
+                continue
+            about = _operation(paths, by_shape, bases, route.path, method)
+            if about is None:
+                missing.append(f"{method} {route.path}")
+            elif "x-oncekey" not in about:
+                _describe(about, enrolment, document)
+    return missing
+
+
+def _operation(
+    paths: dict[str, Any], by_shape: Mapping[str, str], bases: list[str], path: str, method: str
+) -> dict[str, Any] | None:
+    """The operation of a route, whatever its parameters are called and wherever the document's servers begin."""
+    for candidate in (path, *(path.removeprefix(base) for base in bases if path.startswith(f"{base}/"))):
+        found = candidate if candidate in paths else by_shape.get(_NAMED.sub("{}", candidate))
+        about = None if found is None else paths[found].get(method.lower())
+        if about is not None:
+            return about if isinstance(about, dict) else None
+    return None
+
+
+def _bases(document: Mapping[str, Any]) -> Iterator[str]:
+    for server in document.get("servers") or ():
+        yield urlsplit(str(server.get("url", ""))).path.rstrip("/")
+
+
+def _resolved(value: Any, document: Mapping[str, Any]) -> Any:  # noqa: ANN401  (anything that a document holds)
+    """What a reference inside of the document stands for; another one stays as it is."""
+    reference = value.get("$ref") if isinstance(value, dict) else None
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return value
+    there: Any = document
+    for part in reference[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(there, dict) or name not in there:
+            return value
+        there = there[name]
+    return there
+
+
+def _own(response: Any, document: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """A response of this operation alone: one that others refer to, too, must not be changed for them."""
+    made: dict[str, Any] = copy.deepcopy(_resolved(response, document))
+    return made
+
+
+def _is_key(parameter: Any, policy: Policy, document: Mapping[str, Any]) -> bool:  # noqa: ANN401
+    found = _resolved(parameter, document)
+    return found.get("in") == "header" and str(found.get("name", "")).lower() == policy.key_header.lower()
+
+
+def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str, Any]) -> None:
+    policy = enrolment.policy
+    about["x-oncekey"] = {"effects": enrolment.effects.value, "operation": enrolment.operation}
+    parameters = about.setdefault("parameters", [])
+    if not any(_is_key(one, policy, document) for one in parameters):
+        parameters.append(_parameter(policy))
+    responses = about["responses"] = {
+        str(status): _own(response, document) for status, response in about.get("responses", {}).items()
+    }
+    media = PROBLEM if policy.error_format is ErrorFormat.PROBLEM else "application/json"
+    for code in DOCUMENTED:
+        problem = PROBLEMS[code]
+        response = responses.setdefault(str(problem.status_in(policy.flavor)), {"description": problem.title})
+        if "$ref" in response:
+            continue
+        # A status may be the application's own as well: add a media type, replace nothing.
+        response.setdefault("content", {}).setdefault(
+            media, {"schema": {"type": "object"}, "example": {"code": code.value, "title": problem.title}}
+        )
+        if problem.waiting_helps:
+            response.setdefault("headers", {})["Retry-After"] = _header(
+                "Seconds to wait before the same request again."
+            )
+    if policy.on_in_progress is InProgress.ACCEPTED or enrolment.effects is Effects.OUTBOX:
+        running = responses.setdefault("202", {"description": PROBLEMS[Code.IN_PROGRESS].title})
+        if "$ref" not in running:
+            running.setdefault("headers", {}).update(
+                {
+                    "Retry-After": _header("Seconds to wait before the same request again."),
+                    "Location": _header("Where the state of the first request can be read."),
+                }
+            )
+    for status, response in responses.items():
+        if status.startswith("2") and "$ref" not in response:
+            headers = response.setdefault("headers", {})
+            headers[policy.key_header] = _header("The key, as it was received.")
+            headers[policy.expires_header] = _header("Until when a repeat gets this same answer.")
+            headers[policy.replayed_header] = _header("`true` if this answer was stored by an earlier request.")
+
+
+def _parameter(policy: Policy) -> dict[str, Any]:
+    quoted = policy.header_syntax is HeaderSyntax.STRICT
+    schema: dict[str, Any] = {"type": "string"}
+    if quoted:
+        schema["minLength"] = policy.shortest_key + 2
+    else:
+        schema |= {"minLength": policy.shortest_key, "maxLength": policy.max_key_length}
+    if policy.key_format is KeyFormat.UUID and not quoted:
+        schema["format"] = "uuid"
+    hours = policy.ttl.total_seconds() / 3600
+    return {
+        "name": policy.key_header,
+        "in": "header",
+        "required": policy.require_key,
+        "description": (
+            "Makes the request safe to retry: send the same key with the same request, and it is executed once; every "
+            f"repeat within {hours:g} hours gets the original response. Use a new random UUID for each new request."
+        ),
+        "schema": schema,
+        "example": f'"{EXAMPLE}"' if quoted else EXAMPLE,
+    }
+
+
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}

@@ -1,0 +1,207 @@
+"""What changes something in an application, and how each of it is protected: routes, functions, consumers.
+
+It is listed by `oncekey routes`, judged by `oncekey audit`, and told in one line at start-up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import CodeType, MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.frameworks.listing import listed
+from oncekey.outside_calls import outside_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.policy import Policy
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.listing import Served
+    from oncekey.frameworks.premises import Premises
+    from oncekey.outside_calls import OutsideCall
+
+IDEMPOTENT: Final = frozenset({"PUT", "DELETE"})
+"""Methods whose repetition is harmless by definition (RFC 9110, 9.2.2), unless the handler breaks that."""
+STAGING: Final = frozenset({"emit", "defer"})
+CALL: Final = "CALL"
+"""The method of what is no route: a protected function, a consumer of messages."""
+
+
+class Verdict(StrEnum):
+    """What is to be said of a route."""
+
+    PROTECTED = "protected"
+    IDEMPOTENT = "idempotent"
+    """PUT or DELETE without a key: sent again it does the same."""
+    DECLARED = "declared open"
+    OPEN = "open"
+    """POST or PATCH without protection: sent again it happens again."""
+    PUBLISHES = "publishes"
+    """PUT or DELETE that writes parcels: sent again it publishes again, so it is not idempotent."""
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether somebody has to do something about it."""
+        return self in {Verdict.OPEN, Verdict.PUBLISHES}
+
+
+TODO: Final[Mapping[Verdict, str]] = MappingProxyType(
+    {
+        Verdict.OPEN: "protect it: @once.protect(effects=...) above the handler; or say --open",
+        Verdict.PUBLISHES: "serve it by POST or PATCH with a key: each PUT or DELETE publishes once more",
+    }
+)
+UNANNOUNCED: Final[Mapping[Effects, str]] = MappingProxyType(
+    {
+        Effects.LOCAL: "a LOCAL handler only writes through its transaction: make it PHASED, and call by op.call",
+        Effects.PHASED: "call it by op.call(name, fn), which stores its result and gives it a key",
+        Effects.OUTBOX: "leave the call to a worker: op.defer(topic, payload)",
+    }
+)
+"""What to do about an outside call that the effects of its handler do not allow. INLINE is what makes such calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One method of one route, or a function."""
+
+    method: str
+    path: str
+    verdict: Verdict
+    operation: str | None = None
+    effects: str | None = None
+    key: str | None = None
+    front: str | None = None
+    """What is asked before the store."""
+
+    @property
+    def named(self) -> str:
+        """As `--open` names it."""
+        return f"{self.method} {self.path}"
+
+
+class Surveyed(Protocol):
+    """What is asked of a `Once` here."""
+
+    @property
+    def served(self) -> Mapping[Any, Premises]:
+        """The applications that it protects, and how."""
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Its protected functions and consumers, as they were written."""
+
+    def enrolment_of(self, operation: str) -> Enrolment | None:
+        """The enrolment of an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surveying:
+    """A line, and the code behind it."""
+
+    line: Line
+    handler: Callable[..., Any] | None
+    enrolment: Enrolment | None
+
+    @property
+    def unannounced(self) -> list[OutsideCall]:
+        """Outside calls that nothing announces, as far as the source shows."""
+        if self.handler is None or self.enrolment is None or self.enrolment.effects not in UNANNOUNCED:
+            return []
+        return [one for one in outside_calls(self.handler) if not one.announced]
+
+
+def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[str] = frozenset()) -> list[Surveying]:
+    """Every method of every route that may change something, in the order of their paths; then functions."""
+    onces = list(onces)
+    found: dict[tuple[str, str], Surveying] = {}
+    for app in apps:
+        for one in _of_app(app, onces, declared):
+            found[one.line.path, one.line.method] = one
+    for once in onces:
+        for operation, function in once.functions.items():
+            enrolment = once.enrolment_of(operation)
+            if enrolment is not None:
+                line = Line(CALL, operation, Verdict.PROTECTED, operation, enrolment.effects.value, "required")
+                found["~" + operation, CALL] = Surveying(line, function, enrolment)  # after all paths
+    unknown = declared - {one.line.named for one in found.values()}
+    if unknown:
+        raise ConfigurationError(f"--open {min(unknown)!r}: no route is served there")
+    return [found[place] for place in sorted(found)]
+
+
+def summary(lines: Iterable[Line]) -> str:
+    """One line for a log."""
+    lines = list(lines)
+    counts = Counter(line.verdict for line in lines)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    wrong = [line.named for line in lines if line.verdict.is_finding]
+    named = f": {', '.join(wrong[:_NAMED])}{' and others' if len(wrong) > _NAMED else ''}" if wrong else ""
+    return f"{len(lines)} routes and functions change something; {told or 'none'}{named}"
+
+
+_NAMED: Final = 5
+
+
+def _of_app(app: Any, onces: list[Surveyed], declared: frozenset[str]) -> Iterator[Surveying]:  # noqa: ANN401
+    routes = listed(app)
+    if routes is not None:
+        for route in routes:
+            if not route.is_ours:
+                yield from (_surveyed(route, method, declared) for method in route.changing)
+        return
+    # What it serves cannot be seen, but what is enrolled by path is known.
+    for once in onces:
+        premises = once.served.get(app)
+        if premises is None:
+            continue
+        for pattern in premises.patterns.patterns:
+            enrolment = premises.patterns.find(pattern.method, pattern.sample)
+            if enrolment is not None:
+                yield Surveying(_protected(pattern.method, pattern.text.partition(" ")[2], enrolment), None, enrolment)
+
+
+def _surveyed(route: Served, method: str, declared: frozenset[str]) -> Surveying:
+    enrolment = route.enrolment(method)
+    publishes = method in IDEMPOTENT and _stages_parcels(route.endpoint, enrolment)
+    if enrolment is None:
+        verdict = Verdict.IDEMPOTENT if method in IDEMPOTENT else Verdict.OPEN
+        if verdict is Verdict.OPEN and f"{method} {route.path}" in declared:
+            verdict = Verdict.DECLARED
+        return Surveying(Line(method, route.path, verdict), route.endpoint, None)
+    verdict = Verdict.PUBLISHES if publishes else Verdict.PROTECTED
+    return Surveying(_protected(method, route.path, enrolment, verdict), route.endpoint, enrolment)
+
+
+def _protected(method: str, path: str, enrolment: Enrolment, verdict: Verdict = Verdict.PROTECTED) -> Line:
+    key = "required" if enrolment.policy.require_key else "optional"
+    return Line(method, path, verdict, enrolment.operation, enrolment.effects.value, key, _front(enrolment.policy))
+
+
+def _front(policy: Policy) -> str | None:
+    fronts = {"replay_cache": policy.replay_cache, "lock_hint": policy.lock_hint}
+    said = [f"{name}={one.shown} ({one.life})" for name, one in fronts.items() if one is not None]
+    return ", ".join(said) or None
+
+
+def _stages_parcels(endpoint: Callable[..., Any], enrolment: Enrolment | None) -> bool:
+    """Whether a handler writes parcels, as far as its own code shows: a function that it calls is not followed."""
+    if enrolment is not None and enrolment.effects is Effects.OUTBOX:
+        return True
+    code = getattr(inspect.unwrap(endpoint), "__code__", None)
+    return enrolment is not None and code is not None and any(STAGING & set(one.co_names) for one in _codes(code))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,160 @@
+"""Any OpenAPI document says what keys protect, and stays a valid one (R228, R229)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import flask
+import pytest
+import yaml
+from fastapi import FastAPI
+from openapi_spec_validator import validate
+
+from oncekey import INLINE, LOCAL, OUTBOX, SINGLE_TENANT, Once, Operation, Policy, SyncOperation, cli
+from oncekey.core.choices import Flavor
+from oncekey.core.errors import ConfigurationError
+from oncekey.frameworks.listing import listed
+from oncekey.frameworks.openapi import transformed
+
+DOCUMENT: dict[str, Any] = {
+    "openapi": "3.0.3",
+    "info": {"title": "Things", "version": "1"},
+    "servers": [{"url": "https://api.example.org/v1"}],
+    "paths": {
+        "/things/{thing}": {
+            "parameters": [{"name": "thing", "in": "path", "required": True, "schema": {"type": "integer"}}],
+            "get": {"responses": {"200": {"$ref": "#/components/responses/Done"}}},
+            "post": {"responses": {"200": {"$ref": "#/components/responses/Done"}, "409": {"description": "Taken"}}},
+        },
+        "/keyed": {
+            "post": {
+                "parameters": [{"$ref": "#/components/parameters/Key"}],
+                "responses": {"200": {"$ref": "#/components/responses/Done"}},
+            }
+        },
+        "/open": {"post": {"responses": {"200": {"description": "Done"}}}},
+    },
+    "components": {
+        "responses": {"Done": {"description": "Done", "content": {"application/json": {"schema": {"type": "object"}}}}},
+        "parameters": {
+            "Key": {"name": "idempotency-key", "in": "header", "required": True, "schema": {"type": "string"}}
+        },
+    },
+}
+
+
+def a_flask(once: Once) -> flask.Flask:
+    app = flask.Flask("things")
+
+    @app.post("/v1/things/<int:number>")
+    @once.protect(effects=LOCAL, ttl=72 * 3600)
+    def make(op: SyncOperation[Any], number: int) -> dict[str, int]:
+        return {"number": number}
+
+    @app.post("/v1/keyed")
+    @once.protect(effects=LOCAL)
+    def keyed(op: SyncOperation[Any]) -> dict[str, str]:
+        return {}
+
+    @app.post("/v1/open")
+    def unprotected() -> dict[str, str]:
+        return {}
+
+    @app.post("/v1/hidden")
+    @once.protect(effects=LOCAL)
+    def hidden(op: SyncOperation[Any]) -> dict[str, str]:
+        return {}
+
+    once.wsgi(app, tenant=SINGLE_TENANT)
+    return app
+
+
+@pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
+@pytest.mark.parametrize("flavor", list(Flavor))
+def test_a_document_of_others_gets_what_flask_protects(version: str, flavor: Flavor) -> None:
+    app = a_flask(Once("sqlite:///unused.db", policy=Policy(flavor=flavor)))
+    document = {**DOCUMENT, "openapi": version}
+    before = copy.deepcopy(document)
+    made, missing = transformed(document, listed(app) or ())
+    validate(made)
+    assert document == before
+    assert missing == ["POST /v1/hidden"]
+    about = made["paths"]["/things/{thing}"]["post"]
+    (parameter,) = about["parameters"]
+    assert (parameter["name"], parameter["required"]) == ("Idempotency-Key", True)
+    assert "72 hours" in parameter["description"]
+    misuse = "400" if flavor is Flavor.STRIPE else "422"
+    assert {"200", "400", "409", "503", misuse} <= set(about["responses"])
+    assert about["responses"]["409"]["description"] == "Taken"
+    assert set(about["responses"]["200"]["headers"]) == {
+        "Idempotency-Key",
+        "Idempotency-Key-Expires",
+        "Idempotent-Replayed",
+    }
+    # What other operations refer to, and what is not protected, is as it was.
+    assert made["components"] == before["components"]
+    assert made["paths"]["/things/{thing}"]["get"] == before["paths"]["/things/{thing}"]["get"]
+    assert made["paths"]["/open"] == before["paths"]["/open"]
+    assert made["paths"]["/keyed"]["post"]["parameters"] == [{"$ref": "#/components/parameters/Key"}]
+    assert transformed(made, listed(app) or ())[0] == made
+
+
+def test_what_fastapi_makes_is_valid_and_complete() -> None:
+    once = Once("sqlite:///unused.db")
+    app = FastAPI()
+    once.install(app, tenant=SINGLE_TENANT)
+
+    @app.post("/inline", status_code=201)
+    @once.protect(effects=INLINE, in_progress="accepted")
+    async def inline(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    @app.post("/outbox", status_code=202)
+    @once.protect(effects=OUTBOX)
+    async def outbox(body: dict[str, Any], op: Operation) -> None:
+        op.defer("x", body)
+
+    document = app.openapi()
+    validate(document)
+    for path in ("/inline", "/outbox"):
+        responses = document["paths"][path]["post"]["responses"]
+        assert {"202", "400", "409", "413", "422", "503"} <= set(responses)
+        assert {"Retry-After", "Location"} <= set(responses["202"]["headers"])
+
+
+@pytest.mark.parametrize("version", ["2.0", "4.0.0", "?"])
+def test_another_version_is_refused(version: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"3\.0 and 3\.1 are known"):
+        transformed({"openapi": version}, ())
+
+
+def test_the_command_reads_json_and_yaml(tmp_path, monkeypatch, capsys) -> None:
+    module = ModuleType("openapi_shop")
+    module.__spec__ = ModuleSpec("openapi_shop", None)
+    module.app = a_flask(Once("sqlite:///unused.db"))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "openapi_shop", module)
+
+    def run(*words: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["oncekey", "openapi", "--app", "openapi_shop:app", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    (tmp_path / "api.json").write_text(json.dumps(DOCUMENT))
+    (tmp_path / "api.yaml").write_text(yaml.safe_dump(DOCUMENT, sort_keys=False))
+    told = [run(str(tmp_path / name)) for name in ("api.json", "api.yaml")]
+    assert told[0] == told[1]
+    code, out, err = told[0]
+    assert out, err
+    validate(json.loads(out))
+    assert (code, err) == (1, "oncekey: POST /v1/hidden is protected, and the document does not have it\n")
+    assert "name the FILE" in run()[2]
+    (tmp_path / "broken.yaml").write_text("a: [")
+    for name in ("broken.yaml", "missing.json"):
+        assert run(str(tmp_path / name))[0] == 2
