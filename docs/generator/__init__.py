@@ -10,18 +10,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from . import cli, conformance, headers, problems, schema, settings
+from . import cli, conformance, drawing, headers, problems, schema, settings, states, stores
 
-FOLDER: Final = Path(__file__).resolve().parents[1] / "reference"
+FOLDER: Final = Path(__file__).resolve().parents[1]
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
     {
-        "settings.md": settings.page,
-        "problems.md": problems.page,
-        "headers.md": headers.page,
-        "cli.md": cli.page,
-        "schema.md": schema.page,
-        "conformance.md": conformance.page,
+        "reference/settings.md": settings.page,
+        "reference/problems.md": problems.page,
+        "reference/headers.md": headers.page,
+        "reference/cli.md": cli.page,
+        "reference/schema.md": schema.page,
+        "reference/conformance.md": conformance.page,
+        "reference/stores.md": stores.page,
+        "explanation/states.md": states.page,
+        "explanation/states.svg": drawing.states,
+        "explanation/architecture.svg": drawing.layers,
     }
 )
-"""File names and what writes them."""
+"""Files in the folder of the documentation, and what writes them."""

@@ -49,8 +49,12 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "
         "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer.",
         "wait_max": "How long `wait` waits; then it is 409.",
-        "replay_cache": "Keep answers that were read from the store in this process and give them again, unasked, "
-        "for at most this long. None asks every time. A `keys bust` elsewhere is noticed after that time.",
+        "replay_cache": "Keep answers that were read from the store and give them again without asking it: "
+        '`"memory"` in this process (a span alone is the same, for so long), `redis://…` for all processes. '
+        "`Front(place, life=…)` says for how long at most, else it is 60 s; a `keys bust` that nobody tells it of is "
+        "noticed after that time. None asks every time. See [the guide](../howto/replay-cache.md).",
+        "lock_hint": "`redis://…`: remember keys that are being worked on, so that a duplicate is told 409 without "
+        "asking the store. It is believed for `life` after the claim, 2 s if nothing is said, and removed at the end.",
         "on_unknown": "The status of the answer while the outcome is unknown.",
         "reconcile_interval": "The `Retry-After` of an unknown outcome that nobody will look at sooner.",
     },
@@ -186,6 +190,8 @@ def _more(for_routes: Mapping[str, tuple[str, ...]]) -> list[str]:
         "Two handlers need two names.",
         "fingerprint": "A function that takes the request and returns what counts, a mapping or bytes, instead of the "
         "body. See [what is fingerprinted](../explanation/fingerprint.md).",
+        "low_stakes": "A second execution would do little harm. Only then its keys may lie in a "
+        "[store that can forget them](stores.md#for-low-stakes-only).",
     }
     return [
         "## Options of a route that are no settings",

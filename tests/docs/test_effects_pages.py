@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sqlite3
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +12,7 @@ from types import ModuleType
 import httpx
 import pytest
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 from harness.patience import PATIENCE
 from harness.provider import Provider
 from oncekey.workers.service import Service
@@ -26,30 +24,14 @@ Program = Callable[[str, str], ModuleType]
 
 
 def _text(page: str, file: str) -> str:
-    (block,) = [block for block in Page(ROOT / "docs" / "howto" / page).blocks("python") if block.file == file]
-    return block.text
+    return Page(ROOT / "docs" / "howto" / page).program(file)
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """Imports a program by its name and text, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    names = []
-
-    def load(file: str, text: str) -> ModuleType:
-        (tmp_path / file).write_text(text)
-        spec = importlib.util.spec_from_file_location(f"documented_{file.removesuffix('.py')}", tmp_path / file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where a framework looks up the names of annotations
-        names.append(spec.name)
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
-    for name in names:
-        del sys.modules[name]
+    return lambda file, text: load(text, file, tmp_path, monkeypatch)
 
 
 def _say(database: str, *statements: str) -> list[tuple[object, ...]]:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sqlite3
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 from oncekey import Handling, Receipt
 
 CONSUMERS = Page(ROOT / "docs/howto/consumers.md").blocks("python")
 BUSY, DEAD = Receipt(Handling.BUSY, retry_after=0), Receipt(Handling.DEAD, reason="refused")
-
-
-def load(text: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    (folder / f"{name}.py").write_text(text)
-    spec = importlib.util.spec_from_file_location(f"documented_{name}", folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -43,7 +30,7 @@ def test_the_payments_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch)
     (block,) = [one for one in Page(ROOT / "docs/howto/functions.md").blocks("python") if one.file == "payments.py"]
     with closing(sqlite3.connect("payments.db")) as connection:
         connection.execute("CREATE TABLE payments (id INTEGER PRIMARY KEY, customer TEXT, amount TEXT)")
-    page: Any = load(block.text, "payments", folder, monkeypatch)
+    page: Any = load(block.text, "payments.py", folder, monkeypatch)
     assert page.book("7", "ann") == page.book(customer="ann", number="7", amount=Decimal(0)) == page.Payment(1)
     with pytest.raises(page.KeyReusedError):
         page.book("7", "bob")
@@ -62,7 +49,7 @@ def take(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         connection.execute("CREATE TABLE stock (product TEXT, amount INTEGER)")
         connection.execute("INSERT INTO stock VALUES ('tea', 10)")
     (block,) = [one for one in CONSUMERS if one.file == "inbox.py"]
-    page: Any = load(block.text, "inbox", folder, monkeypatch)
+    page: Any = load(block.text, "inbox.py", folder, monkeypatch)
     yield page.take_from_stock
     page.once.blocking().close()
 
@@ -75,7 +62,7 @@ def amount() -> int:
 
 def shape(function: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     (block,) = [one for one in CONSUMERS if f"\ndef {function}(" in one.text]
-    found: Callable[..., Any] = getattr(load(block.text, function, folder, monkeypatch), function)
+    found: Callable[..., Any] = getattr(load(block.text, f"{function}.py", folder, monkeypatch), function)
     return found
 
 

@@ -21,9 +21,11 @@ OF_THEIR_OWN = (
     "oncekey.console",
     "oncekey.mcp",
     "oncekey.observe",
+    "oncekey.sealing",
     "oncekey.testing",
     "oncekey.cells",
     "oncekey.drivers.cells",
+    "oncekey.drivers.dynamodb",
     "oncekey.stores.cells",
 )
 """Not every service needs these: what sends requests, observes and operates them, tests them, and makes a store."""

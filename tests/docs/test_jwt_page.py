@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sqlite3
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +14,7 @@ import httpx
 import jwt
 import pytest
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 from oncekey.workers.service import Done, Service
 from oncekey.workers.tasks import tasks_for
 
@@ -27,22 +24,13 @@ RESUMED = "UPDATE oncekey_record SET reconcile_after = 1"  # the pause after a f
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
     """The page's program, or what a test makes of it."""
     monkeypatch.chdir(tmp_path)
-    (text,) = (block.text for block in PAGE.blocks("python") if block.file == "tokens.py")
+    text = PAGE.program("tokens.py")
     old, new = getattr(request, "param", ("", ""))
     assert old in text
-    file = tmp_path / "tokens.py"
-    file.write_text(text.replace(old, new) if old else text)
-    spec = importlib.util.spec_from_file_location("documented_tokens", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load(text.replace(old, new) if old else text, "tokens.py", tmp_path, monkeypatch)
 
 
 def _token(secret: str, algorithm: str = "HS256", **claims: Any) -> str:

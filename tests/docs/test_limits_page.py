@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import httpx
 import pytest
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 from oncekey.core.model import SECOND
 
 NOW = 1_800_000_000.25  # 2027-01-15T08:00:00Z
@@ -24,14 +22,7 @@ LIMITED, OLD = "idempotency_rate_limited", "idempotency_request_too_old"
 def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's program, with a clock that the test moves: `module.clock.now`."""
     monkeypatch.chdir(tmp_path)
-    (block,) = [one for one in Page(ROOT / "docs/howto/limits.md").blocks("python") if one.file == "limited.py"]
-    (tmp_path / "limited.py").write_text(block.text)
-    spec = importlib.util.spec_from_file_location("documented_limited", tmp_path / "limited.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where a framework looks up the names of annotations
-    spec.loader.exec_module(module)
+    module = load(Page(ROOT / "docs/howto/limits.md").program("limited.py"), "limited.py", tmp_path, monkeypatch)
     clock = SimpleNamespace(now=NOW)
     for counting in ("limits.aio.storage.memory", "limits.aio.strategies"):
         __import__(counting)

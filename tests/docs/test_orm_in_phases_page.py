@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import httpx
+import pytest
 from sqlalchemy import select
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 from harness.provider import Provider
 from harness.walkthrough import with_store
 
@@ -19,23 +18,15 @@ KEY = {"Idempotency-Key": "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999", "Authorization
 PAYMENT = {"customer": "c-1", "amount": 1999}
 
 
-def _program(dsn: str, folder: Path, provider: str) -> ModuleType:
-    (block,) = [block for block in PAGE.blocks("python") if block.file == "ledger.py"]
-    file = folder / "ledger.py"
-    file.write_text(with_store(block.text, lambda: dsn).replace("http://127.0.0.1:2525", provider))
-    spec = importlib.util.spec_from_file_location("documented_ledger", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a framework looks up the names of annotations
-    spec.loader.exec_module(module)
-    return module
-
-
-async def test_a_payment_whose_reply_was_lost_is_one_row_and_one_charge(postgres_dsn: str, tmp_path: Path) -> None:
+async def test_a_payment_whose_reply_was_lost_is_one_row_and_one_charge(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # R115, R116
     with Provider(tmp_path) as provider:
-        program = _program(postgres_dsn, tmp_path, provider.url)
+        text = with_store(PAGE.program("ledger.py"), lambda: postgres_dsn).replace(
+            "http://127.0.0.1:2525", provider.url
+        )
+        program: Any = load(text, "ledger.py", tmp_path, monkeypatch)
         async with program.engine.begin() as connection:
             await connection.run_sync(program.Tables.metadata.create_all)
         async with program.lifespan(program.app):

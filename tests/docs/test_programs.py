@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import re
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ import httpx
 import psycopg
 import pytest
 
-from harness.pages import Block, Page, pages
+from harness.pages import Block, Page, load, pages
 from harness.ports import free_port
 from harness.walkthrough import with_store
 from oncekey.wire import aconnect
@@ -146,6 +144,7 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
 """The programs that no command of their page serves: the tables that they need, and what is sent to them."""
 
 ELSEWHERE = {
+    "docs/howto/audit.md:audited.py",
     "docs/howto/inline-timeouts.md:payments.py",
     "docs/howto/limits.md:limited.py",
     "docs/howto/orm-in-phases.md:ledger.py",
@@ -173,22 +172,6 @@ def _served_by_its_page(page: Page, block: Block) -> bool:
 
 
 BLOCKS = {_name(page, block): block for page, block in _programs("python")}
-
-
-def _load(text: str, folder: Path, name: str) -> ModuleType:
-    """Import a program from a file of its own."""
-    file = folder / f"{name}.py"
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location(f"documented_{name}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a framework looks up the names of annotations
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[spec.name]
-    return module
 
 
 def _prepare(module: ModuleType, statements: Sequence[str]) -> None:
@@ -268,9 +251,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_a_program_does_what_its_page_says(name: str, folder: Path, dsn: Callable[[], str]) -> None:
+def test_a_program_does_what_its_page_says(
+    name: str, folder: Path, dsn: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     statements, sends = EXERCISES[name]
-    module = _load(with_store(BLOCKS[name].text, dsn), folder, "program")
+    module = load(with_store(BLOCKS[name].text, dsn), "program.py", folder, monkeypatch)
     _prepare(module, statements)
 
     async def exercise() -> None:
@@ -284,10 +269,12 @@ def test_a_program_does_what_its_page_says(name: str, folder: Path, dsn: Callabl
     asyncio.run(exercise())
 
 
-def test_an_outside_call_that_was_not_made_runs_again_and_a_lost_one_does_not(folder: Path) -> None:
+def test_an_outside_call_that_was_not_made_runs_again_and_a_lost_one_does_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # R100, R101, R102
     name, port = "docs/howto/inline-timeouts.md:payments.py", str(free_port())
-    module = _load(BLOCKS[name].text.replace("2525", port), folder, "payments")
+    module = load(BLOCKS[name].text.replace("2525", port), "payments.py", folder, monkeypatch)
     keys: list[str] = []
 
     async def provide(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -344,5 +331,7 @@ FRAGMENTS = dict(_fragments())
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_every_other_python_block_can_be_imported(name: str, folder: Path, dsn: Callable[[], str]) -> None:
-    _load(with_store(FRAGMENTS[name].text, dsn), folder, "fragment")
+def test_every_other_python_block_can_be_imported(
+    name: str, folder: Path, dsn: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(with_store(FRAGMENTS[name].text, dsn), "fragment.py", folder, monkeypatch)

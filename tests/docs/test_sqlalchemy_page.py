@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 from harness.walkthrough import with_store
 
 PAGE = Page(ROOT / "docs" / "howto" / "sqlalchemy.md")
@@ -19,19 +16,9 @@ KEYS = [{"Idempotency-Key": f"{number}" * 16, "Authorization": "Bearer ann"} for
 
 
 @pytest.fixture
-def program(postgres_dsn: str, tmp_path: Path) -> Any:
+def program(postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The page's program, imported, on the test's database."""
-    (block,) = [block for block in PAGE.blocks("python") if block.file == "sessions.py"]
-    file = tmp_path / "sessions.py"
-    file.write_text(with_store(block.text, lambda: postgres_dsn))
-    spec = importlib.util.spec_from_file_location("documented_sessions", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load(with_store(PAGE.program("sessions.py"), lambda: postgres_dsn), "sessions.py", tmp_path, monkeypatch)
 
 
 async def test_the_program_does_what_its_page_says(program: Any) -> None:

@@ -17,9 +17,10 @@ WALKED = [page for page in pages("README.md", "docs/tutorial.md", "docs/howto/*.
 def test_every_command_works_and_prints_what_the_page_shows(
     page: Page, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    # Only a page that names PostgreSQL starts it.
+    # Only a page that names a server starts it.
     dsn = cache(lambda: str(request.getfixturevalue("postgres_dsn")))
-    with Walkthrough(page, tmp_path, dsn) as walkthrough:
+    mariadb = cache(lambda: str(request.getfixturevalue("mariadb_url")))
+    with Walkthrough(page, tmp_path, dsn, mariadb=mariadb) as walkthrough:
         walkthrough.walk()
 
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 
 KEY = {"Idempotency-Key": "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999"}
 
 
 def test_the_shop_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = [one for one in Page(ROOT / "docs/howto/wsgi.md").blocks("python") if one.file == "shop.py"]
-    (tmp_path / "shop.py").write_text(block.text)
     with closing(sqlite3.connect("shop.db")) as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)")
-    spec = importlib.util.spec_from_file_location("documented_wsgi_shop", tmp_path / "shop.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
+    module: Any = load(Page(ROOT / "docs/howto/wsgi.md").program("shop.py"), "shop.py", tmp_path, monkeypatch)
     client = module.app.test_client()
     for path, number in (("/orders", 1), ("/payments", 2)):
         sent = {"json": {"product": "tea"}, "headers": {"Idempotency-Key": f"a-key-of-the-page{path}"}}

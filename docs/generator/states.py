@@ -1,0 +1,208 @@
+"""The two tables as a page for people: drawn from the tables themselves, so that it cannot say anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from oncekey.core.guards import Guard
+from oncekey.core.model import State
+from oncekey.core.rulings import RULINGS, Ruling, Situation
+from oncekey.core.transitions import ROWS, Row
+
+from .markdown import title
+
+NO_ROW: Final = "no row"
+
+_MEANINGS: Final[Mapping[State, str]] = {
+    State.PENDING: "Deferred: the request is answered with 202, and a worker will make the outside call.",
+    State.IN_PROGRESS: "Somebody owns it and runs it, for as long as the lease lasts.",
+    State.COMPLETED: "Done, with an answer, be it a yes or a final no. Every retry gets this answer.",
+    State.FAILED_RETRYABLE: "Proven to have done nothing, or stopped at a point that can be resumed. A retry runs.",
+    State.UNKNOWN: "It may have happened, and nobody knows. No retry runs it; a resolver or a person settles it.",
+    State.EXPIRED: "Completed once, kept for the record. The key may be used anew.",
+}
+
+_SITUATIONS: Final[Mapping[Situation, str]] = {
+    Situation.ABSENT: "There is no record.",
+    Situation.PENDING: "A worker will finish it.",
+    Situation.LIVE: "Somebody runs it, and the lease is not over.",
+    Situation.STALE: "Somebody ran it, and the lease is over.",
+    Situation.COMPLETED: "It is done, and its time is not over.",
+    Situation.RETRYABLE: "It may run again, or be resumed.",
+    Situation.UNKNOWN: "Nobody knows what became of it.",
+    Situation.EXPIRED: "It is finished and its time is over, and nothing is left to resume.",
+}
+
+_RULINGS: Final[Mapping[Ruling, str]] = {
+    Ruling.CLAIM: "claim it",
+    Ruling.WAIT: "refuse: in progress",
+    Ruling.RECOVER: "take over, or make it unknown: the record's own effects decide",
+    Ruling.REPLAY: "replay the answer",
+    Ruling.TAKE_OVER: "take over",
+    Ruling.IN_DOUBT: "refuse: outcome unknown",
+    Ruling.SUPERSEDE: "start anew, or refuse: gone",
+    Ruling.MISMATCH: "refuse: key reused",
+}
+
+_NEEDS: Final[Mapping[Guard, str]] = {
+    Guard.LOCAL: "the record's effects are local",
+    Guard.PHASED: "the record's effects are phased",
+    Guard.OUTBOX: "the record's effects are outbox",
+    Guard.INLINE_OR_OUTBOX: "the record's effects are inline or outbox",
+    Guard.NOT_OUTBOX: "the record's effects are not outbox",
+    Guard.REQUEST_LOCAL: "the new request's effects are local",
+    Guard.REQUEST_OUTBOX: "the new request's effects are outbox",
+    Guard.BEFORE_DEADLINE: "the handler's deadline is not over",
+    Guard.LEASE_OVER: "there is a lease, and it is over",
+    Guard.GRACE_OVER: "the lease has been over for as long as the sweeper's grace",
+    Guard.NO_INTENT: "no outside call is open",
+    Guard.INTENT_OPEN: "an outside call is open",
+    Guard.NO_INTENT_OR_INLINE: "no outside call is open, or the effects are inline",
+    Guard.SENT_ONCE: "the open outside call was announced once",
+    Guard.NEVER_SENT: "the owner proves that it was not sent",
+    Guard.NO_INTENT_OR_SAME_AGAIN: "no outside call is open, or this very one may be repeated now",
+    Guard.NO_RESULT_YET: "the phase has no result yet",
+    Guard.CALLS_KNOWN: "the owner knows what became of every call it made",
+    Guard.SOME_MEMO: "a phase is finished",
+    Guard.NO_MEMO: "no phase is finished",
+    Guard.NOT_RESUMABLE: "it is not a retryable record with finished phases",
+    Guard.NOT_ENTERED: "the handler was not called",
+    Guard.ENTERED: "the handler was called",
+    Guard.RESUMABLE: "phased, and an open call is repeatable now",
+    Guard.RUNS_AGAIN: "its stored effects and recovery allow another run: nothing is left behind, or it is resumable",
+    Guard.ATTEMPTS_LEFT: "a phased handler was not begun too often",
+    Guard.RUNS_NEVER_AGAIN: "they do not, or there are no attempts left",
+    Guard.PAST_EXPIRY: "its time is over",
+    Guard.BEFORE_EXPIRY: "its time is not over",
+    Guard.FREE: "its time is over, and a retryable record has nothing to resume",
+    Guard.PLAIN: "no phase is finished and no call is open",
+    Guard.BEGUN: "a phase is finished or a call is open",
+    Guard.DEFERRED: "outbox, and a worker has had its item",
+    Guard.NOT_DEFERRED: "not that",
+    Guard.WAITED_OR_NOTHING_OPEN: "the provider was asked after the waiting time, or no call can be under way",
+    Guard.WAITED_OR_ITEM_REPEATABLE: "the provider was asked after the waiting time, or sending again is safe now",
+    Guard.LAST_RESULT_BY_HAND: "the last finished step is a result that an operator gave",
+    Guard.RESULT_GIVEN: "the result of the open call is given",
+    Guard.LOCKED: "the key's lock is held by the transaction",
+    Guard.ITEM_SAFE: "the item was never sent, may be sent again now, or has its result already",
+    Guard.ITEM_UNSAFE: "none of these",
+    Guard.ITEM_NEVER_CLAIMED: "no worker ever had the item",
+    Guard.SOFT: "expired records are kept",
+    Guard.REASON: "the operator says why",
+    Guard.CONFIRMED_IF_SUCCESS: "the operator confirms that a success will run again",
+}
+
+_DRAWN: Final = """\
+The numbers are those of the table below. Rows 30 and 31 are left out: the reaper removes a finished record whose time
+is over (30), or a new request begins anew in its row (31)."""
+
+_PROOFS: Final = """\
+Proofs are compared in the statement that writes. `N`: there is no row. `O`: incarnation and fence, the owner's. `V`:
+incarnation and version as read, everybody else's. `item`: the outbox item's own claim. Every write puts the version up,
+so that who looked before must look again. Only a change of ownership puts the fence up: an owner that was merely swept
+may still tell what it did, an owner that was replaced writes nothing."""
+
+_WHOSE: Final = """\
+What the store answers for is compared once more in the statement that writes, by the store's own clock: who decided by
+an older look is refused. What the mover answers for no row can tell: whether the handler was entered, whether a call
+was made, what the policy allows. The contract that ships with oncekey walks over every move and every combination of
+these facts, and a store has to accept exactly what the store's needs allow."""
+
+_INTRODUCTION: Final = """\
+What a key's record is, what a request hears that meets it, and every move that a record can make. The code decides by
+two tables and nowhere else, and this page is drawn from them: a pair that is missing here cannot happen."""
+
+_HEARING: Final = """\
+The state is looked at first and the clock afterwards, so time alone never turns an unfinished record into a free key.
+The fingerprint is compared before anything is done: another request under a live key takes no lease, resumes nothing
+and learns only that the key is taken."""
+
+_BELIEF: Final = """\
+`oncekey.testing.model` visits every world that one key can be in: requests with the same and with another body, owners
+of all four kinds of effects, workers, sweeper, reaper, completer, resolver and operator, a provider that counts, a
+crash or a lost reply at every step, and a clock that moves whenever it may. It runs over these very tables and looks
+for a double effect, a lost or wrong answer, a stranger's answer, and a record that nothing ends. Then it leaves out one
+rule after the other and must find each hole again. What it changed is
+[a decision of its own](../adr/0009-what-the-model-changed-in-the-table.md)."""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n\n".join(_parts()) + "\n"
+
+
+def transitions(rows: Iterable[Row] = ROWS) -> str:
+    """TRANSITIONS as a Markdown table; rows that differ only in where they start are one line."""
+    lines: dict[tuple[object, ...], list[str]] = {}
+    for row in rows:
+        said = (row.number, _words(row.trigger), _name(row.to), _actors(row), row.proof, row.fence, _needs(row))
+        lines.setdefault(said, []).append(_name(row.source))
+    head = ("#", "From", "Trigger", "To", "Who", "Proof", "Fence", "Needs")
+    return _table(
+        head,
+        (
+            (str(number), ", ".join(sources), str(trigger), *map(str, rest))
+            for (number, trigger, *rest), sources in lines.items()
+        ),
+    )
+
+
+def rulings() -> str:
+    """RULINGS as a Markdown table."""
+    return _table(
+        ("Situation", "What it means", "The same request", "Another request"),
+        (
+            (_words(situation), _SITUATIONS[situation], _RULINGS[answers[True]], _RULINGS[answers[False]])
+            for situation, answers in RULINGS.items()
+        ),
+    )
+
+
+def needs() -> str:
+    """What the needs of a move mean, as a Markdown table."""
+    return _table(
+        ("Needs", "What that means", "Who answers for it"),
+        ((_words(guard.name.lower()), _NEEDS[guard], guard.whose.value) for guard in Guard),
+    )
+
+
+def _parts() -> Iterator[str]:
+    yield title("States")
+    yield _INTRODUCTION
+    yield _table(("State", "Meaning"), ((f"`{state}`", _MEANINGS[state]) for state in State))
+    yield "## What a request hears"
+    yield _HEARING
+    yield rulings()
+    yield "## The moves"
+    yield "![The states and the moves between them](states.svg)"
+    yield _DRAWN
+    yield _PROOFS
+    yield transitions()
+    yield "## What the moves need"
+    yield _WHOSE
+    yield needs()
+    yield "## Why to believe it"
+    yield _BELIEF
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _name(state: State | None) -> str:
+    return _words(state) if state else NO_ROW
+
+
+def _actors(row: Row) -> str:
+    return ", ".join(sorted(row.by))
+
+
+def _needs(row: Row) -> str:
+    return ", ".join(_words(guard.name.lower()) for guard in row.when)
+
+
+def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    named = tuple(head)
+    shown = [named, tuple("---" for _ in named), *map(tuple, lines)]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in shown)

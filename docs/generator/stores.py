@@ -1,0 +1,70 @@
+"""`stores.md`: every store from its row of the table, and what it can do from the protocols that it satisfies."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+from oncekey.cli.stores import Listed, effects_of, listed, parts_of
+from oncekey.wire import STORES, Abilities, Declared
+
+from .markdown import code, table, title
+from .markdown import page as put_together
+
+MEANS: Final = {
+    "outbox": "`op.emit`, `op.defer` and topics",
+    "audit": "`oncekey keys history`, and lines about every move that no request made",
+    "workers": "sweeper, reaper and the roll of workers",
+    "operators": "`oncekey keys`, `unknown`, `stats` and `doctor`",
+    "console": "`oncekey console` and `oncekey top`",
+    "resolvers": "`once.resolver` and `once.webhook`",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    rows = [(row, listed(row)) for row in STORES]
+    parts = [name for name in MEANS if any(name in parts_of(_able(one)) for _, one in rows)]
+    return put_together(
+        title("Stores"),
+        "One URL chooses where keys are kept. `Once` understands it when it is made; `oncekey stores` lists the same "
+        "for what is installed where it is typed. What a store can do is asked of the protocols that it satisfies.",
+        table(
+            ("Store", "URL", "Driver for asyncio", "Driver for threads", "Extra"),
+            [
+                (one.title, code(*one.urls), ", ".join(one.asynchronous), ", ".join(one.blocking), _extras(row))
+                for row, one in rows
+            ],
+        ),
+        table(
+            ("Store", "Effects", *parts),
+            [(one.title, ", ".join(effects_of(_able(one))), *_ticks(one, parts)) for _, one in rows],
+        ),
+        table(("Part", "What needs it"), [(name, MEANS[name]) for name in parts]),
+        "A PHASED handler on a store that shares no transaction with the application has `op.call` and `op.value`, and "
+        "no `op.phase`. An application that asks for what its store does not have is told so in one sentence when it "
+        "starts.",
+        "## For low stakes only",
+        *(_low_stakes(one) for _, one in rows if one.low_stakes is not None),
+        "## All schemes",
+        table(("Store", "Schemes"), [(one.title, code(*one.schemes)) for _, one in rows]),
+    )
+
+
+def _ticks(one: Listed, parts: list[str]) -> list[str]:
+    return ["yes" if name in parts_of(_able(one)) else "" for name in parts]
+
+
+def _low_stakes(one: Listed) -> str:
+    return f"{one.title}: {one.low_stakes}. Enrolling an operation there needs `low_stakes=True`."
+
+
+def _able(one: Listed) -> Abilities:
+    assert one.can is not None, f"the page needs every driver: {', '.join(one.install)}"
+    assert len(fields(one.can)) == 9, "a new ability has to be shown here"  # noqa: PLR2004
+    return one.can
+
+
+def _extras(row: Declared) -> str:
+    named = dict.fromkeys(way.extra for way in (*row.asynchronous, *row.blocking) if way.extra)
+    return code(*(f"oncekey[{name}]" for name in named)) or "none"

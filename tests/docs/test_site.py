@@ -1,0 +1,83 @@
+"""The documentation as a site: everything is in it, every link leads somewhere, and nobody else is asked."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from harness.browser import chromium
+from harness.pages import ROOT, generator, pages
+from harness.patience import PATIENCE
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        del args
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it: strictly."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_every_page_is_there(site: Path) -> None:
+    for page in pages("docs/*.md", "docs/*/*.md"):
+        name = page.name.removeprefix("docs/").replace("README.md", "index.html").replace(".md", ".html")
+        assert (site / name).exists() == (page.path.name != "0000-template.md"), name
+
+
+def test_what_pages_import_is_in_the_reference(site: Path) -> None:
+    modules = importlib.import_module(f"{generator().__name__}.site").MODULES
+    for page in pages("README.md", "docs/howto/*.md", "docs/tutorial.md"):
+        for block in page.blocks("python"):
+            for module, names in re.findall(r"^from (oncekey[\w.]*) import ([\w, ]+)$", block.text, re.MULTILINE):
+                if module.startswith(("oncekey.core", "oncekey.stores", "oncekey.drivers")):
+                    continue  # for those who write a store; the pages say what they are
+                assert module in modules, f"{page.name} imports {module}"
+                shown = (site / "reference" / "python" / f"{module}.html").read_text()
+                for name in names.split(", "):
+                    assert f'id="{module}.{name}"' in shown, f"{page.name} imports {module}.{name}"
+
+
+def test_a_reader_finds_a_page_and_nobody_else_is_asked(address: str) -> None:
+    asked: list[str] = []
+    with chromium() as browser:
+        page = browser.new_page(color_scheme="dark")
+        page.on("request", lambda request: asked.append(request.url))
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"{address}/explanation/states.html", wait_until="load")
+        assert page.locator("img[src='states.svg']").evaluate("image => image.naturalWidth") > 0
+        assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
+        page.goto(f"{address}/index.html", wait_until="load")
+        page.locator("[data-md-component=search-query]").fill("glossary")
+        page.locator(".md-search-result__link", has_text="Glossary").first.click()
+        page.wait_for_url(re.compile(r"/explanation/glossary\.html"))
+    assert errors == []
+    assert [url for url in asked if not url.startswith(address)] == []
