@@ -3,8 +3,10 @@
 PYTHON  ?= python3
 VENV    ?= .venv
 LOWEST  ?= $(VENV)-lowest
+PATRONI ?= $(VENV)-failover
 UV      ?= uv
 WORKERS ?= 2
+DYNALITE = 4.0.0
 SBIN    ?= /usr/sbin:/usr/local/sbin
 TESTS   ?= tests
 ARGS    ?=
@@ -13,7 +15,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler promtool systemd check bench soak torture pins clean
+.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb check bench docs docs-serve soak torture race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,11 +28,12 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev browser pooler promtool systemd ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
 
-lowest: $(LOWEST)/.made pooler ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
-	$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
+lowest: $(LOWEST)/.made pooler dynalite mariadb ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
+	ONCEKEY_TEST_DYNALITE="$${ONCEKEY_TEST_DYNALITE:-$(abspath $(VENV))/dynalite/node_modules/.bin/dynalite}" \
+		$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
 
 browser: ## Look for the Chromium of the tests, and install it where that can be done (Debian, as root)
 	@if [ -n "$$ONCEKEY_TEST_BROWSER" ] || which chromium chromium-browser google-chrome google-chrome-stable 2>/dev/null \
@@ -76,6 +79,33 @@ systemd: ## Look for the systemd-analyze of the tests, and install it where that
 			'or name it in ONCEKEY_TEST_SYSTEMD_ANALYZE' >&2; \
 	fi
 
+# Into a folder of its own, by the version that is pinned here; what it needs is what npm finds for that version.
+dynalite: ## Look for the dynalite of the tests, and get it where that can be done (npm)
+	@if [ -n "$$ONCEKEY_TEST_DYNALITE" ] || [ -x $(VENV)/dynalite/node_modules/.bin/dynalite ]; then :; \
+	elif command -v npm >/dev/null; then \
+		echo 'no dynalite is here: installing it by npm into $(VENV)/dynalite, for the tests of DynamoDB'; \
+		mkdir -p $(VENV)/dynalite && cd $(VENV)/dynalite \
+			&& npm install --silent --no-fund --no-audit --no-save --ignore-scripts --prefix . dynalite@$(DYNALITE); \
+	else \
+		echo 'no dynalite is here, and tests/dynamodb will fail: install npm, or name the program in' \
+			'ONCEKEY_TEST_DYNALITE' >&2; \
+	fi
+
+# Taken apart, like promtool: installing the package would start a server. Galera's library and what copies a node come along.
+MARIADB_PACKAGES = mariadb-server-core mariadb-server mariadb-client-core galera-4 liburing2 rsync libpopt0 libxxhash0 \
+	$$(apt-cache show libaio1 >/dev/null 2>&1 && echo libaio1 || echo libaio1t64)
+mariadb: ## Look for the MariaDB of the tests, and get it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_MARIADB" ] || [ -x $(VENV)/mariadb/usr/sbin/mariadbd ]; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no MariaDB is here: taking it out of its packages by apt-get, for the tests of the store'; \
+		rm -rf $(VENV)/mariadb.part && apt-get update -qq && mkdir -p $(VENV)/mariadb.part && cd $(VENV)/mariadb.part \
+			&& apt-get download -qq -o APT::Sandbox::User=root $(MARIADB_PACKAGES) \
+			&& for one in *.deb; do dpkg -x $$one . || exit 1; done && rm *.deb && mv ../mariadb.part ../mariadb; \
+	else \
+		echo 'no MariaDB is here, and tests of its store will fail: name the folder of one in ONCEKEY_TEST_MARIADB' \
+			'(with usr/sbin/mariadbd in it; / where the package mariadb-server is installed)' >&2; \
+	fi
+
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -85,11 +115,24 @@ check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")
 	$(PY) -m bench $(ARGS)
 
+docs: $(VENV)/.dev ## Build the documentation as a site, in site/ (open site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict $(ARGS)
+	@echo 'site/index.html is ready'
+
+docs-serve: $(VENV)/.dev ## Show the documentation while you write it (ARGS="--dev-addr 127.0.0.1:8003")
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --quiet $(ARGS)
+
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
 
-torture: $(VENV)/.dev ## Torture a private PostgreSQL and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
+torture: $(VENV)/.dev mariadb ## Torture a private PostgreSQL, a MariaDB and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
 	$(PY) tests/soak/torture_soak.py $(ARGS)
+
+race: $(VENV)/.dev dynalite mariadb ## Let 8 processes race for 2,000 keys on every store (ARGS="--rounds 500 --store redis --seed 7")
+	$(PY) tests/soak/race_soak.py $(ARGS)
+
+failover: $(PATRONI)/.made ## Torture two servers that Patroni keeps, and kill the leader (a minute; ARGS="--seconds 60 --seed 7")
+	$(PATRONI)/bin/python tests/soak/failover_soak.py $(ARGS)
 
 # Everything is compiled from pyproject.toml, and the check at the end keeps registries' addresses out of the tree.
 COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header
@@ -98,10 +141,12 @@ pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
 	$(COMPILE) --extra demo --extra postgres --extra asyncpg --group build $(ARGS) -o requirements/run.txt
 	$(COMPILE) --all-extras --group dev --group build -c requirements/run.txt $(ARGS) -o requirements/dev.txt
 	$(COMPILE) --all-extras --group lowest --group build --resolution lowest-direct $(ARGS) -o requirements/lowest.txt
+	$(COMPILE) --extra demo --extra postgres --extra asyncpg --group failover --group build -c requirements/dev.txt $(ARGS) \
+		-o requirements/failover.txt
 	@if grep -n '://' requirements/*.txt; then echo 'pins must not name a host' >&2; exit 1; fi
 
 clean: ## Remove .venv, caches and builds (the demo's database stays)
-	rm -rf .venv .venv-lowest .venv-bench bench-results dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-failover .venv-bench bench-results site dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Empty when $(PYTHON) will do, else the one line that says what is wrong; the code must parse on any Python 3.
@@ -126,13 +171,21 @@ $(VENV)/.run: $(VENV)/.made requirements/run.txt pyproject.toml
 LOWEST_TESTS = tests/frameworks tests/drivers --ignore=tests/drivers/postgres/test_every_byte.py \
 	tests/client/test_aiohttp.py tests/client/test_httpx.py tests/client/test_requests.py \
 	tests/console/test_access.py tests/console/test_pages.py \
-	tests/upkeep/test_limits.py tests/phased/test_completer.py tests/cli/test_migrate.py tests/cli/test_doctor.py tests/cli/test_routes.py
+	tests/contract/test_dynamodb_contract.py::TestAiobotocoreOnDynalite \
+	tests/stores/test_redis.py tests/upkeep/test_limits.py tests/phased/test_completer.py tests/cli/test_migrate.py tests/cli/test_doctor.py tests/cli/test_routes.py
 
 $(LOWEST)/.made: requirements/lowest.txt pyproject.toml
 	$(if $(PYTHON_PROBLEM),$(error $(PYTHON_PROBLEM)))
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/lowest.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(PATRONI)/.made: requirements/failover.txt pyproject.toml
+	$(if $(PYTHON_PROBLEM),$(error $(PYTHON_PROBLEM)))
+	$(PYTHON) -m venv --clear $(PATRONI)
+	$(PATRONI)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/failover.txt
+	$(PATRONI)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made requirements/dev.txt pyproject.toml

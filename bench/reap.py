@@ -1,4 +1,4 @@
-"""`python -m bench.reap`: what reaping a full table does to the requests that are served meanwhile (R169).
+"""`python -m bench.reap`: what reaping a full table does to the requests that are served meanwhile.
 
 PostgreSQL only. A load of claims and settlements runs all the time. A reaper, in a process of its own like that of
 `oncekey worker`, removes all expired records and writes the audit. It works and pauses by turns, so that the load alone
@@ -137,7 +137,7 @@ def fill(connection: Any, rows: int) -> None:
     connection.execute("CHECKPOINT")
 
 
-def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True, pace: dict[str, int] | None = None) -> Any:
+def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True, pace: dict[str, float] | None = None) -> Any:
     """A reaper that works through everything, as it ships unless another pace is given."""
     from oncekey.core.policy import Policy  # noqa: PLC0415
     from oncekey.workers.reaper import Reaper  # noqa: PLC0415
@@ -146,7 +146,7 @@ def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True, pace: dic
     return Reaper(engine.store.upkeep, engine.store.audit, run, policy, sleep=sleep, **(pace or {}))
 
 
-async def reap_all(url: str, pace: dict[str, int]) -> dict[str, Any]:
+async def reap_all(url: str, pace: dict[str, float]) -> dict[str, Any]:
     """The reaper's own process."""
     from oncekey.wire import aconnect  # noqa: PLC0415
 
@@ -166,7 +166,7 @@ async def reap_all(url: str, pace: dict[str, int]) -> dict[str, Any]:
 
 
 async def beside_a_load(
-    url: str, rows: int, clients: int, turn: float, say: Say, *, pace: dict[str, int]
+    url: str, rows: int, clients: int, turn: float, say: Say, *, pace: dict[str, float]
 ) -> dict[str, Any]:
     """The load alone and beside the reaper by turns, until everything is reaped."""
     from oncekey.wire import aconnect  # noqa: PLC0415
@@ -245,7 +245,7 @@ async def wal_per_row(url: str, connection: Any, rows: int, *, audit: bool) -> d
     }
 
 
-def measured(rows: int, clients: int, turn: float, say: Say, pace: dict[str, int] | None = None) -> dict[str, Any]:
+def measured(rows: int, clients: int, turn: float, say: Say, pace: dict[str, float] | None = None) -> dict[str, Any]:
     """Everything, on a server of its own."""
     import psycopg  # noqa: PLC0415
 
@@ -300,13 +300,18 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     parser.add_argument("--moment", type=float, metavar="MS", help="how long a batch should take; as it ships without")
     parser.add_argument("--least", type=int, metavar="N", help="how many records it has at least; as it ships without")
+    parser.add_argument(
+        "--rest", type=float, metavar="TIMES", help="how many times as long it rests; as it ships without"
+    )
     parser.add_argument("--reaper", help=argparse.SUPPRESS)
     parser.add_argument("--pace", type=json.loads, default={}, help=argparse.SUPPRESS)
     said = parser.parse_args(words)
     if said.reaper:
         print(json.dumps(asyncio.run(reap_all(said.reaper, said.pace))))
         return 0
-    pace = {} if said.least is None else {"least": said.least}
+    pace: dict[str, float] = {} if said.least is None else {"least": said.least}
+    if said.rest is not None:
+        pace["rest"] = said.rest
     if said.moment is not None:
         pace["moment"] = int(said.moment * 1000)
     try:

@@ -1,4 +1,4 @@
-"""`python -m bench.scale`: does anything grow with the table? Plans and latencies at several sizes (R152, R170).
+"""`python -m bench.scale`: does anything grow with the table? Plans and latencies at several sizes.
 
 PostgreSQL only. The table is filled by the database itself. At each size the statements of claim, sweep, reap and
 reconcile are explained, and claims, pages and replays are timed.

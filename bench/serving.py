@@ -189,8 +189,8 @@ def stores(places: Iterable[Place], pythons: Mapping[str, Path]) -> Iterator[Sto
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-bench-")))
         redis = None
         for place in places:
-            if place.store is Store.POSTGRES_AND_REDIS and place.peer is not None and redis is None:
-                program = prepared.redis_server(pythons[place.peer])
+            if place.store is Store.POSTGRES_AND_REDIS and redis is None:
+                program = prepared.redis_server(Path(sys.executable) if place.peer is None else pythons[place.peer])
                 redis = None if program is None else stack.enter_context(Redis(program))
         yield Stores(postgres, folder, redis)
 

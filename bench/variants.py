@@ -86,6 +86,8 @@ PLACES = (
     Place("asyncpg", "asyncpg"),
     Place("elsewhere", "asyncpg", shares="asyncpg"),
     Place("cached", "asyncpg_cached"),
+    Place("shared", "asyncpg_shared", Store.POSTGRES_AND_REDIS),
+    Place("shared_elsewhere", "asyncpg_shared", Store.POSTGRES_AND_REDIS, shares="shared"),
     Place("psycopg", "psycopg"),
     Place("sqlalchemy", "sqlalchemy"),
     Place("sqlite", "sqlite", Store.SQLITE),
@@ -109,6 +111,22 @@ VARIANTS = (
         table=ORDERS,
     ),
     Variant("replay-cached", "replay, with the cache of answers", "replay", "cached", sends=Sends.REPLAY, table=ORDERS),
+    Variant(
+        "replay-shared",
+        "replay, with the cache of answers in a Redis",
+        "replay",
+        "shared",
+        sends=Sends.REPLAY,
+        table=ORDERS,
+    ),
+    Variant(
+        "replay-shared-elsewhere",
+        "replay of another process's answer, the cache in a Redis",
+        "replay",
+        "shared_elsewhere",
+        sends=Sends.ELSEWHERE,
+        table=ORDERS,
+    ),
     Variant(
         "idemkit-replay",
         "idemkit, replay",
@@ -142,6 +160,7 @@ VARIANTS = (
     Variant("unkeyed", "the LOCAL route without a key, asyncpg", "local", "asyncpg", sends=Sends.NO_KEY, table=ORDERS),
     Variant("stock-again", "unprotected, once more", "local", "stock", sends=Sends.NO_KEY, table=ORDERS),
     Variant("local-cached", "LOCAL, new key, with the cache of answers", "local", "cached", table=ORDERS),
+    Variant("local-shared", "LOCAL, new key, with cache and hints in a Redis", "local", "shared", table=ORDERS),
     Variant("header-memory", "asgi-idempotency-header in memory, new key", "local", "header_memory", table=ORDERS),
     Variant("header-redis", "asgi-idempotency-header on Redis, new key", "local", "header_redis", table=ORDERS),
     Variant(
@@ -194,6 +213,16 @@ RATIOS = (
         "replay-elsewhere/bare", "replay of another process's answer / bare route", "replay-elsewhere", "bare", By.RATE
     ),
     Ratio("replay-cached/bare", "replay from the cache / bare route", "replay-cached", "bare", By.RATE),
+    Ratio("replay-cached/replay", "replay from the cache / from PostgreSQL", "replay-cached", "replay", By.RATE),
+    Ratio("replay-shared/replay", "replay from a Redis / from PostgreSQL", "replay-shared", "replay", By.RATE),
+    Ratio(
+        "replay-shared-elsewhere/replay-elsewhere",
+        "replay of another process's answer, from a Redis / from PostgreSQL",
+        "replay-shared-elsewhere",
+        "replay-elsewhere",
+        By.RATE,
+    ),
+    Ratio("local-shared/local", "LOCAL new key, a Redis in front / without", "local-shared", "local", By.CPU),
     Ratio("idemkit-replay/bare", "idemkit's replay / bare route", "idemkit-replay", "bare", By.RATE),
     Ratio("replay/idemkit-replay", "replay / idemkit's replay", "replay", "idemkit-replay", By.RATE),
     Ratio("passing/bare", "unprotected path behind the middleware / bare route", "passing", "bare", By.CPU),
@@ -255,9 +284,11 @@ def chosen(only: Sequence[str], *, peers: bool = True, baseline: bool = False) -
 
 def _feeding(variant: Variant, variants: Iterable[Variant]) -> list[str]:
     """Whoever makes the keys that a variant replays, if nobody does yet."""
-    if variant.sends is not Sends.ELSEWHERE or any(one.name == "local" for one in variants):
+    if variant.sends is not Sends.ELSEWHERE:
         return []
-    return ["local"]
+    home = next(place.shares for place in PLACES if place.name == variant.place)
+    feeders = [one for one in VARIANTS if (one.sends, one.place, one.path) == (Sends.NEW, home, variant.path)]
+    return [] if any(one in variants for one in feeders) else [feeders[0].name]
 
 
 def _beside_before(

@@ -16,26 +16,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oncekey.cells import Line, Place, Seen
+from oncekey.cells import Index, Line, Place, Seen, indexed
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS cell (
     scope TEXT NOT NULL, key TEXT NOT NULL,
     incarnation TEXT NOT NULL, version INTEGER NOT NULL,  -- what a swap compares
-    unfinished_since INTEGER,                             -- what a page goes by; NULL: not on any page
+    page TEXT, place INTEGER,                             -- which pages it is on, and where; NULL: on none
     keep_until INTEGER,                                   -- from then on it may go; NULL: never by itself
     line TEXT NOT NULL,
     PRIMARY KEY (scope, key)) STRICT;
-CREATE INDEX IF NOT EXISTS cell_unfinished ON cell (unfinished_since, scope, key) WHERE unfinished_since IS NOT NULL;
+CREATE INDEX IF NOT EXISTS cell_page ON cell (page, place, scope, key) WHERE page IS NOT NULL;
 """
 PAGE = """
-SELECT line FROM cell WHERE unfinished_since IS NOT NULL AND (unfinished_since, scope, key) > (?, ?, ?)
-ORDER BY unfinished_since, scope, key LIMIT ?
+SELECT line FROM cell WHERE page = ? AND (place, scope, key) > (?, ?, ?) ORDER BY place, scope, key LIMIT ?
 """
-INSERT = "INSERT INTO cell VALUES (:scope, :key, :incarnation, :version, :since, :keep_until, :line)"
+INSERT = "INSERT INTO cell VALUES (:scope, :key, :incarnation, :version, :page, :place, :keep_until, :line)"
 UPDATE = """
-UPDATE cell SET incarnation = :incarnation, version = :version, unfinished_since = :since, keep_until = :keep_until,
+UPDATE cell SET incarnation = :incarnation, version = :version, page = :page, place = :place, keep_until = :keep_until,
     line = :line
 WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
 """
@@ -63,13 +62,14 @@ class SqliteCells:
                 assert seen is not None
                 gone = self._connection.execute(DELETE, (scope, key, seen.incarnation, seen.version))
                 return gone.rowcount == 1
-            unfinished = line["effects"] == "phased" and line["state"] in ("in_progress", "failed_retryable")
+            page, place = indexed(line) or (None, None)
             columns = {
                 "scope": scope,
                 "key": key,
                 "incarnation": line["incarnation"],
                 "version": line["version"],
-                "since": line["created_at"] if unfinished else None,
+                "page": page,
+                "place": place,
                 "keep_until": keep_until,
                 "line": dumps(line),
             }
@@ -81,9 +81,9 @@ class SqliteCells:
             proof = {"seen_incarnation": seen.incarnation, "seen_version": seen.version}
             return self._connection.execute(UPDATE, columns | proof).rowcount == 1
 
-    def page(self, after: Place, limit: int) -> tuple[list[Line], int]:
+    def page(self, index: Index, after: Place, limit: int) -> tuple[list[Line], int]:
         with self._failing(StoreUnavailableError):
-            rows = self._connection.execute(PAGE, (*after, limit)).fetchall()
+            rows = self._connection.execute(PAGE, (index, *after, limit)).fetchall()
         return [loads(row[0]) for row in rows], now()
 
     def forget(self) -> int:

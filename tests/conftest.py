@@ -1,20 +1,22 @@
-"""Fixtures for all tests: real PostgreSQL databases, and tests that are coroutines."""
+"""Fixtures for all tests: real PostgreSQL databases, emulators of DynamoDB, and tests that are coroutines."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from harness import room
+from harness import matrix, room
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
+from harness.mariadb import MariadbServer, emptied, mariadb_with_tables
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
 from harness.sharing import Sharing
@@ -52,6 +54,90 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_runtest_teardown() -> None:
+    """Take back what a command has set up for its log: it took itself for the only one of its process."""
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    for handler in [one for one in root.handlers if type(one) is logging.StreamHandler]:
+        root.removeHandler(handler)
+
+
+_matrix = matrix.Matrix()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember what ran on which store."""
+    _matrix.add(report)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A whole run that leaves a store out has not passed."""
+    here = not hasattr(session.config, "workerinput")
+    if here and exitstatus == 0 and matrix.is_whole(session.config) and any(_matrix.holes()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Which scenarios of the contract passed on which store."""
+    if not _matrix.stores:
+        return
+    terminalreporter.section("the contract, store by store: blocking, asyncio")
+    for line in _matrix.lines():
+        terminalreporter.line(line)
+    for hole in _matrix.holes() if matrix.is_whole(config) else ():
+        terminalreporter.line(f"MISSING {hole}", red=True)
+
+
+@pytest.fixture(scope="session")
+def dynamo_credentials() -> Iterator[None]:
+    """What the SDKs find instead of anybody's own."""
+    from harness.dynamo import CREDENTIALS
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def moto(dynamo_credentials: None) -> Iterator[Any]:
+    """One emulator of DynamoDB per worker process, started when the first test asks for it."""
+    from harness.dynamo import Moto
+
+    with Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dynalite(dynamo_credentials: None) -> Iterator[Any]:
+    """The other one."""
+    from harness.dynamo import Dynalite
+
+    with Dynalite() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dynamo_clients() -> dict[int, Any]:
+    """Clients of the tests' own, by the port of the emulator: making one takes longer than a test."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def dynamo_table(dynamo_clients: dict[int, Any]) -> Callable[[Any], str]:
+    """Makes a table of oncekey's on an emulator, and tells its name."""
+    from oncekey.drivers.dynamodb_items import table_of
+
+    def make(server: Any) -> str:
+        client = dynamo_clients.get(server.port) or dynamo_clients.setdefault(server.port, server.client())
+        name = f"t{uuid.uuid4().hex}"
+        client.create_table(**table_of(name))
+        return name
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[DatabaseServer]:
     """One server per worker process, started when the first test asks for it.
@@ -72,6 +158,34 @@ def postgres_dsn(postgres_server: DatabaseServer) -> Iterator[str]:
     name = f"oncekey_{uuid.uuid4().hex}"
     yield postgres_server.create_database(name)
     postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariadbServer]:
+    """One server per worker process, started when the first test asks for it; it is shared, so nobody kills it."""
+    with MariadbServer() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: MariadbServer) -> Iterator[str]:
+    """The address of an empty database of the test's own."""
+    name = f"oncekey_{uuid.uuid4().hex}"
+    yield mariadb_server.create_database(name)
+    mariadb_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def mariadb_tables(mariadb_server: MariadbServer) -> Iterator[str]:
+    """One database with the tables, for all who empty them first."""
+    with mariadb_with_tables(mariadb_server, "shared") as url:
+        yield url
+
+
+@pytest.fixture
+def empty_mariadb(mariadb_server: MariadbServer, mariadb_tables: str) -> str:
+    """The same, empty."""
+    return emptied(mariadb_server, mariadb_tables)
 
 
 @pytest.fixture(params=installations() or (None,), ids=str)

@@ -19,6 +19,7 @@ from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.drivers.sqlite_async import AsyncSqliteDriver
 from oncekey.drivers.sqlite_files import repaired_module
 from oncekey.flow import Mode, Statement, Transaction
+from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -60,7 +61,7 @@ def test_every_form_is_understood(url, address):
     [
         ("", "is no store"),
         ("shop.db", "is no store"),
-        ("mysql://h/d", "no store for mysql"),
+        ("oracle://h/d", "no store for oracle: keys are kept in .*PostgreSQL.* or memory; say memory:"),
         ("memory:x", "memory: has no name"),
         ("sqlite:", "three slashes"),
         ("sqlite://shop.db", "three slashes"),
@@ -191,6 +192,25 @@ def test_a_missing_package_is_answered_with_the_command(monkeypatch, connect, ur
 
     assert f"{missing} is not installed" in str(caught.value)
     assert f"pip install '{command}'" in str(caught.value)
+
+
+def test_a_store_without_any_driver_is_refused_when_it_is_written(monkeypatch):  # R74
+    hide(monkeypatch, "asyncpg")
+    Once(NOBODY)  # psycopg serves both
+    hide(monkeypatch, "psycopg")
+
+    with pytest.raises(ConfigurationError, match=r"psycopg is not installed: pip install 'oncekey\[postgres\]'"):
+        Once(NOBODY)
+
+
+def test_every_scheme_is_one_stores_and_every_form_is_its_own():
+    schemes = [scheme for row in wire.STORES for scheme in row.schemes]
+    assert len(schemes) == len(set(schemes))
+    for row in wire.STORES:
+        assert {wire.understand(form).kind for form in row.forms} == {row.kind}
+        for way in (*row.blocking, *row.asynchronous):
+            assert isinstance(way.load(), type)
+    assert {row.kind for row in wire.STORES} == set(Kind)
 
 
 async def test_psycopg_does_where_asyncpg_is_missing(monkeypatch):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         StoreUnavailableError,
     )
     from oncekey.core.fingerprint import Selection
+    from oncekey.core.fronts import Front
     from oncekey.core.model import Effects, Record, State, StoredResponse
     from oncekey.core.policy import Policy, lifetime
     from oncekey.core.refusals import (
@@ -54,6 +55,7 @@ _PLACES = {
         "StoreUnavailableError",
     ),
     "oncekey.core.fingerprint": ("Selection",),
+    "oncekey.core.fronts": ("Front",),
     "oncekey.core.model": ("Effects", "Record", "State", "StoredResponse"),
     "oncekey.core.policy": ("Policy", "lifetime"),
     "oncekey.core.refusals": (
@@ -92,6 +94,7 @@ __all__ = [
     "Enrolment",
     "Executed",
     "ExecutionFailedError",
+    "Front",
     "Handling",
     "InProgressError",
     "KeyExpiredError",

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
@@ -27,7 +28,22 @@ T = TypeVar("T")
 Line: TypeAlias = Mapping[str, Any]
 """A record by the names of its columns (`oncekey.stores.rows.COLUMNS`): texts, integers, booleans, bytes and None."""
 Place: TypeAlias = tuple[int, str, str]
-"""Where a page goes on: behind the record with this `created_at`, scope and key."""
+"""Where a page goes on: behind the line with this instant, scope and key."""
+
+
+class Index(StrEnum):
+    """The lists that pages are read from, each in the order of an instant, scope and key. A line is in one, or none."""
+
+    UNFINISHED = "unfinished"
+    """In progress, or begun and failed: by `created_at`. Sweepers and completers read it."""
+    UNKNOWN = "unknown"
+    """What nobody knows the end of: by `created_at`."""
+    EXPIRING = "expiring"
+    """Finished, or failed and not begun: by `expires_at`. The reaper reads it."""
+    KEPT = "kept"
+    """Marked as expired, and kept for a while: by `expires_at`."""
+    ROLL = "roll"
+    """The workers, who are no records: by `created_at`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +75,50 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Read some unfinished cells."""
+    """Read some cells of an index."""
 
+    index: Index
     after: Place
     limit: int
 
 
-Verb: TypeAlias = Look | Swap | Page
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Ask the store how it is, where it can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Make the tables, where the store has such, and say whether it did; tables that are there stay as they are."""
+
+
+def indexed(line: Line) -> tuple[Index, Instant] | None:
+    """Which index a line is in, and at which instant; None: no page has it."""
+    match line["state"]:
+        case "in_progress":
+            return Index.UNFINISHED, line["created_at"]
+        case "failed_retryable" if line["memo"] is not None or line["intent"] is not None:
+            return Index.UNFINISHED, line["created_at"]
+        case "failed_retryable" | "completed":
+            return Index.EXPIRING, line["expires_at"]
+        case "expired":
+            return Index.KEPT, line["expires_at"]
+        case "unknown":
+            return Index.UNKNOWN, line["created_at"]
+        case "roll":
+            return Index.ROLL, line["created_at"]
+        case _:
+            return None
+
+
+def place_of(line: Line) -> Place:
+    """Where a line lies in its index."""
+    where = indexed(line)
+    assert where is not None
+    return where[1], line["scope"], line["key"]
+
+
+Verb: TypeAlias = Look | Swap | Page | Vitals | Make
 Asking: TypeAlias = Generator[Verb, Any, T]
 """A statement of a store of cells: it yields verbs, and is sent what they answered."""
 
@@ -83,14 +136,22 @@ class Cells(Protocol):
         forget the line by itself; None: it must not.
         """
 
-    def page(self, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """Phased records in progress or failed, by `created_at`, scope and key, from behind a place on; and the clock.
+    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+        """The lines of an index from behind a place on, in order, as `indexed` says; and the clock.
 
-        It may be late or incomplete: whoever acts on a line swaps it.
+        It may be late: whoever acts on a line swaps it. Fewer lines than `limit` mean that there are no more.
         """
 
     def close(self) -> None:
         """Give everything back."""
+
+
+@runtime_checkable
+class TellsVitals(Protocol):
+    """Cells that say how their servers are, for `oncekey doctor`; under asyncio what it returns is awaited."""
+
+    def vitals(self) -> Any:  # noqa: ANN401  (rows of any kind, by server)
+        """One row for each server."""
 
 
 class AsyncCells(Protocol):
@@ -104,8 +165,8 @@ class AsyncCells(Protocol):
     ) -> bool:
         """Write `line` in the place of the line that was `seen`; False: there is another one. As `Cells.swap`."""
 
-    async def page(self, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """Phased records in progress or failed, from behind a place on, and the clock. As `Cells.page`."""
+    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+        """The lines of an index from behind a place on, and the clock. As `Cells.page`."""
 
     async def close(self) -> None:
         """Give everything back."""

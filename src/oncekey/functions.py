@@ -25,6 +25,7 @@ from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.functions import Function, protected
 from oncekey.frameworks.inbox import Receipt, received
 from oncekey.options import NO_THREADS, SINGLE_TENANT, FunctionOptions, InboxOptions, settings_of
+from oncekey.wire import check_stakes
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -142,7 +143,9 @@ class Functions:
             raise ConfigurationError(f"two operations are called {operation}: give one of them another name")
         tenant, result = options.pop("tenant", None), options.pop("result", None)
         ignore, blocking = tuple(options.pop("ignore", ())), not inspect.iscoroutinefunction(function)
-        policy = self._policy(operation, settings_of(effects, options))
+        settings = settings_of(effects, options)
+        check_stakes(self._owner.store, operation, low_stakes=settings.pop("low_stakes", False))
+        policy = self._policy(operation, settings)
         if blocking and not isinstance(self._owner.store, str):
             raise ConfigurationError(f"{operation}: {NO_THREADS}")
         enrolment = Enrolment(operation, effects, policy, self._owner, blocking=blocking)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import inspect
-import multiprocessing
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,11 +12,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary, WeakSet
 
+from oncekey import starting
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.core.policy import Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
-from oncekey.frameworks import limits
 from oncekey.frameworks.asgi import dependencies
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
@@ -25,6 +24,7 @@ from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
+from oncekey.frameworks.premises import forget
 from oncekey.frameworks.resuming import wsgi_door
 from oncekey.frameworks.wsgi import installed
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
@@ -49,9 +49,9 @@ from oncekey.options import (
     settings_of,
 )
 from oncekey.resolvers import Resolvers
-from oncekey.starting import check_effects, check_routes, check_running, serving, serving_threads, warn_of_memory
+from oncekey.sealing import check_seal
 from oncekey.topics import Topics
-from oncekey.wire import aconnect, aconnect_sqlalchemy, check_store, connect
+from oncekey.wire import aconnect, aconnect_sqlalchemy, check_stakes, check_store, connect, sealing
 from oncekey.workers.service import Aside, Service
 from oncekey.workers.tasks import presence_of, tasks_for
 
@@ -61,11 +61,13 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
+    from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.types import App, Resolver
     from oncekey.frameworks.premises import Premises
     from oncekey.observe.events import Observer
     from oncekey.resolvers import Question, Sighting
+    from oncekey.sealing import Seal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,12 +80,15 @@ DRAIN_SECONDS = 10.0
 class Once:
     """Makes the routes of an application safe to retry.
 
-    `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `memory:`), or the application's own SQLAlchemy
-    `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in the working folder.
+    `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `redis://...`, `memory:`; `oncekey stores` lists all), or
+    the application's own SQLAlchemy `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in
+    the working folder.
     `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
     `oncekey migrate up` does, which alone runs `post` ones.
     `observers` are told what happens, event by event (`oncekey.observe`): metrics, traces, logs, or any function.
     `workers=True` runs what `oncekey worker` would run inside of `lifespan`: one process is then enough.
+    `seal` encrypts what the store keeps of answers, results, payloads and requests (`oncekey.sealing`).
+    `survey=False` leaves out the line of the log that counts, at start-up, which routes are protected.
     """
 
     def __init__(
@@ -94,16 +99,20 @@ class Once:
         migrate: bool = False,
         workers: bool = False,
         observers: Iterable[Observer] = (),
+        seal: Seal | None = None,
+        survey: bool = True,
     ) -> None:
         self.store = DEFAULT_STORE if store is None else store
         check_store(self.store)
         self.policy = policy or Policy()
+        self.seal = None if seal is None else check_seal(seal)
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self.topics = Topics()
         self.resolvers = Resolvers()
         self.observers = tuple(observers)
         self.tell = telling(self.observers)
         """Tells all observers; None: there are none."""
+        self.survey = survey
         self._webhooks = 0
         self._migrate = migrate
         self._workers = workers
@@ -161,6 +170,7 @@ class Once:
         key = required(cast("str", options.pop("key", "required")))
         name = options.pop("operation", None)
         extract = options.pop("fingerprint", None)
+        low_stakes = options.pop("low_stakes", False)
         policy = self.policy.override(require_key=key, **options)
 
         def decorate(handler: F) -> F:
@@ -181,6 +191,7 @@ class Once:
                 extract=extract,
                 blocking=not inspect.iscoroutinefunction(handler),
             )
+            check_stakes(self.store, enrolment.operation, low_stakes=low_stakes)
             if enrolment.operation in self.enrolled:
                 raise ConfigurationError(
                     f"two handlers are called {enrolment.operation}: name one with @once.protect(operation=...)"
@@ -195,7 +206,9 @@ class Once:
 
     def by_path(self, *, effects: Effects, operation: str, **options: Unpack[PathOptions]) -> Enrolment:
         """An enrolment for `install(app, enrol={"POST /legacy": once.by_path(...)})`."""
-        return enrol(operation, effects, self.policy, self, **settings_of(effects, options))
+        settings = settings_of(effects, options)
+        check_stakes(self.store, operation, low_stakes=settings.pop("low_stakes", False))
+        return enrol(operation, effects, self.policy, self, **settings)
 
     def function(
         self, *, effects: Effects, key: str | Callable[..., str] | None = None, **options: Unpack[FunctionOptions]
@@ -259,7 +272,7 @@ class Once:
             keep_headers=options.get("keep_headers", ()),
         )
         self._admit_all(installation)
-        installation.ready = lambda: check_running(self, app)
+        installation.ready = lambda: starting.check_running(self, app)
         starlette.place(app, installation)
         starlette.add_documentation(app, installation)
         if hasattr(app, "openapi"):
@@ -396,13 +409,11 @@ class Once:
         if self._migrate:
             await engine.migrate()
         await engine.check()
-        enrolments = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
-        check_effects(engine, enrolments, self.blocking)
-        limits.check([self.policy, *(enrolment.policy for enrolment in enrolments)])
+        starting.check_settings(self, engine)
         if app is not None:
             handlers = [one for name, one in self.enrolled.items() if name not in self._functions.by_operation]
-            check_routes(self, app, self._installed.get(app), handlers)
-        warn_of_memory(engine, os.environ, multiprocessing.parent_process())
+            starting.check_routes(self, app, self._installed.get(app), handlers)
+        starting.tell_protection(self)
 
     @property
     def running(self) -> bool:
@@ -415,8 +426,25 @@ class Once:
         return tuple(self._installed)
 
     @property
+    def served(self) -> Mapping[Any, Premises]:
+        """The applications that it protects, of whatever framework, and how."""
+        return {**self._installed, **self._threaded}
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Its protected functions and consumers by their operations, as they were written."""
+        return {name: one.__wrapped__ for name, one in self._functions.by_operation.items()}
+
+    @property
     def _installations(self) -> list[Premises]:
         return [*self._installed.values(), *self._threaded.values(), *self._functions.premises]
+
+    @property
+    def policies(self) -> list[Policy]:
+        """The application's own, and those of all that is enrolled, by decoration or by path."""
+        enrolled = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
+        by_path = [enrolment for one in self._installations for enrolment in one.patterns]
+        return [self.policy, *(enrolment.policy for enrolment in (*enrolled, *by_path))]
 
     @property
     def _in_loops(self) -> list[Installation]:
@@ -453,11 +481,22 @@ class Once:
         for installation in self._installations:
             installation.stopping = True
 
+    async def forget(self, record_id: RecordId) -> bool:
+        """Before an operator takes a stored answer away: no front gives it any more, here and in what is shared.
+
+        False: that is certain only after the front's `life`.
+        """
+        engine, policies = self.asynchronous(), self.policies
+        return all([await forget(one.fronts, policies, engine, record_id) for one in self._installations])
+
     async def stop(self) -> None:
         """The end of `lifespan`."""
         self._running.discard(asyncio.get_running_loop())
         for installation in self._in_loops:
             await installation.stop(DRAIN_SECONDS)
+        for threads in self._in_threads:
+            for line in threads.fronts.lines.values():
+                await line.close()  # an operator's word may have gone over it
         engine = self._engines.pop(asyncio.get_running_loop(), None)
         if engine is not None:
             await engine.close()
@@ -476,7 +515,7 @@ class Once:
             connected = aconnect(self.store) if isinstance(self.store, str) else aconnect_sqlalchemy(self.store)
             if self.tell is not None:
                 watch(connected.driver, self.tell)
-            engine = self._engines[loop] = connected
+            engine = self._engines[loop] = sealing(connected, self.seal)
         return engine
 
     @property
@@ -501,10 +540,10 @@ class Once:
             return function.enter
         handler = self.enrolled.get(operation)
         if handler is not None and self._threaded and not self._installed:
-            app = serving_threads(handler, tuple(self._threaded))
+            app = starting.serving_threads(handler, tuple(self._threaded))
             return None if app is None else wsgi_door(app)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
-        return cast("App | None", serving(self, handler, routed))
+        return cast("App | None", starting.serving(self, handler, routed))
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
@@ -512,7 +551,7 @@ class Once:
             raise ConfigurationError(NO_THREADS)
         with self._connecting:  # the threads of a server may all be the first
             if self._blocking is None:
-                self._blocking = connect(self.store)
+                self._blocking = sealing(connect(self.store), self.seal)
                 if self.tell is not None:
                     watch_blocking(self._blocking.driver, self.tell)
             return self._blocking
@@ -523,10 +562,8 @@ class Once:
         if self._migrate:
             engine.migrate()
         engine.check()
-        enrolments = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
-        check_effects(engine, enrolments, self.blocking)
-        limits.check([self.policy, *(enrolment.policy for enrolment in enrolments)], blocking=True)
-        warn_of_memory(engine, os.environ, multiprocessing.parent_process())
+        starting.check_settings(self, engine, blocking=True)
+        starting.tell_protection(self)
         with self._connecting:
             if self._workers and self._aside is None:
                 self._aside = Aside(self.lifespan)
@@ -553,14 +590,10 @@ class Once:
 
 
 _ALL: Final[WeakSet[Once]] = WeakSet()
+"""Every `Once` of this process."""
 _inherited: Final[list[Any]] = []
 """What a parent process had open. To close it here, or to let it be collected, would say goodbye in its name."""
 
 
-def _forked() -> None:
-    for once in _ALL:
-        once.start_anew()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=lambda: [*map(Once.start_anew, _ALL)])

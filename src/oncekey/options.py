@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.choices import InProgress, On5xx
     from oncekey.core.fingerprint import Request, Selection
+    from oncekey.core.fronts import Front
     from oncekey.core.keys import HeaderSyntax, KeyFormat
     from oncekey.core.model import Recovery
     from oncekey.engine.enrolment import Enrolment
@@ -58,9 +59,12 @@ class Shared(TypedDict, total=False):
     """Settings of everything that is enrolled; each overrides the policy of the whole application."""
 
     key: Literal["required", "optional"]
+    low_stakes: bool
+    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
     in_progress: InProgress | Literal["conflict", "accepted", "wait"]
     wait_max: timedelta | float
-    replay_cache: timedelta | float | None
+    replay_cache: Front | str | timedelta | float | None
+    lock_hint: Front | str | None
     lease: timedelta | float
     deadline: timedelta | float
     ttl: timedelta | float
@@ -121,9 +125,12 @@ class CallOptions(TypedDict, total=False):
     """What the result is read as, where the annotation does not say: a type, a model, a function."""
     ignore: Sequence[str]
     """Parameters that do not count, such as a client or a session."""
+    low_stakes: bool
+    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
     in_progress: InProgress | Literal["conflict", "wait"]
     wait_max: timedelta | float
-    replay_cache: timedelta | float | None
+    replay_cache: Front | str | timedelta | float | None
+    lock_hint: Front | str | None
     lease: timedelta | float
     deadline: timedelta | float
     ttl: timedelta | float

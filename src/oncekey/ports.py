@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from oncekey.upkeep_ports import Audit, Operate, Reconcile, Survey, Upkeep
+from oncekey.upkeep_ports import Audit, Operate, Reconcile, Reseal, Survey, Upkeep
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -60,6 +60,7 @@ __all__ = [
     "Recalls",
     "Reconcile",
     "Records",
+    "Reseal",
     "Schema",
     "SessionTransaction",
     "Shares",
@@ -266,6 +267,10 @@ class Store(Records, Inspect, Recalls, Protocol):
         """Its tables."""
 
     @property
+    def resolution(self) -> Duration:
+        """The step of its clock."""
+
+    @property
     def phases(self) -> Phases:
         """Steps of phased records."""
 
@@ -296,6 +301,10 @@ class Store(Records, Inspect, Recalls, Protocol):
     @property
     def reconcile(self) -> Reconcile | None:
         """What resolvers and webhooks need of it, if it has that."""
+
+    @property
+    def reseal(self) -> Reseal | None:
+        """What gives its content another key, if it has that."""
 
 
 class OpenTransaction(Protocol):

@@ -184,7 +184,8 @@ def to_text(resolution: Resolution, policy: Policy) -> str:
 
 
 def from_text(text: str) -> Resolution:
-    """The resolution of a stored form."""
+    """The resolution of a stored form; `RecordUnreadableError` if it is sealed under a key that is not there."""
+    memo.check_text(text)
     shape = json.loads(text)
     match shape["kind"]:
         case "unexecuted":

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
+from oncekey.core.model import SECOND, Effects
+from oncekey.core.policy import micros
+from oncekey.engine.fronts import check_fronts
 from oncekey.engine.kept_request import check_sealing
+from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED
+from oncekey.frameworks import limits
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.options import NO_LIFESPAN
-from oncekey.ports import AsyncShares, Shares
+from oncekey.stores.cells import CellStore
+from oncekey.stores.cells_upkeep import NO_COUNT
 from oncekey.stores.memory import MemoryStore
+from oncekey.wire import abilities
+from oncekey.workers.tasks import NO_OUTBOX
 
 if TYPE_CHECKING:
+    from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.once import Once
+    from oncekey.ports import Store
+
+NO_PHASE = "on this store a PHASED handler has op.call and op.value, and no op.phase: it shares no transaction"
+NO_RECONCILING = (
+    "resolvers and webhooks settle what is unknown, and have nothing to work with on this store: see `oncekey stores`"
+)
+
+STEPS = 10
+"""How many steps of the store's clock a lease has at least: one more or less must not matter."""
+COARSE = "lease={lease} is too short for a store whose clock goes by steps of {step:g} s: make it ten times that"
 
 log = logging.getLogger("oncekey")
 
@@ -35,18 +56,51 @@ class Installed(Protocol):
         """The applications that it is installed in."""
 
 
+def check_settings(owner: Once, engine: AsyncEngine | Engine, *, blocking: bool = False) -> None:
+    """Refuse what the store, the driver or a missing package cannot do, before the first request asks for it."""
+    enrolments = [handler.__oncekey__ for handler in owner.enrolled.values()]  # type: ignore[attr-defined]
+    policies = owner.policies
+    check_effects(engine, enrolments, owner.blocking)
+    check_parts(engine.store, policies, topics=bool(owner.topics.names), reconciles=owner.reconciles)
+    limits.check(policies, blocking=blocking)
+    check_fronts(policies, engine.identity)
+    warn_of_memory(engine, os.environ, multiprocessing.parent_process())
+
+
 def check_effects(
     engine: AsyncEngine | Engine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]
 ) -> None:
     """Refuse handlers whose effects need what the store, its driver or this installation does not have."""
-    sharing = [enrolment for enrolment in enrolments if enrolment.effects is not Effects.INLINE]
-    if sharing and not isinstance(engine.driver, AsyncShares | Shares):
-        raise ConfigurationError(f"{sharing[0].operation}: {UNSHARED.format(effects=sharing[0].effects.name)}")
-    if any(enrolment.blocking for enrolment in sharing):
-        blocking()  # a missing blocking driver is found now, and not at the first request
-    for enrolment in sharing:
+    able = abilities(engine.store, engine.driver)
+    beyond_inline = [enrolment for enrolment in enrolments if enrolment.effects is not Effects.INLINE]
+    for enrolment in beyond_inline:
+        if enrolment.effects is Effects.OUTBOX and able.phase and not able.outbox:
+            raise ConfigurationError(f"{enrolment.operation}: {NO_PARCELS}")
+        if enrolment.effects.name not in able.effects:
+            raise ConfigurationError(f"{enrolment.operation}: {UNSHARED.format(effects=enrolment.effects.name)}")
         if enrolment.completes:
             check_sealing(enrolment.policy.secret)
+        if enrolment.effects is Effects.PHASED and not able.phase:
+            log.warning("oncekey: %s: %s", enrolment.operation, NO_PHASE)
+    if any(enrolment.blocking for enrolment in beyond_inline):
+        blocking()  # a missing blocking driver is found now, and not at the first request
+
+
+def check_parts(store: Store, policies: Sequence[Policy], *, topics: bool, reconciles: bool) -> None:
+    """Refuse parts of an application that have nothing to work with on this store, and say what it lacks besides."""
+    if topics and store.outbox is None:
+        raise ConfigurationError(NO_OUTBOX)
+    if reconciles and (store.reconcile is None or store.operate is None):
+        raise ConfigurationError(NO_RECONCILING)
+    shortest = min(policy.lease for policy in policies)
+    if micros(shortest) < STEPS * store.resolution:
+        raise ConfigurationError(COARSE.format(lease=shortest, step=store.resolution / SECOND))
+    if not isinstance(getattr(store, "unsealed", store), CellStore):
+        return
+    if any(policy.max_live_keys is not None for policy in policies):
+        raise ConfigurationError(NO_COUNT)
+    if store.audit is None:
+        log.warning("oncekey: this store keeps no audit: moves that no request made are lines of the log")
 
 
 def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], parent: object) -> None:
@@ -54,7 +108,7 @@ def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], par
 
     Servers with several processes say so by `WEB_CONCURRENCY`, or start them as children of one.
     """
-    if not isinstance(engine.store, MemoryStore):
+    if not isinstance(getattr(engine.store, "unsealed", engine.store), MemoryStore):
         return
     log.warning("oncekey: the store is memory: it forgets every key when this process ends; it is meant for tests")
     if parent is not None or environ.get("WEB_CONCURRENCY", "1") not in {"", "1"}:
@@ -91,6 +145,21 @@ def check_routes(
         from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
         fastapi.warn_of_late_commits(app)
+
+
+def tell_protection(owner: Once) -> None:
+    """Say once how much of the application is protected, and what a seal does not hide; `oncekey audit` says more."""
+    if owner.seal is not None and owner.policy.secret is None:
+        log.warning(
+            "oncekey: content is sealed, but fingerprints are plain hashes without Policy(secret=...): who can guess a "
+            "request can check the guess"
+        )
+    if not owner.survey or not owner.served or not log.isEnabledFor(logging.INFO):
+        return
+    from oncekey.surveying import summary, survey  # noqa: PLC0415  (read only where it is told)
+
+    owner.survey = False
+    log.info("oncekey: %s", summary(one.line for one in survey([owner], owner.served)))
 
 
 def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
 
     from oncekey.core.audit import AuditEntry, Mover, Note
     from oncekey.core.census import Census, Roll, Standing
+    from oncekey.core.envelopes import InUse
     from oncekey.core.model import (
         Completed,
         DeadLetter,
         Duration,
         Instant,
         MemoEntry,
+        Parcel,
         Record,
         RecordId,
         Snapshot,
@@ -172,6 +174,37 @@ class Survey(Protocol):
         self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = ...
     ) -> Flow[Lines]:
         """Lines of the audit about all keys, the newest first."""
+
+
+class Reseal(Protocol):
+    """What gives stored content another key: everything there is, as it is stored, and writes that prove what was seen.
+
+    A store without it keeps what it has under the keys that it was sealed with, until it expires.
+    """
+
+    def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
+        """Records that have an answer, steps or a request, in some order, from behind one on as it was read.
+
+        Those that cannot be read are left out, so a page that is not full need not be the last one.
+        """
+
+    def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
+        """Store the content of `record` in the place of what was `seen` (V). False: it has moved, or is owned."""
+
+    def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
+        """Parcels and dead letters by their ids, from behind one on."""
+
+    def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
+        """Store another payload. False: the parcel is gone, or was rewritten."""
+
+    def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
+        """All that was heard, in order, from behind a place on."""
+
+    def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
+        """Store it in another form. False: it is gone, or was rewritten."""
+
+    def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
+        """How much is sealed under which key, by its kind; of each kind at most `limit` are looked at."""
 
 
 class Reconcile(Protocol):

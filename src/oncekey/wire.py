@@ -1,5 +1,9 @@
 """The composition root: from a URL to a store, its driver and an engine. The only place that knows both sides.
 
+A store is declared by one row of `STORES`: the schemes of its URLs and how they are read, its drivers with the extra
+that installs what each needs, and how store and driver are put together. What it can do is not declared: it is seen
+from the protocols that its store and its drivers satisfy (`abilities`).
+
 Connecting does no I/O: connections are made when they are first needed, so an application can be imported, and
 its mistakes in a URL found, without a database at hand.
 """
@@ -7,20 +11,22 @@ its mistakes in a URL found, without a database at hand.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, assert_never
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from oncekey import addresses
+from oncekey.addresses import Address, Kind
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
-from oncekey.drivers.postgres_address import objection
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.stores import postgres, sqlite
+from oncekey.ports import AsyncShares, Shares, Store
+from oncekey.stores import mariadb, postgres, sqlite
+from oncekey.stores.cells import CellStore
+from oncekey.stores.dynamodb import DynamoStore
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -29,90 +35,352 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
     from oncekey.core.model import Instant
+    from oncekey.sealing import Seal
     from oncekey.stores.migrations import SqlSchema
 
-FORMS: Final = "memory:, sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
-NO_STORE: Final = "keys are kept in PostgreSQL, in SQLite or in memory"
+__all__ = [
+    "FORMS",
+    "STORES",
+    "Abilities",
+    "Address",
+    "Declared",
+    "Kind",
+    "Way",
+    "abilities",
+    "aconnect",
+    "aconnect_sqlalchemy",
+    "awithin",
+    "check_stakes",
+    "check_store",
+    "connect",
+    "declared",
+    "migrations_for",
+    "understand",
+    "within",
+]
+
+Clock: TypeAlias = "Callable[[], Instant] | None"
+"""Gives every instant, in tests that own time."""
+
 NO_ENGINE: Final = "a store is a URL or a SQLAlchemy engine made by create_async_engine(...)"
 ENGINES: Final = "sqlite+aiosqlite or postgresql+asyncpg or postgresql+psycopg"
-POOL_SIZE: Final = 10
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
-_SQLITE: Final = {"sqlite": None, "sqlite+pysqlite3": "pysqlite3"}
-_POSTGRES: Final = {
-    "postgresql": None,
-    "postgres": None,
-    "postgresql+psycopg": "psycopg",
-    "postgresql+asyncpg": "asyncpg",
-}
-
-
-class Kind(StrEnum):
-    """The stores there are."""
-
-    MEMORY = "memory"
-    SQLITE = "sqlite"
-    POSTGRES = "postgres"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """A store's URL, understood. `place` is the file or the DSN; `package` the driver that was asked for."""
+class Way:
+    """One driver of a store."""
+
+    driver: str
+    """Its class, as `module:name` below `oncekey.drivers`; imported when it is needed."""
+    package: str | None = None
+    """By which name a URL asks for it: `postgresql+asyncpg`. None: whatever the URL asks for, this is it."""
+    needs: tuple[str, ...] = ()
+    """The packages that it imports."""
+    extra: str = ""
+    """What of `oncekey[...]` installs them."""
+
+    @property
+    def missing(self) -> str | None:
+        """The package that is not installed."""
+        return next((name for name in self.needs if find_spec(name) is None), None)
+
+    def check(self) -> None:
+        """Refuse, with the command that installs what is missing."""
+        missing = self.missing
+        if missing is not None:
+            raise ConfigurationError(f"{missing} is not installed: pip install 'oncekey[{self.extra}]'")
+
+    def load(self) -> Any:  # noqa: ANN401  (a class of a driver)
+        """The class of the driver."""
+        self.check()
+        module, _, name = self.driver.partition(":")
+        return getattr(import_module(f"oncekey.drivers.{module}"), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One store."""
 
     kind: Kind
-    place: str = ""
-    package: str | None = None
-    pool_size: int = POOL_SIZE
+    title: str
+    """Its name in sentences."""
+    forms: tuple[str, ...]
+    """Examples of its URLs."""
+    schemes: Mapping[str, str | None]
+    """The schemes of its URLs, each with the package of the driver that it asks for."""
+    read: Callable[[str, str, str | None], Address]
+    """Understands a URL: its scheme, what follows the colon, and the package that the scheme asks for."""
+    blocking: tuple[Way, ...]
+    """Its drivers for threads, the one that is preferred first."""
+    asynchronous: tuple[Way, ...]
+    """Its drivers for asyncio, the one that is preferred first."""
+    store: Callable[..., Store]
+    """Makes the store, with a `clock` or without."""
+    join: Callable[[Any, Address, Clock], tuple[Store, Any]]
+    """Puts store and driver together: of the driver's class, where it is, and a clock."""
+    tables: Callable[[], SqlSchema] | None = None
+    """Its tables; None: it has none."""
+    low_stakes: str | None = None
+    """Why it is only for requests of which a second execution does little harm; None: it is for all."""
+
+
+def _join_memory(driver: Any, _: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
+    return MemoryStore(clock=clock), driver()
+
+
+def _join_sqlite(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
+    opened = driver(address.place, module=_sqlite_module(address))
+    return SqliteStore(writer=opened.writer, clock=clock), opened
+
+
+def _join_postgres(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
+    return PostgresStore(clock=clock), driver(address.place, pool_size=address.pool_size)
+
+
+def _join_cells(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
+    return CellStore(clock=clock), driver(address.place)
+
+
+def _join_dynamodb(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
+    place = {name: value or None for name, value in address.options}
+    return DynamoStore(clock=clock), driver(
+        _driver("dynamodb").Table(address.place, pool_size=address.pool_size, **place)
+    )
+
+
+def _join_mariadb(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
+    return MariadbStore(clock=clock), driver(address.place, pool_size=address.pool_size)
+
+
+STORES: Final[tuple[Declared, ...]] = (
+    Declared(
+        kind=Kind.MEMORY,
+        title="memory",
+        forms=("memory:",),
+        schemes={"memory": None},
+        read=addresses.memory,
+        blocking=(Way("memory:MemoryDriver"),),
+        asynchronous=(Way("memory:AsyncMemoryDriver"),),
+        store=MemoryStore,
+        join=_join_memory,
+    ),
+    Declared(
+        kind=Kind.SQLITE,
+        title="SQLite",
+        forms=("sqlite:///relative.db", "sqlite:////absolute.db"),
+        schemes={"sqlite": None, "sqlite+pysqlite3": "pysqlite3"},
+        read=addresses.sqlite,
+        blocking=(Way("sqlite:SqliteDriver"),),
+        asynchronous=(Way("sqlite_async:AsyncSqliteDriver"),),
+        store=SqliteStore,
+        join=_join_sqlite,
+        tables=sqlite.tables,
+    ),
+    Declared(
+        kind=Kind.POSTGRES,
+        title="PostgreSQL",
+        forms=("postgresql://user@host/database",),
+        schemes={
+            "postgresql": None,
+            "postgres": None,
+            "postgresql+psycopg": "psycopg",
+            "postgresql+asyncpg": "asyncpg",
+        },
+        read=addresses.postgres,
+        blocking=(Way("psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
+        asynchronous=(
+            Way("asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
+            Way("psycopg:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
+        ),
+        store=PostgresStore,
+        join=_join_postgres,
+        tables=postgres.tables,
+    ),
+    Declared(
+        kind=Kind.REDIS,
+        title="Redis",
+        forms=("redis://host:6379/0", "redis+cluster://host:7000,host:7001", "redis+sentinel://host:26379/name/0"),
+        schemes=dict.fromkeys(
+            f"{base}{mode}" for base in ("redis", "rediss") for mode in ("", "+cluster", "+sentinel")
+        ),
+        read=addresses.redis,
+        blocking=(Way("redis:RedisDriver", needs=("redis",), extra="redis"),),
+        asynchronous=(Way("redis:AsyncRedisDriver", needs=("redis",), extra="redis"),),
+        store=CellStore,
+        join=_join_cells,
+        low_stakes=(
+            "Redis can forget a key that it has acknowledged, when it fails over or before it has written its disk, "
+            "and the next retry is then executed again"
+        ),
+    ),
+    Declared(
+        kind=Kind.DYNAMODB,
+        title="DynamoDB",
+        forms=("dynamodb://region/table",),
+        schemes={"dynamodb": None},
+        read=addresses.dynamodb,
+        blocking=(Way("dynamodb:DynamoDriver", None, ("boto3",), "dynamodb"),),
+        asynchronous=(Way("dynamodb:AsyncDynamoDriver", None, ("aiobotocore",), "dynamodb"),),
+        store=DynamoStore,
+        join=_join_dynamodb,
+    ),
+    Declared(
+        kind=Kind.MARIADB,
+        title="MariaDB or MySQL",
+        forms=("mariadb://user@host/database",),
+        schemes={
+            "mariadb": None,
+            "mysql": None,
+            "mariadb+pymysql": "pymysql",
+            "mysql+pymysql": "pymysql",
+            "mariadb+aiomysql": "aiomysql",
+            "mysql+aiomysql": "aiomysql",
+        },
+        read=addresses.mariadb,
+        blocking=(Way("pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
+        asynchronous=(Way("aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
+        store=MariadbStore,
+        join=_join_mariadb,
+        tables=mariadb.tables,
+    ),
+)
+"""Every store that a URL can choose."""
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}"
+
+
+FORMS: Final = _listed(form for row in STORES for form in row.forms)
+"""The URLs there are, for sentences."""
+
+
+def declared(kind: Kind) -> Declared:
+    """The row of a kind of store."""
+    return next(one for one in STORES if one.kind is kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a store can do, by the protocols that it and its drivers satisfy."""
+
+    effects: tuple[str, ...]
+    """The effects that handlers may have."""
+    phase: bool
+    """Whether a PHASED handler has `phase`, besides `call` and `value`: it needs the application's transactions."""
+    outbox: bool
+    audit: bool
+    upkeep: bool
+    """Whether sweepers and reapers work on it."""
+    operate: bool
+    """Whether operators look and move by hand: the commands, and with `survey` the console."""
+    survey: bool
+    reconcile: bool
+    tables: bool
+    """Whether it has tables that are to be migrated."""
+
+
+def abilities(store: Store, *drivers: object) -> Abilities:
+    """What a store can do with these drivers; drivers are asked by their classes, or as they are."""
+    shares = any(isinstance(one, Shares | AsyncShares) or _begins(one) for one in drivers)
+    outbox = shares and store.outbox is not None
+    effects = {"LOCAL": shares, "PHASED": True, "OUTBOX": outbox, "INLINE": True}
+    return Abilities(
+        effects=tuple(name for name, has in effects.items() if has),
+        phase=shares,
+        outbox=outbox,
+        audit=store.audit is not None,
+        upkeep=store.upkeep is not None,
+        operate=store.operate is not None,
+        survey=store.survey is not None,
+        reconcile=store.reconcile is not None,
+        tables=bool(store.schema.migrations),
+    )
+
+
+def _begins(driver: object) -> bool:
+    return isinstance(driver, type) and issubclass(driver, Shares | AsyncShares)
 
 
 def check_store(store: str | SqlalchemyEngine) -> None:
-    """Find a mistake in what `Once` was given when it is made."""
-    if isinstance(store, str):
-        understand(store)
-    else:
+    """Find a mistake in what `Once` was given when it is made: a URL, or a driver that is not installed."""
+    if not isinstance(store, str):
         _check_engine(store)
+        return
+    address = understand(store)
+    row = declared(address.kind)
+    ways = [*_ways(row.asynchronous, address), *_ways(row.blocking, address)]
+    if all(way.missing for way in ways):
+        ways[-1].check()
 
 
-def connect(url: str, *, clock: Callable[[], Instant] | None = None) -> Engine:
+def check_stakes(store: str | SqlalchemyEngine, operation: str, *, low_stakes: bool) -> None:
+    """Refuse to enrol an operation in a store that can forget its keys, unless that does little harm."""
+    why = declared(understand(store).kind).low_stakes if isinstance(store, str) else None
+    if why is not None and not low_stakes:
+        raise ConfigurationError(
+            f"{operation}: {why}; say low_stakes=True if that does little harm, or use another store"
+        )
+
+
+def connect(url: str, *, clock: Clock = None) -> Engine:
     """An engine for blocking code."""
     address = understand(url)
-    match address.kind:
-        case Kind.MEMORY:
-            return Engine(MemoryStore(clock=clock), MemoryDriver())
-        case Kind.SQLITE:
-            blocking = _driver("sqlite").SqliteDriver(address.place, module=_sqlite_module(address))
-            return Engine(SqliteStore(writer=blocking.writer, clock=clock), blocking)
-        case Kind.POSTGRES:
-            if address.package == "asyncpg":
-                raise ConfigurationError("asyncpg is for `async def` only: use postgresql+psycopg:// here")
-            driver = _psycopg().PsycopgDriver(address.place, pool_size=address.pool_size)
-            return Engine(PostgresStore(clock=clock), driver)
-        case _:
-            assert_never(address.kind)
+    row = declared(address.kind)
+    ways = _ways(row.blocking, address)
+    if not ways:
+        forms = " or ".join(f"{scheme}://" for scheme in _spelled(row, row.blocking))
+        raise ConfigurationError(f"{address.package} is for `async def` only: use {forms} here")
+    return Engine(*row.join(_preferred(ways).load(), address, clock))
 
 
-def aconnect(url: str, *, clock: Callable[[], Instant] | None = None) -> AsyncEngine:
+def aconnect(url: str, *, clock: Clock = None) -> AsyncEngine:
     """An engine for asyncio; one for each event loop."""
     address = understand(url)
-    match address.kind:
-        case Kind.MEMORY:
-            return AsyncEngine(MemoryStore(clock=clock), AsyncMemoryDriver())
-        case Kind.SQLITE:
-            driver = _driver("sqlite_async").AsyncSqliteDriver(address.place, module=_sqlite_module(address))
-            return AsyncEngine(SqliteStore(writer=driver.writer, clock=clock), driver)
-        case Kind.POSTGRES:
-            driver = _postgres_async(address.package)(address.place, pool_size=address.pool_size)
-            return AsyncEngine(PostgresStore(clock=clock), driver)
-        case _:
-            assert_never(address.kind)
+    row = declared(address.kind)
+    ways = _ways(row.asynchronous, address)
+    if not ways:
+        forms = " or ".join(f"{scheme}://" for scheme in _spelled(row, row.asynchronous))
+        raise ConfigurationError(f"{address.package} is for `def` only: use {forms} here")
+    return AsyncEngine(*row.join(_preferred(ways).load(), address, clock))
 
 
-def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Callable[[], Instant] | None = None) -> AsyncEngine:
+def _ways(ways: tuple[Way, ...], address: Address) -> list[Way]:
+    """Those that the URL leaves to choose from."""
+    return [way for way in ways if way.package is None or address.package in (None, way.package)]
+
+
+def _preferred(ways: list[Way]) -> Way:
+    """The first one whose packages are there; if none is, the last one, which says what to install."""
+    return next((way for way in ways if way.missing is None), ways[-1])
+
+
+def _spelled(row: Declared, ways: tuple[Way, ...]) -> list[str]:
+    packages = {way.package for way in ways}
+    return [scheme for scheme, package in row.schemes.items() if package is not None and package in packages]
+
+
+def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Clock = None) -> AsyncEngine:
     """An engine for asyncio on the application's own SQLAlchemy engine, which stays the application's."""
     _check_engine(engine)
     driver = _driver("sqlalchemy", needs=("sqlalchemy",), extra="sqlalchemy").SqlalchemyDriver(engine)
     store = SqliteStore(clock=clock) if engine.dialect.name == "sqlite" else PostgresStore(clock=clock)
     return AsyncEngine(store, driver)
+
+
+E = TypeVar("E", Engine, AsyncEngine)
+
+
+def sealing(engine: E, seal: Seal | None) -> E:
+    """The same engine; where there is a seal, with the content of its store sealed."""
+    if seal is not None:
+        from oncekey.engine.sealed_store import sealed_store  # noqa: PLC0415  (most stores are not sealed)
+
+        engine.store = sealed_store(engine.store, seal)
+    return engine
 
 
 def _check_engine(engine: SqlalchemyEngine) -> None:
@@ -124,19 +392,21 @@ def _check_engine(engine: SqlalchemyEngine) -> None:
         raise ConfigurationError(f"there is no store for {engine.dialect.name}: make the engine for {ENGINES}")
 
 
-def within(connection: Any, *, clock: Callable[[], Instant] | None = None) -> Engine:  # noqa: ANN401  (any of many)
-    """An engine inside a connection's open transaction, which its owner commits: `sqlite3`, `psycopg`."""
+def within(connection: Any, *, clock: Clock = None) -> Engine:  # noqa: ANN401  (any of many)
+    """An engine inside a connection's open transaction, which its owner commits: `sqlite3`, `psycopg`, PyMySQL."""
     packages = _packages(connection)
     if packages & {"sqlite3", "pysqlite3"}:
         driver = _driver("within")
         return Engine(SqliteStore(clock=clock), driver.Within(driver.sqlite_execute(connection)))
     if "psycopg" in packages and hasattr(connection, "__enter__"):
         return Engine(PostgresStore(clock=clock), _psycopg().PsycopgWithin(connection))
-    raise ConfigurationError(f"{_kind(connection)} is no blocking connection of sqlite3 or psycopg")
+    if "pymysql" in packages:
+        return Engine(MariadbStore(clock=clock), _mysql("pymysql").PymysqlWithin(connection))
+    raise ConfigurationError(f"{_kind(connection)} is no blocking connection of sqlite3, psycopg or PyMySQL")
 
 
-def awithin(connection: Any, *, clock: Callable[[], Instant] | None = None) -> AsyncEngine:  # noqa: ANN401
-    """The same for asyncio: `asyncpg`, `psycopg`, `aiosqlite`."""
+def awithin(connection: Any, *, clock: Clock = None) -> AsyncEngine:  # noqa: ANN401
+    """The same for asyncio: `asyncpg`, `psycopg`, `aiosqlite`, `aiomysql`."""
     packages = _packages(connection)
     if "aiosqlite" in packages:
         driver = _driver("within")
@@ -145,21 +415,19 @@ def awithin(connection: Any, *, clock: Callable[[], Instant] | None = None) -> A
         return AsyncEngine(PostgresStore(clock=clock), _driver("asyncpg").AsyncpgWithin(connection))
     if "psycopg" in packages and hasattr(connection, "__aenter__"):
         return AsyncEngine(PostgresStore(clock=clock), _psycopg().AsyncPsycopgWithin(connection))
-    raise ConfigurationError(f"{_kind(connection)} is no asyncio connection of asyncpg, psycopg or aiosqlite")
+    if "aiomysql" in packages:
+        return AsyncEngine(MariadbStore(clock=clock), _mysql("aiomysql").AiomysqlWithin(connection))
+    raise ConfigurationError(f"{_kind(connection)} is no asyncio connection of asyncpg, psycopg, aiosqlite or aiomysql")
 
 
 def migrations_for(url: str) -> SqlSchema:
     """The tables of a URL's store, without connecting to it."""
-    address = understand(url)
-    match address.kind:
-        case Kind.MEMORY:
-            raise ConfigurationError("memory: has no tables, so there is nothing to migrate")
-        case Kind.SQLITE:
-            return sqlite.tables()
-        case Kind.POSTGRES:
-            return postgres.tables()
-        case _:
-            assert_never(address.kind)
+    row = declared(understand(url).kind)
+    if row.tables is None and row.store().schema.migrations:
+        raise ConfigurationError(f"{row.title} has no SQL: `oncekey migrate up` makes its table")
+    if row.tables is None:
+        raise ConfigurationError(f"{row.forms[0].partition(':')[0]}: has no tables, so there is nothing to migrate")
+    return row.tables()
 
 
 def understand(url: str) -> Address:
@@ -167,45 +435,18 @@ def understand(url: str) -> Address:
     scheme, colon, rest = url.partition(":")
     if not colon or _SCHEME.fullmatch(scheme) is None:
         raise ConfigurationError(f"{_safely(url)} is no store: say {FORMS}")
-    if scheme == "memory":
-        if rest.strip("/"):
-            raise ConfigurationError("memory: has no name and no file: say memory:, without anything after it")
-        return Address(Kind.MEMORY)
-    if scheme in _SQLITE:
-        return _sqlite(rest, _SQLITE[scheme])
-    if scheme in _POSTGRES:
-        return _postgres(scheme, rest)
+    for row in STORES:
+        if scheme in row.schemes:
+            return row.read(scheme, rest, row.schemes[scheme])
     database, plus, driver = scheme.partition("+")
-    if plus and database in {"sqlite", "postgresql", "postgres"}:
-        known = " or ".join(
-            f"{one}://" for one in (_SQLITE if database == "sqlite" else _POSTGRES) if one != "postgres"
-        )
-        raise ConfigurationError(f"oncekey has no driver {driver} for {database}: say {known}")
-    raise ConfigurationError(f"there is no store for {scheme}: {NO_STORE}, say {FORMS}")
-
-
-def _sqlite(rest: str, package: str | None) -> Address:
-    if "?" in rest:
-        raise ConfigurationError("a SQLite store takes no options; a question mark in a file's name is %3F")
-    path = unquote(rest.removeprefix("///"))
-    if not rest.startswith("///") or path in {"", ":memory:"}:
-        raise ConfigurationError(
-            "a SQLite store is a file: sqlite:///relative.db (three slashes) or sqlite:////absolute.db (four)"
-        )
-    return Address(Kind.SQLITE, path, package)
-
-
-def _postgres(scheme: str, rest: str) -> Address:
-    # What is not ours is passed on letter by letter: no library for URLs reads them as PostgreSQL does.
-    place, mark, query = rest.partition("?")
-    options = query.split("&") if mark else []
-    sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
-    kept = "&".join(option for option in options if not option.startswith("pool_size="))
-    dsn = f"postgresql:{place}?{kept}" if kept else f"postgresql:{place}"
-    wrong = objection(dsn)
-    if wrong is not None:
-        raise ConfigurationError(wrong)
-    return Address(Kind.POSTGRES, dsn, _POSTGRES[scheme], _pool_size(sizes))
+    for row in STORES:
+        if plus and database in row.schemes:
+            known = [one for one in row.schemes if one.partition("+")[0] == database]
+            raise ConfigurationError(
+                f"oncekey has no driver {driver} for {database}: say {' or '.join(f'{one}://' for one in known)}"
+            )
+    kept = _listed(row.title for row in reversed(STORES))
+    raise ConfigurationError(f"there is no store for {scheme}: keys are kept in {kept}; say {FORMS}")
 
 
 def _sqlite_module(address: Address) -> ModuleType | None:
@@ -215,22 +456,8 @@ def _sqlite_module(address: Address) -> ModuleType | None:
     return module
 
 
-def _pool_size(sizes: list[str]) -> int:
-    if not sizes:
-        return POOL_SIZE
-    if not sizes[-1].isascii() or not sizes[-1].isdigit() or int(sizes[-1]) < 1:
-        raise ConfigurationError(f"pool_size={sizes[-1]} is no number of connections: pool_size=10 is one")
-    return int(sizes[-1])
-
-
-def _postgres_async(package: str | None) -> Callable[..., Any]:
-    """The driver that was asked for; if none was, asyncpg where it is installed, else psycopg."""
-    if package == "asyncpg" or (package is None and find_spec("asyncpg") is not None):
-        module, name = _driver("asyncpg", needs=("asyncpg",), extra="asyncpg"), "AsyncpgDriver"
-    else:
-        module, name = _psycopg(), "AsyncPsycopgDriver"
-    driver: Callable[..., Any] = getattr(module, name)
-    return driver
+def _mysql(package: str) -> ModuleType:
+    return _driver(package, needs=(package,), extra="mariadb")
 
 
 def _psycopg() -> ModuleType:
@@ -239,9 +466,7 @@ def _psycopg() -> ModuleType:
 
 def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:
     """The module of a driver, with the command that installs what it needs if that is missing."""
-    for package in needs:
-        if find_spec(package) is None:
-            raise ConfigurationError(f"{package} is not installed: pip install 'oncekey[{extra}]'")
+    Way("", needs=needs, extra=extra).check()
     return import_module(f"oncekey.drivers.{name}")
 
 

@@ -12,7 +12,7 @@ import pytest
 from cli.operating import oncekey
 from cli.test_stats import fill
 from oncekey import wire
-from oncekey.core import doctor
+from oncekey.core import doctor, doctor_servers
 from oncekey.core.census import Census, Queue, Roll, Waiting, Worker
 from oncekey.core.doctor import Level
 from oncekey.core.migrations import Phase
@@ -227,14 +227,14 @@ def test_ttls(ttl, levels):
 )
 def test_dead_rows(live, dead, level):
     row = {"name": "record", "live": live, "dead": dead, "bytes": 8192, "last_autovacuum": None}
-    (finding,) = doctor.tables([row], HOUR)
+    (finding,) = doctor_servers.tables([row], HOUR)
     assert finding.level is level
 
 
 def test_old_transactions():
     row = {"idle": 1, "longest_idle": HOUR, "oldest_transaction": 2 * HOUR, "oldest_xmin": 5, "hidden": 1}
     holders = [{"prepared": 1, "slot_xmin": 0}]
-    assert [one.level for one in doctor.sessions([row], holders)] == ["warning", "warning", "note", "warning"]
+    assert [one.level for one in doctor_servers.sessions([row], holders)] == ["warning", "warning", "note", "warning"]
 
 
 def test_settings_that_break_a_promise():
@@ -244,7 +244,28 @@ def test_settings_that_break_a_promise():
         {"name": "transaction_timeout", "value": "10000"},
         {"name": "default_transaction_read_only", "value": "on"},
     ]
-    assert sorted(one.level for one in doctor.settings(rows, 300 * SECOND)) == ["error", "error", "warning", "warning"]
+    assert sorted(one.level for one in doctor_servers.settings(rows, 300 * SECOND)) == [
+        "error",
+        "error",
+        "warning",
+        "warning",
+    ]
+
+
+def test_a_pool_of_one_connection_is_looked_over_as_well(postgres_dsn):
+    assert oncekey("migrate", "up", "--store", postgres_dsn).exit_code == 0
+    assert about(examined(postgres_dsn, "--workers", "0"), "pooler", "ok")
+    assert not about(examined(f"{postgres_dsn}?pool_size=1", "--workers", "0"), "store")
+
+
+def test_standbys():
+    found = {
+        value: list(doctor_servers.settings([{"name": "in_hot_standby", "value": value}], SECOND))
+        for value in ("on", "off")
+    }
+    assert ([one.level for one in found["on"]], found["off"]) == (["error"], [])
+    (waits,) = doctor_servers.settings([{"name": "synchronous_standby_names", "value": "db2"}], SECOND)
+    assert (waits.level, waits.seen) == ("ok", "commits wait for db2")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +281,7 @@ def test_settings_that_break_a_promise():
 )
 def test_sqlite_files(mode, safe, wal, levels):
     file = [{"version": "3.51.3", "path": "shop.db"}]
-    found = doctor.sqlite(file, [{"journal_mode": mode}], wal, wal_is_safe=safe)
+    found = doctor_servers.sqlite(file, [{"journal_mode": mode}], wal, wal_is_safe=safe)
     assert [one.level for one in found] == levels
 
 

@@ -107,13 +107,13 @@ def test_a_key_that_is_not_there(shop, url):
 def test_a_record_that_cannot_be_read_is_one_line(shop, url, command):
     shop.settle(own(shop), answered())
     table = "oncekey.record" if url.startswith("postgresql") else "oncekey_record"
-    shop.driver.run(saying(f"UPDATE {table} SET response_schema = 2"))
+    shop.driver.run(saying(f"UPDATE {table} SET response_schema = 3"))
     options = () if command == "show" else ("--runs-again", "--reason", "x")
     result = oncekey("keys", command, KEY, *WHOSE, *options, "--store", url)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
         f"oncekey: the record of a key (digest {key_digest(KEY)}) cannot be read: its answer was stored by a later "
-        "version of oncekey (response_schema 2; this one reads 1)\n"
+        "version of oncekey (response_schema 3; this one reads 2)\n"
     )
     listed = json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json").stdout)
     assert [(line["key"], line["digest"]) for line in listed["items"]] == [(KEY, key_digest(KEY))]

@@ -96,7 +96,7 @@ def test_the_printed_sql_is_all_that_is_needed(tmp_path):
     [
         (["up", "--store", "memory:"], "nothing to migrate"),
         (["status", "--store", "memory:"], "nothing to migrate"),
-        (["up", "--store", "mysql://h/d"], "no store for mysql"),
+        (["up", "--store", "mongodb://h/d"], "no store for mongodb"),
         (["sql"], "one of the two"),
         (["sql", "--dialect", "sqlite", "--store", "sqlite:///a.db"], "one of the two"),
         (["up", "--store", "sqlite:///nowhere/shop.db"], "cannot be opened"),

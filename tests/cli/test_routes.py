@@ -42,7 +42,7 @@ async def address(op: Operation):
 async def basket(op: Operation): ...
 
 @steps.post("/payment")
-@once.protect(effects=PHASED)
+@once.protect(effects=PHASED, replay_cache="memory")
 async def payment(op: Operation): ...
 
 @steps.post("/shipment")
@@ -83,7 +83,9 @@ def test_every_step_of_a_flow_is_listed_with_its_protection(shop):  # R133
     }
     payment = found["POST", "/checkout/payment"]
     assert (payment["operation"], payment["effects"], payment["key"]) == ("payment", "phased", "required")
+    assert payment["front"] == "replay_cache=memory (0:01:00)"
     assert found["POST", "/legacy/{name}"]["operation"] == "legacy"
+    assert found["POST", "/legacy/{name}"]["front"] is None
 
 
 def test_a_put_that_publishes_is_not_idempotent(shop):  # R16

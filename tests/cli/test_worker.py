@@ -159,7 +159,7 @@ def test_what_cannot_be_loaded_is_said(shop, monkeypatch, app, line):
             NO_POSTMAN,
         ),
         (["--app", "shop:once", "--without", "reapers"], f"there is no task 'reapers'; there are {', '.join(NAMES)}"),
-        (["--app", "forgetful:once"], "topics need a store with an outbox: SQLite or PostgreSQL"),
+        (["--app", "forgetful:once"], "topics need a store with an outbox: `oncekey stores` says which have one"),
         (["--app", "shop:once", "--topics", "charge,refund"], "there is no topic 'refund'; there is charge"),
     ],
 )

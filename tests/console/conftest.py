@@ -7,9 +7,11 @@ import pytest
 from harness.tables import database_with_tables, empty_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.pymysql import PymysqlDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking, under_asyncio
@@ -28,13 +30,17 @@ def empty_dsn(console_dsn):
     return empty_tables(console_dsn)
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "mariadb"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
         driver = SqliteDriver(tmp_path / "console.db")
         drive(migrate.up(SqliteStore().schema), driver.run)
         with blocking(SqliteStore, driver) as world:
+            yield world
+        return
+    if request.param == "mariadb":
+        with blocking(MariadbStore, PymysqlDriver(request.getfixturevalue("empty_mariadb"))) as world:
             yield world
         return
     dsn = request.getfixturevalue("empty_dsn")

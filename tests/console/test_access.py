@@ -60,7 +60,7 @@ def test_a_mistake_in_tokens_does_not_show_them():
 
 
 def test_the_store_in_memory_has_no_operators():
-    with pytest.raises(ConfigurationError, match="lives and dies with its process"):
+    with pytest.raises(ConfigurationError, match="nothing for operators to work with"):
         Console("memory:", tokens=TOKENS)
 
 

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_said_in_a_line(store, options, why):
 def test_a_store_that_is_not_there_is_said(tmp_path):
     assert "there is no file" in refused("--store", f"sqlite:///{tmp_path / 'none.db'}", "--as", "ann")
     assert not (tmp_path / "none.db").exists()
-    assert "lives and dies with its process" in refused("--store", "memory:", "--as", "ann")
+    assert "nothing for operators to work with" in refused("--store", "memory:", "--as", "ann")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])

@@ -196,6 +196,25 @@ async def test_a_stored_failure_is_taken_away(at_desk, world):
     assert (world.record(refused).state, world.record(refused).response) == (State.FAILED_RETRYABLE, None)
 
 
+async def test_what_stands_in_front_forgets_an_answer_before_the_store_does(url, world, monkeypatch):
+    put(
+        world, State.COMPLETED, Effects.LOCAL, "refused", outcome=Outcome.FAILURE,
+        response=StoredResponse(422, (), b"{}"),
+    )  # fmt: skip
+    refused, once, told = RecordId(ACME, "refused"), Once(url), []
+    forget = once.forget
+
+    async def heard(record_id):
+        told.append((record_id, world.record(refused).state))
+        return await forget(record_id)
+
+    monkeypatch.setattr(once, "forget", heard)
+    async with once.lifespan(), Visitor(console_on(once)) as visitor:
+        await visitor.log_in()
+        await Desk(visitor, world).do(f"record/{token_of(refused)}/move/bust", reason="the rule was wrong")
+    assert told == [(refused, State.COMPLETED)]
+
+
 async def test_a_requests_dead_letter_goes_back_with_its_record(at_desk, world):
     async def body(ann):
         letter = ann.letter(ParcelKind.DEFER)

@@ -28,6 +28,7 @@ ANY = {
     "stale": False,
     "limit": 51,
     "looked": LOOKED,
+    "skipped": LOOKED - 1,
     "before_at": 2**62,
     "before_scope": "",
     "before_key": "",
@@ -50,7 +51,7 @@ WANTED = {
     "heard_of_provider": ({"provider_id": "ch", "limit": 9}, {"evidence_open_provider", "evidence_judged_provider"}),
     "parcels_in_full": ({"incarnation": INCARNATION, "limit": 9}, {"outbox_incarnation"}),
     "latest_notes": ({"before": 2**62, "actor": None, "limit": 51, "looked": LOOKED}, {"audit_pkey"}),
-    "notes_edge": ({"before": 2**62, "looked": LOOKED}, {"audit_pkey"}),
+    "notes_edge": ({"before": 2**62, "looked": LOOKED, "skipped": LOOKED - 1}, {"audit_pkey"}),
 }
 # An answer to every question that fills in as much of the form as can be filled in.
 NARROW = ANY | {
@@ -96,7 +97,7 @@ def test_postgres_uses_the_index(full, name, narrow):
 
 @pytest.mark.parametrize("name", [name for name in WANTED if name.startswith("walk_")])
 def test_a_page_sorts_nothing_and_reads_no_more_than_it_looks_at(full, name):
-    plan = explained(full, name, NARROW | {"looked": 500, "operation": "none such"}, analyze=True)
+    plan = explained(full, name, NARROW | {"looked": 500, "skipped": 499, "operation": "none such"}, analyze=True)
     rows = max(node["Actual Rows"] for node in plan if node.get("Relation Name") == "record")
     assert rows <= 500
     plan = explained(full, name, ANY, analyze=True)

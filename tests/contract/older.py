@@ -9,14 +9,15 @@ from typing import Any
 from oncekey.stores.postgres import FILES, PostgresStore
 from oncekey.stores.queries import load
 
-_SAID: Mapping[str, str] = load("contract.before_split", *(name for name in FILES if name != "console.sql"))
+_SINCE = ("console.sql", "reseal.sql")
+_SAID: Mapping[str, str] = load("contract.before_split", *(name for name in FILES if name not in _SINCE))
 _REAPED = ("purge_expired", "purge_kept", "mark_expired")
 OLD: Mapping[str, str] = {
     **{name: said for name, said in _SAID.items() if name not in _REAPED},
     "claim_kept": _SAID["claim"],
     "settle_alone": _SAID["settle_completed"],
 }
-"""Its statements, word for word; it had no other forms of them, and no console.
+"""Its statements, word for word; it had no other forms of them, no console and no seals.
 
 It read what it was going to reap, so what it said then does not fit the flows of this version.
 """

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.cells import Seen
+from oncekey.cells import Index, Seen, indexed, place_of
 from oncekey.drivers.cells import AsyncCellDriver, CellDriver
 from oncekey.stores.cells import CellStore
 from oncekey.testing.contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio
@@ -37,15 +37,11 @@ class DictCells:
                 self.lines[scope, key] = dict(line)
             return True
 
-    def page(self, after, limit):
+    def page(self, index, after, limit):
         with self._lock:
-            lines = [
-                (line["created_at"], line["scope"], line["key"], line)
-                for line in self.lines.values()
-                if line["effects"] == "phased" and line["state"] in ("in_progress", "failed_retryable")
-            ]
-        behind = sorted((line for line in lines if line[:3] > after), key=lambda line: line[:3])
-        return [line[3] for line in behind[:limit]], time.time_ns() // 1000
+            lines = [line for line in self.lines.values() if (where := indexed(line)) and where[0] is index]
+        behind = sorted((line for line in lines if place_of(line) > after), key=place_of)
+        return [dict(line) for line in behind[:limit]], time.time_ns() // 1000
 
     def close(self):
         pass
@@ -71,6 +67,8 @@ class AsyncDictCells:
 
 
 class TestAsyncCells(StoreContract):
+    matrix = "cells in a dictionary"
+
     @pytest.fixture
     def world(self):
         with under_asyncio(CellStore, AsyncCellDriver(AsyncDictCells(DictCells()))) as world:
@@ -106,11 +104,16 @@ class ForgetsBytes(DictCells):
 
 
 class PagesNothing(DictCells):
-    def page(self, after, limit):
-        return [], super().page(after, limit)[1]
+    def page(self, index, after, limit):
+        return [], super().page(index, after, limit)[1]
 
 
-@pytest.mark.parametrize("broken", [ComparesNothing, ComparesNoIncarnation, ForgetsBytes, PagesNothing])
+class PagesOneIndex(DictCells):
+    def page(self, index, after, limit):
+        return super().page(Index.UNFINISHED, after, limit)
+
+
+@pytest.mark.parametrize("broken", [ComparesNothing, ComparesNoIncarnation, ForgetsBytes, PagesNothing, PagesOneIndex])
 def test_cells_with_one_thing_wrong_do_not_pass(broken):
     def fails(scenario):
         try:

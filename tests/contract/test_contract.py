@@ -21,6 +21,8 @@ from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 
 class TestMemory(StoreContract):
+    matrix = "memory"
+
     @pytest.fixture
     def world(self):
         with blocking(MemoryStore, MemoryDriver()) as world:
@@ -28,6 +30,8 @@ class TestMemory(StoreContract):
 
 
 class TestAsyncMemory(StoreContract):
+    matrix = "memory"
+
     @pytest.fixture
     def world(self):
         with under_asyncio(MemoryStore, AsyncMemoryDriver()) as world:
@@ -50,6 +54,8 @@ def sqlite_file(module, tmp_path):
 
 
 class TestSqlite(StoreContract):
+    matrix = "SQLite"
+
     @pytest.fixture
     def world(self, sqlite_file, module):
         with blocking(SqliteStore, SqliteDriver(sqlite_file, module=module)) as world:
@@ -57,6 +63,8 @@ class TestSqlite(StoreContract):
 
 
 class TestAsyncSqlite(StoreContract):
+    matrix = "SQLite"
+
     @pytest.fixture
     def world(self, sqlite_file, module):
         with under_asyncio(SqliteStore, AsyncSqliteDriver(sqlite_file, module=module)) as world:
@@ -64,6 +72,8 @@ class TestAsyncSqlite(StoreContract):
 
 
 class TestThreadedSqlite(StoreContract):
+    matrix = "SQLite"
+
     @pytest.fixture
     def world(self, sqlite_file, module):
         with under_asyncio(SqliteStore, threaded(SqliteDriver(sqlite_file, module=module))) as world:
@@ -88,6 +98,8 @@ class InCallersTransaction:
 
 
 class TestWithinSqlite(StoreContract):
+    matrix = "SQLite"
+
     @pytest.fixture
     def world(self, sqlite_file, module):
         with blocking(SqliteStore, InCallersTransaction(sqlite_file, module)) as world:

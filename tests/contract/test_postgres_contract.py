@@ -8,6 +8,8 @@ import asyncpg
 import psycopg
 import pytest
 
+from harness.postgres import PostgresServer, installations
+from harness.postgres_binaries import preferred_installation
 from harness.tables import database_with_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver, AsyncpgWithin
 from oncekey.drivers.psycopg import (
@@ -29,6 +31,8 @@ def tables(postgres_server):
 
 
 class TestPsycopg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         with blocking(PostgresStore, PsycopgDriver(tables)) as world:
@@ -36,6 +40,8 @@ class TestPsycopg(StoreContract):
 
 
 class TestAsyncPsycopg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         with under_asyncio(PostgresStore, AsyncPsycopgDriver(tables)) as world:
@@ -43,6 +49,8 @@ class TestAsyncPsycopg(StoreContract):
 
 
 class TestThreadedPsycopg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         with under_asyncio(PostgresStore, threaded(PsycopgDriver(tables))) as world:
@@ -50,6 +58,8 @@ class TestThreadedPsycopg(StoreContract):
 
 
 class TestAsyncpg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         with under_asyncio(PostgresStore, AsyncpgDriver(tables)) as world:
@@ -57,6 +67,8 @@ class TestAsyncpg(StoreContract):
 
 
 class TestAsyncpgUnprepared(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         with under_asyncio(PostgresStore, AsyncpgDriver(f"{tables}?pgbouncer=1")) as world:
@@ -96,6 +108,8 @@ class InAsyncCallersTransaction:
 
 
 class TestWithinPsycopg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         with blocking(PostgresStore, InCallersTransaction(tables)) as world:
@@ -103,6 +117,8 @@ class TestWithinPsycopg(StoreContract):
 
 
 class TestWithinAsyncPsycopg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         async def begin():
@@ -119,6 +135,8 @@ class TestWithinAsyncPsycopg(StoreContract):
 
 
 class TestWithinAsyncpg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         async def begin():
@@ -133,4 +151,44 @@ class TestWithinAsyncpg(StoreContract):
             return AsyncpgWithin(connection), undo
 
         with under_asyncio(PostgresStore, InAsyncCallersTransaction(begin)) as world:
+            yield world
+
+
+@pytest.fixture(scope="module", params=[one for one in installations() if one != preferred_installation()], ids=str)
+def other_major(request):
+    """A server of every other version that this machine has."""
+    with PostgresServer(request.param) as server:
+        yield server
+
+
+@pytest.fixture(scope="class")
+def other_tables(other_major):
+    """As `tables`, on that server."""
+    with database_with_tables(other_major, "contract") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def postgres_major(request, postgres_server):
+    """The version of the server that a scenario runs on."""
+    server = request.getfixturevalue("other_major") if "other_major" in request.fixturenames else postgres_server
+    with psycopg.connect(server.dsn()) as connection:
+        return str(connection.info.server_version // 10000)
+
+
+class TestOtherMajors(StoreContract):
+    matrix = "PostgreSQL {major}"
+
+    @pytest.fixture
+    def world(self, other_tables):
+        with blocking(PostgresStore, PsycopgDriver(other_tables)) as world:
+            yield world
+
+
+class TestAsyncOtherMajors(StoreContract):
+    matrix = "PostgreSQL {major}"
+
+    @pytest.fixture
+    def world(self, other_tables):
+        with under_asyncio(PostgresStore, AsyncpgDriver(other_tables)) as world:
             yield world

@@ -31,6 +31,8 @@ def tables(postgres_server):
 
 
 class TestAsyncpg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         engine = create_async_engine(tables.replace("postgresql:", "postgresql+asyncpg:"))
@@ -39,6 +41,8 @@ class TestAsyncpg(StoreContract):
 
 
 class TestPsycopg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
     @pytest.fixture
     def world(self, tables):
         engine = create_async_engine(tables.replace("postgresql:", "postgresql+psycopg:"))
@@ -48,6 +52,8 @@ class TestPsycopg(StoreContract):
 
 class TestSerializable(StoreContract):
     """Under a stricter default the statements collide more often, and are said again."""
+
+    matrix = "PostgreSQL {major}"
 
     @pytest.fixture
     def world(self, tables):

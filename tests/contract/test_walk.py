@@ -91,7 +91,7 @@ def test_every_row_is_walked_over_or_named():
 
 def test_the_lists_of_exceptions_only_become_shorter():
     """Whoever adds a line here has to mend a store instead."""
-    assert set(UNWALKED) <= {24, 25, 26, 27, 28}
+    assert set(UNWALKED) <= set()
     assert set(EXCEPTIONS) <= set()
 
 

@@ -20,9 +20,10 @@ from oncekey.core.choices import (
 )
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fingerprint import Selection
+from oncekey.core.fronts import Front
 from oncekey.core.jcs import BigInts
 from oncekey.core.keys import HeaderSyntax, KeyFormat
-from oncekey.core.model import Effects, Recovery
+from oncekey.core.model import SECOND, Effects, Recovery
 from oncekey.core.policy import Policy, lifetime, micros, never_proven
 from oncekey.core.scope import BindTo
 from oncekey.core.strictness import BY_EFFECTS, STANCES
@@ -45,6 +46,7 @@ DEFAULTS = {
     "on_in_progress": InProgress.CONFLICT,
     "wait_max": timedelta(seconds=10),
     "replay_cache": None,
+    "lock_hint": None,
     "on_unknown": 409,
     "lease": timedelta(seconds=300),
     "deadline": timedelta(hours=1),
@@ -109,7 +111,7 @@ CHOICES = {
     "pii_check": PiiCheck,
 }
 
-OPTIONAL_SPANS = ["max_request_age", "replay_cache"]
+OPTIONAL_SPANS = ["max_request_age"]
 SPANS = [name for name, value in DEFAULTS.items() if isinstance(value, timedelta)] + OPTIONAL_SPANS
 FLAGS = [name for name, value in DEFAULTS.items() if isinstance(value, bool)]
 
@@ -449,3 +451,41 @@ def test_a_lifetime_is_made_of_durations():
 def test_a_policy_can_be_copied():
     policy = Policy(lease=30)
     assert copy.copy(policy) == copy.deepcopy(policy) == dataclasses.replace(policy) == policy
+
+
+# C21, R175: nothing stands in front of the store by default; a shared memory is sealed, so it needs a secret
+def test_what_may_stand_in_front_of_the_store():
+    secret = b"sixteen bytes at least"
+    assert Policy(replay_cache=30).replay_cache == Front("memory", 30) == Front("memory", timedelta(seconds=30))
+    assert Policy(replay_cache="memory").replay_cache == Front("memory", 60)
+    shared = Policy(replay_cache="redis://:pass@cache:6379/1", lock_hint=Front("rediss://cache", life=1), secret=secret)
+    assert shared.replay_cache is not None
+    assert shared.lock_hint is not None
+    assert (shared.replay_cache.shown, shared.replay_cache.span) == ("redis://cache:6379/1", 60 * SECOND)
+    assert (shared.lock_hint.shown, shared.lock_hint.span) == ("rediss://cache", SECOND)
+    assert "pass" not in repr(shared)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"replay_cache": "redis://cache:6379/0"}, "need secret="),
+        ({"lock_hint": "redis://cache:6379/0"}, "need secret="),
+        ({"replay_cache": "http://cache"}, "replay_cache: not shown is not allowed"),
+        ({"replay_cache": "redis://"}, "replay_cache: not shown is not allowed"),
+        ({"replay_cache": 0}, "replay_cache: not shown is not allowed"),
+        ({"replay_cache": True}, "replay_cache: not shown is not allowed"),
+        ({"lock_hint": "memory"}, "lock_hint: not shown is not allowed"),
+        ({"lock_hint": 2}, "lock_hint: not shown is not allowed"),
+        ({"lock_hint": Front("redis://cache", life=60), "lease": 30, "secret": b"x" * 16}, "longer than lease="),
+    ],
+)
+def test_a_front_that_is_none(given, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Policy(**given)
+
+
+@pytest.mark.parametrize("wrong", [{"life": 0}, {"life": timedelta(hours=2)}, {"timeout": -1}, {"timeout": None}])
+def test_a_shared_front_has_bounds(wrong):
+    with pytest.raises(ValueError, match="longer than 0"):
+        Front("redis://cache", **wrong)

@@ -79,7 +79,6 @@ def assert_doubts(case: Case, verdicts: list[Verdict]) -> None:
 
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
 async def test_one_charge_and_the_same_201_after_a_death_between_charge_and_commit(place: Place) -> None:
-    """Issue 3, "What it must show", first half."""
     verdict = await prove(place, Case(Effects.PHASED), "the-key-of-one-charge", at("after:charge:1"))
 
     assert (verdict.struck, verdict.ended, verdict.broken) == (True, "201", [])
@@ -87,7 +86,6 @@ async def test_one_charge_and_the_same_201_after_a_death_between_charge_and_comm
 
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
 async def test_unknown_and_never_a_second_call_where_nobody_deduplicates(place: Place) -> None:
-    """Issue 3, "What it must show", second half."""
     blind = Case(Effects.PHASED, deduplicates=False, repeatable=False)
     verdict = await prove(place, blind, "the-key-of-one-call", at("after:charge:1"))
 

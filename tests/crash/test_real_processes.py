@@ -60,13 +60,13 @@ def new_key() -> str:
 
 
 PAYMENT = (
-    "before:claim:1",  # F1: before the claim is committed
-    "after:claim:1",  # F2: claimed
-    "before:commit:1",  # F3: a phase is written, not committed
-    "after:commit:1",  # F4: a phase is committed
-    "before:charge:1",  # F5: announced, not sent
-    "after:charge:1",  # F7: answered, not recorded
-    "after:settle_completed:1",  # F9: settled, not answered
+    "before:claim:1",  # before the claim is committed
+    "after:claim:1",  # claimed
+    "before:commit:1",  # a phase is written, not committed
+    "after:commit:1",  # a phase is committed
+    "before:charge:1",  # announced, not sent
+    "after:charge:1",  # answered, not recorded
+    "after:settle_completed:1",  # settled, not answered
 )
 
 
@@ -87,7 +87,7 @@ def test_a_payment_whose_server_is_killed(town: Town, survivor: Victim, point: s
     town.check(survivor, "/payments", key)
 
 
-# Issue 3, "What it must show": one charge, unknown, 409 with the code, and no second call ever.
+# One charge, unknown, 409 with the code, and no second call ever.
 @on({SQLITE: ("after:charge:1",), POSTGRES: ("before:charge:1", "after:charge:1")})
 def test_a_payment_that_nobody_may_repeat(town: Town, survivor: Victim, point: str) -> None:  # R85, R130, F6, F23
     key = new_key()
@@ -122,7 +122,7 @@ def test_a_payment_whose_answer_was_never_read(town: Town, survivor: Victim, poi
     town.check(survivor, "/payments", key)
 
 
-@on({SQLITE: ("before:commit:1",), POSTGRES: ("before:commit:1", "after:commit:1")})  # F3, F4
+@on({SQLITE: ("before:commit:1",), POSTGRES: ("before:commit:1", "after:commit:1")})
 def test_an_order_whose_server_is_killed(town: Town, survivor: Victim, point: str) -> None:  # R71, R75
     key = new_key()
     victim = town.server(point)
@@ -136,12 +136,12 @@ def test_an_order_whose_server_is_killed(town: Town, survivor: Victim, point: st
 
 
 WORKER = (
-    "after:due:1",  # F10: claimed
-    "after:commit-take_up:1",  # F10: announced
-    "after:charge:1",  # F11: sent, not recorded
-    "after:commit-deferred_result:1",  # F11: recorded, not delivered
-    "before:drop_parcel:1",  # F12: half of the end is written
-    "after:commit-deliver:1",  # F12: all of it is
+    "after:due:1",  # claimed
+    "after:commit-take_up:1",  # announced
+    "after:charge:1",  # sent, not recorded
+    "after:commit-deferred_result:1",  # recorded, not delivered
+    "before:drop_parcel:1",  # half of the end is written
+    "after:commit-deliver:1",  # all of it is
 )
 
 

@@ -79,7 +79,7 @@ def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--store", "mysql://localhost/shop"], "there is no store for mysql"),
+        (["--store", "oracle://localhost/shop"], "there is no store for oracle"),
         (["--store", "nonsense"], "is no store"),
         (["--store", "sqlite:///no/such/folder/x.db"], "cannot be opened"),
         (["--store", "memory:"], "needs a store that shares the application's transactions"),

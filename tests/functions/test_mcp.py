@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sqlite3
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,25 +12,18 @@ import pytest
 from mcp import Client
 from mcp.server.mcpserver import MCPServer
 
-from harness.pages import ROOT, Page
+from harness.pages import ROOT, Page, load
 from oncekey import LOCAL, ConfigurationError, Once, Operation, SyncOperation
 from oncekey.mcp import KEY, NO_KEY, tool
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     (block,) = Page(ROOT / "docs/howto/mcp.md").blocks("python")
-    (tmp_path / "tools.py").write_text(block.text)
     with closing(sqlite3.connect("payments.db")) as connection:
         connection.execute("CREATE TABLE payments (id INTEGER PRIMARY KEY, customer TEXT, amount INTEGER)")
-    spec = importlib.util.spec_from_file_location("documented_tools", tmp_path / "tools.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return load(block.text, "tools.py", tmp_path, monkeypatch)
 
 
 def rows() -> int:

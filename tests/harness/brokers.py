@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ class BrokerMissingError(Exception):
     """Tests need a broker and there is none: a failure, never a skip."""
 
 
-class _Broker(ABC):
+class Server(ABC):
     """A private server; use it as a context manager."""
 
     asks = b""
@@ -55,6 +56,13 @@ class _Broker(ABC):
             self._process.kill()
             self._process.wait()
 
+    def signal(self, number: int) -> None:
+        """Stop it, let it go on, or kill it; entered once more it starts anew on the same port."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._process.wait()
+
     def _answers(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as connection:
@@ -64,7 +72,7 @@ class _Broker(ABC):
             return False
 
 
-class Nats(_Broker):
+class Nats(Server):
     """It keeps its streams in a folder until messages are acknowledged."""
 
     variable = "ONCEKEY_TEST_NATS"
@@ -91,7 +99,7 @@ class Nats(_Broker):
         return [named, "--addr", "127.0.0.1", "--port", str(self.port), "--jetstream", "--store_dir", str(self._folder)]
 
 
-class Valkey(_Broker):
+class Valkey(Server):
     """It keeps nothing."""
 
     variable = "ONCEKEY_TEST_VALKEY"

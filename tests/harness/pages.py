@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +56,11 @@ class Page:
         """The fenced blocks, of some languages only if they are named."""
         return [block for block in self._blocks() if not languages or block.language in languages]
 
+    def program(self, file: str) -> str:
+        """The text of the one program that names itself `file`."""
+        (text,) = (block.text for block in self.blocks("python") if block.file == file)
+        return text
+
     def section(self, heading: str) -> list[Block]:
         """The fenced blocks between a second-level heading and the next one."""
         lines = [number for number, line in enumerate(self.text.splitlines(), 1) if line.startswith("## ")]
@@ -75,6 +85,35 @@ class Page:
 
     def _prose(self) -> str:
         return _FENCE.sub("", self.text)
+
+
+def generator() -> ModuleType:
+    """Import docs/generator, which is no part of any installed package."""
+    name, folder = "docs_generator", ROOT / "docs" / "generator"
+    if name not in sys.modules:
+        places = [str(folder)]
+        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=places)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def load(text: str, file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a program of a page from a file in a folder.
+
+    It stays in `sys.modules` until the test ends: a framework looks up the names of its annotations there.
+    """
+    path = folder / file
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(f"documented_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def pages(*patterns: str) -> list[Page]:

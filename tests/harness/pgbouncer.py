@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -22,6 +23,9 @@ MISSING = (
     "No PgBouncer was found: `make pooler` installs it on Debian and Ubuntu as root; elsewhere install it yourself, "
     f"or set {VARIABLE} to the program."
 )
+PREPARES = (1, 21)
+"""From which version on it knows prepared statements."""
+
 _PLACES = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin")
 _POLL = 0.02
 
@@ -33,13 +37,13 @@ class PgBouncerMissingError(Exception):
 class PgBouncer:
     """A private pooler in transaction mode before one server; use it as a context manager.
 
-    Its settings are those that docs/howto/postgresql.md asks for, and few server connections, so that each one is
-    somebody else's soon.
+    Its settings are those that docs/howto/postgres-in-production.md asks for, and few server connections, so that each
+    one is somebody else's soon.
     """
 
-    def __init__(self, dsn: str, *, size: int = 3) -> None:
+    def __init__(self, dsn: str, *, size: int = 3, prepared: int = 200) -> None:
         self.port = free_port()
-        self._dsn, self._size = dsn, size
+        self._dsn, self._size, self._prepared = dsn, size, prepared
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -48,7 +52,7 @@ class PgBouncer:
         self._folder = folder = private_folder("pgbouncer")
         try:
             for _ in range(3):
-                (folder / "pgbouncer.ini").write_text(self._settings(), encoding="utf-8")
+                (folder / "pgbouncer.ini").write_text(self.settings(), encoding="utf-8")
                 user.owns(folder / "pgbouncer.ini")
                 with (folder / "log").open("wb") as log:
                     self._process = subprocess.Popen(
@@ -79,11 +83,19 @@ class PgBouncer:
             shutil.rmtree(self._folder)
             self._folder = None
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Its major and minor version."""
+        told = subprocess.run([_program(), "--version"], capture_output=True, text=True, check=True).stdout
+        major, minor = re.findall(r"\d+", told)[:2]
+        return int(major), int(minor)
+
     def dsn(self, dsn: str) -> str:
         """The same database through the pooler, and the address says so."""
         return f"{through(dsn, self.port)}{'&' if '?' in dsn else '?'}pgbouncer=1"
 
-    def _settings(self) -> str:
+    def settings(self) -> str:
+        """What its file says."""
         host, port = address(self._dsn)
         parts = urlsplit(self._dsn)
         password = f" password='{unquote(parts.password)}'" if parts.password else ""
@@ -100,6 +112,7 @@ class PgBouncer:
                 f"default_pool_size = {self._size}",
                 "max_client_conn = 200",
                 "server_reset_query_always = 1",
+                *([f"max_prepared_statements = {self._prepared}"] if self.version >= PREPARES else []),
                 "",
             ]
         )

@@ -80,7 +80,7 @@ class PostgresServer:
     def __enter__(self) -> Self:
         self._folder = private_folder("postgres")
         try:
-            _as_account(["cp", "-a", _template(self.installation), self._folder / "data"])
+            self._fill(self._folder / "data")
             self.start()
         except BaseException:
             self.__exit__()
@@ -166,6 +166,10 @@ class PostgresServer:
         """Return the end of the server's log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
+    def _fill(self, data: Path) -> None:
+        """Make the server's data folder."""
+        run_as_account(["cp", "-a", _template(self.installation), data])
+
     @property
     def _log(self) -> Path:
         return self._home / "server.log"
@@ -232,7 +236,7 @@ def _template(installation: Installation) -> Path:
     folder = private_folder("postgres-template")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     data = folder / "data"
-    _as_account(
+    run_as_account(
         [
             installation.program("initdb"),
             "--pgdata",
@@ -247,7 +251,8 @@ def _template(installation: Installation) -> Path:
     return data
 
 
-def _as_account(command: list[str | Path]) -> None:
+def run_as_account(command: list[str | Path]) -> None:
+    """Run a program as the server's account, and raise with what it said when it fails."""
     user = account()
     done = subprocess.run(
         command,

@@ -30,6 +30,8 @@ TOGETHER = {
             "tests/demo/test_orders.py",
             "tests/demo/test_page.py",
             "tests/demo/test_provider.py",
+            "tests/docs/test_site.py",
+            "tests/drivers/postgres/test_standby.py",
             "tests/meta/test_wheel.py",
             "tests/reconcile/test_plans.py",
             "tests/upkeep/test_plans.py",

@@ -16,13 +16,17 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 
 from harness.demo import Demo
 from harness.pages import ROOT, Block, Page
 from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
+from harness.valkeys import StoringValkey
+from oncekey.drivers.mariadb_address import MariadbAddress
 
 DEMO_PORT = "8000"
+REDIS_PORT = "6379"
 PORTS = ("8001", "2525")
 """The ports that pages use besides the demo's; each walk puts free ones in their places."""
 
@@ -30,6 +34,8 @@ OUTPUT = ("http", "json", "text")
 """The languages of blocks that show what the commands before them print; `…` stands for anything."""
 
 _STORE = re.compile(r"postgresql(?P<driver>\+\w+)?://localhost/shop(?P<options>\?[\w=&]+)?")
+
+_MARIADB = "mariadb://localhost/shop"
 
 
 class MissingToolError(Exception):
@@ -39,13 +45,23 @@ class MissingToolError(Exception):
 class Walkthrough:
     """One page in a folder of its own. Leaving it ends every process that it started."""
 
-    def __init__(self, page: Page, folder: Path, dsn: Callable[[], str], python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        page: Page,
+        folder: Path,
+        dsn: Callable[[], str],
+        python: str = sys.executable,
+        mariadb: Callable[[], str] | None = None,
+    ) -> None:
         """`python` is the interpreter whose environment the reader has activated."""
         self._page, self._folder, self._dsn, self._python = page, folder, dsn, python
+        self._mariadb = mariadb
         self._ports = {port: str(free_port()) for port in PORTS}
         self._demo: Demo | None = None
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
+        self._exported: dict[str, str] = {}
         self._printed: str | None = None
+        self._valkey: StoringValkey | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +71,8 @@ class Walkthrough:
             self._end(port)
         if self._demo is not None:
             self._demo.kill()
+        if self._valkey is not None:
+            self._valkey.__exit__()
 
     def walk(self, section: str | None = None) -> None:
         """Do what the page says, or one section of it."""
@@ -89,7 +107,11 @@ class Walkthrough:
             return ""
         bash = _tool("bash")
         _tool("curl")
-        environment = {**os.environ, "PATH": f"{Path(self._python).parent}{os.pathsep}{os.environ['PATH']}"}
+        environment = {
+            **os.environ,
+            **self._exported,
+            "PATH": f"{Path(self._python).parent}{os.pathsep}{os.environ['PATH']}",
+        }
         done = subprocess.run(
             [bash, "-euo", "pipefail", "-c", self._here(script)],
             cwd=self._folder,
@@ -103,6 +125,11 @@ class Walkthrough:
         return done.stdout
 
     def _query(self, block: Block) -> None:
+        if self._mariadb is not None and any(_MARIADB in one.text for one in self._page.blocks("sh")):
+            address = MariadbAddress.parse(self._mariadb())
+            with pymysql.connect(**address.options(), database=address.database, autocommit=True) as mariadb:
+                mariadb.query(block.text)
+            return
         with psycopg.connect(self._dsn(), autocommit=True) as connection:
             connection.execute(block.text.encode())
 
@@ -124,6 +151,10 @@ class Walkthrough:
             text = re.sub(rf"\b{port}\b", ours, text)
         if self._demo is not None:
             text = re.sub(rf"\b127\.0\.0\.1:{DEMO_PORT}\b", f"127.0.0.1:{self._demo.port}", text)
+        if self._mariadb is not None and _MARIADB in text:
+            text = text.replace(_MARIADB, self._mariadb())
+        if self._valkey is not None:
+            text = re.sub(rf"\b127\.0\.0\.1:{REDIS_PORT}\b", f"127.0.0.1:{self._valkey.port}", text)
         return _STORE.sub(self._store, text)
 
     def _store(self, found: re.Match[str]) -> str:
@@ -152,6 +183,12 @@ class Walkthrough:
         missing = set(named[1].split(",")) - set(_extras())
         assert not missing, f"pyproject.toml has no extra {missing}"
 
+    def serve_valkey(self, line: str) -> None:
+        """`valkey-server --port 6379 ...`: a private one, with the options of the page."""
+        words = line.split()
+        assert words[1:3] == ["--port", REDIS_PORT]
+        self._valkey = StoringValkey(*words[3:]).start()
+
     def use_environment(self, line: str) -> None:
         """`. .venv/bin/activate`: every command of a walk finds the environment of the tests first."""
         assert line == ". .venv/bin/activate"
@@ -159,6 +196,11 @@ class Walkthrough:
     def take_example(self, line: str) -> None:
         """`cp examples/some.py .`: the file of this checkout."""
         shutil.copy(ROOT / line.split()[1], self._folder)
+
+    def export(self, line: str) -> None:
+        """`export NAME=value`: for everything that is typed after it."""
+        name, _, value = self._here(line.removeprefix("export ")).partition("=")
+        self._exported[name] = value
 
     def serve(self, line: str) -> None:
         """A server in a terminal of its own; one that has the same port was stopped by the reader."""
@@ -174,7 +216,8 @@ class Walkthrough:
                 command = [self._python, *words[1:]]
         log = self._folder / f"server-{port}.log"
         with log.open("ab") as output:
-            process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output)
+            environment = {**os.environ, **self._exported}
+            process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output, env=environment)
         self._servers[port] = process
         wait_until(
             lambda: _listens(int(port)) or process.poll() is not None,
@@ -194,8 +237,11 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
     (re.compile(r"pip install 'oncekey\[[\w,]+\]'(?: [a-z]+)*"), Walkthrough.check_extras),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
+    (re.compile(r"valkey-server --port 6379(?: --[a-z-]+ [a-z]+)*"), Walkthrough.serve_valkey),
     (re.compile(r"cp examples/\w+\.py \."), Walkthrough.take_example),
     (re.compile(r"uvicorn \w+:app --port 8001"), Walkthrough.serve),
+    (re.compile(r"export [A-Z_]+=\S+"), Walkthrough.export),
+    (re.compile(r"python -m moto\.server -H 127\.0\.0\.1 -p 2525"), Walkthrough.serve),
     (re.compile(r"python postman\.py"), Walkthrough.serve),
     (re.compile(r"oncekey console --store \S+ --as \w+ --port 2525"), Walkthrough.serve),
     (re.compile(r"oncekey provider --port 2525(?: --webhooks \S+ --secret \w+)?"), Walkthrough.serve),

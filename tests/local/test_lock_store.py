@@ -14,8 +14,21 @@ from harness.postgres_binaries import installations
 from harness.tables import make_tables
 from local.databases import EFFECTS, PACKAGES, connected, lock_for, locks_held, marks_held, rows, write
 from oncekey.core.errors import StoreError
-from oncekey.core.model import HOUR, SECOND, UNAVAILABLE, Claim, Code, Effects, Recovery, Refuse, Replay, Retryable
-from oncekey.core.onecommit import Holder, Kind, Sealed
+from oncekey.core.model import (
+    HOUR,
+    SECOND,
+    UNAVAILABLE,
+    Claim,
+    Code,
+    Effects,
+    Lease,
+    Recovery,
+    Refuse,
+    Replay,
+    Retryable,
+    Snapshot,
+)
+from oncekey.core.onecommit import Holder, Kind, Locked, Sealed
 from oncekey.core.policy import OnExpired, Policy
 from oncekey.engine import local
 from oncekey.engine.local import ClaimFirst, Entry, Go
@@ -456,6 +469,15 @@ async def test_from_17_on_the_deadline_ends_a_transaction_that_hangs_inside_a_me
             _, tx = await at.enter(a_claim(lease=7 * SECOND, deadline=9 * SECOND))
             assert await told(tx, "SELECT current_setting('transaction_timeout')") == "9s"
             await tx.rollback()
+
+
+@pytest.mark.parametrize("now", [0, 17 * HOUR])
+def test_the_lease_of_a_new_key_is_that_of_the_record_that_it_would_have_been(now: int) -> None:
+    claim = a_claim()
+    entry = local.enter(Locked(got=True, snapshot=Snapshot(None, now), begun=1), claim, Policy())
+    assert isinstance(entry, Go)
+    lease, known = entry.proceed.lease, Lease.of(local.as_claimed(claim, entry.ground, now))
+    assert (lease, lease.alone) == (known, known.alone)
 
 
 class Ticking:

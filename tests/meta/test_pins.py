@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "requirements").glob("*.txt"))
 _REQUIREMENT = re.compile(r"[a-z0-9][a-z0-9-]*(\[[a-z0-9,-]+\])?==[A-Za-z0-9.+!]+( ; [\w .'=<>!()]+)? \\")
 _HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 _ORIGIN = re.compile(
-    r"    # +(via ?)?(-c requirements/run\.txt|[a-z0-9-]+(\[[a-z0-9,-]+\])?( \(pyproject\.toml(:\w+)?\))?)?"
+    r"    # +(via ?)?(-c requirements/(run|dev)\.txt|[a-z0-9-]+(\[[a-z0-9,-]+\])?( \(pyproject\.toml(:\w+)?\))?)?"
 )
 
 
@@ -25,7 +25,7 @@ def _offences(text: str) -> list[str]:
 
 
 def test_all_files_are_there() -> None:
-    assert [path.name for path in FILES] == ["dev.txt", "lowest.txt", "run.txt"]
+    assert [path.name for path in FILES] == ["dev.txt", "failover.txt", "lowest.txt", "run.txt"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -167,6 +167,7 @@ def look(world: World, row: Record) -> dict[str, Any]:
     columns = [*COLUMNS, tuple_of] if postgres else list(COLUMNS)
     table = "oncekey.whole" if postgres else "oncekey_record"
     text = f"SELECT {', '.join(columns)} FROM {table} WHERE scope = :scope AND key = :key"
+    text = text if postgres else text.replace(" key", " `key`")
     (found,) = _say(world, text, {"scope": row.id.scope, "key": row.id.key, "now": None})
     names = [*COLUMNS, "xmin"] if postgres else list(COLUMNS)
     return {name: _plain(found[name]) for name in names}
@@ -209,7 +210,8 @@ _NUMBERS = {
 
 def _insert(world: World) -> str:
     if not _is_postgres(world):
-        return f"INSERT INTO oncekey_record ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{c}' for c in COLUMNS)})"
+        columns = ", ".join(f"`{name}`" for name in COLUMNS)
+        return f"INSERT INTO oncekey_record ({columns}) VALUES ({', '.join(f':{c}' for c in COLUMNS)})"
     kinds = dict.fromkeys(_NUMBERS, "bigint") | _TYPES
     hot = [name for name in COLUMNS if name not in WORK]
 

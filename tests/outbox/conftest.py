@@ -6,12 +6,14 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from harness.tables import database_with_tables
+from oncekey.drivers.aiomysql import AiomysqlDriver
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking, under_asyncio
@@ -24,13 +26,17 @@ def outbox_dsn(postgres_server):
         yield dsn
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "sqlalchemy"])
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "sqlalchemy", "aiomysql"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
         driver = SqliteDriver(tmp_path / "outbox.db")
         drive(migrate.up(SqliteStore().schema), driver.run)
         with blocking(SqliteStore, driver) as world:
+            yield world
+        return
+    if request.param == "aiomysql":
+        with under_asyncio(MariadbStore, AiomysqlDriver(request.getfixturevalue("empty_mariadb"))) as world:
             yield world
         return
     dsn = request.getfixturevalue("outbox_dsn")

@@ -20,7 +20,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from frameworks.realshop import PostgresDatabase, SqliteFile
+from frameworks.realshop import MariadbDatabase, PostgresDatabase, SqliteFile
 from frameworks.shop import tenant_of
 from harness.asgi import Caller, Reply, until
 from oncekey.core.errors import Rejected
@@ -346,6 +346,9 @@ class Bank:
     async def write(self, connection: Any, item: str) -> None:
         if isinstance(self.database, PostgresDatabase) and self.database.package == "asyncpg":
             await connection.execute("INSERT INTO effect VALUES ($1)", item)
+        elif isinstance(self.database, MariadbDatabase):
+            async with connection.cursor() as cursor:
+                await cursor.execute(self._insert, (item,))
         else:
             await connection.execute(self._insert, (item,))
 
@@ -367,9 +370,8 @@ class Bank:
 
     def execute(self, sql: str) -> list[Any]:
         """What anybody could ask or change; `{record}` and `{outbox}` are the tables."""
-        sqlite = isinstance(self.database, SqliteFile)
         names = {"record": "oncekey_record", "outbox": "oncekey_outbox"}
-        if not sqlite:
+        if isinstance(self.database, PostgresDatabase):
             names = {"record": "oncekey.record", "outbox": "oncekey.outbox"}
         rows: list[Any] = self.database.execute(sql.format(**names))
         return rows

@@ -8,13 +8,20 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from frameworks.realshop import PostgresDatabase, SqliteFile
+from frameworks.realshop import MariadbDatabase, PostgresDatabase, SqliteFile
 from harness.databases import DatabaseServer
 from harness.tables import database_with_tables, empty_tables
 from phased.bank import Bank
 
 EFFECT = "CREATE TABLE effect (item TEXT NOT NULL)"
-WORLDS = [("sqlite", False), ("sqlite", True), ("asyncpg", False), ("psycopg", False), ("psycopg", True)]
+WORLDS = [
+    ("sqlite", False),
+    ("sqlite", True),
+    ("asyncpg", False),
+    ("psycopg", False),
+    ("psycopg", True),
+    ("aiomysql", False),
+]
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +45,10 @@ def make_bank(request: pytest.FixtureRequest, path: Path, package: str, *, block
         database = SqliteFile(path / "bank.db")
         database.execute(EFFECT)
         return Bank(database, blocking=blocking)
+    if package == "aiomysql":
+        mariadb = MariadbDatabase(request.getfixturevalue("mariadb_url"), package, pool_size=3)
+        mariadb.execute(EFFECT)
+        return Bank(mariadb, blocking=blocking)
     dsn = emptied(request.getfixturevalue("phased_dsn"))
     return Bank(PostgresDatabase(dsn, package, pool_size=3), blocking=blocking)
 

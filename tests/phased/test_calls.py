@@ -310,7 +310,7 @@ async def test_after_a_take_over_a_late_result_is_refused_and_alarmed(
         assert (late.status, late.body, late.replayed) == (201, reply.body, True)
         assert await bank.record() == finished
     assert "charge was executed by an owner that had lost its key" in caplog.text
-    table = "oncekey_evidence" if "sqlite" in bank.database.url else "oncekey.evidence"
+    table = "oncekey.evidence" if "postgresql" in bank.database.url else "oncekey_evidence"
     mine = f"'{finished.incarnation}/%'"
     kept = bank.execute(f"SELECT source, event_id, downstream_key, verdict FROM {table} WHERE event_id LIKE {mine}")
     (key,) = set(bank.provider.keys)

@@ -1,37 +1,84 @@
-"""One racer: a process of its own that asks for every key at the same moment as its competitors."""
+"""One racer: a process of its own that asks for every key at the same moment as its competitors.
+
+It asks in one of two ways. By a claim: the record is claimed first, and settled together with the effect where the
+store shares a transaction. By a function: `@once.function`, as an application calls it; LOCAL, so that key and effect
+are in one commit, or INLINE on a store that shares none.
+
+Who executes leaves a mark: a row, or an item, in the transaction of the answer. A store that shares none has a file for
+that, to which one line is appended, so an execution is counted even if its answer never comes into being.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import sys
+import time
+import uuid
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.patience import PATIENCE
-from oncekey import wire
-from oncekey.core.model import Claim, Code, Proceed, Refuse, Replay
+from oncekey import INLINE, LOCAL, InProgressError, Once, SyncOperation, wire
+from oncekey.core.model import Claim, Code, Lease, Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
+from oncekey.engine.shell import Engine
 from oncekey.testing.claims import a_claim, answered
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.clock import START, ManualClock
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
 
+EFFECTS = "effects"
+"""The table of the marks, in the application's own hands."""
+
+PAUSE = 0.003
+"""Seconds that a racer of a seeded race waits at most, before it asks and while it executes."""
+
 
 @dataclass(frozen=True)
 class Course:
-    """What is raced for: so many keys with this name, at this instant of the store's clock."""
+    """What is raced for: so many keys with this name, at this instant of the store's clock, or by a function."""
 
     name: str
     rounds: int
-    now: int
+    now: int = START
+    by_function: bool = False
 
     def key(self, number: int) -> str:
         return f"{self.name}-{number:05}"
 
-    def claim(self, number: int) -> Claim:
-        return a_claim(self.key(number))
+    @property
+    def keys(self) -> list[str]:
+        return [self.key(number) for number in range(self.rounds)]
+
+
+@dataclass(frozen=True)
+class Track:
+    """Where the race is: the store, and the file of the marks if it shares no transaction."""
+
+    url: str
+    ledger: Path | None = None
+    seed: int | None = None
+    """Makes racers wait for moments of their own; None: all run as fast as they can."""
+    tells: str | None = None
+    """Under this name the first racer tells on stderr how far they are."""
+
+    def mark(self, connection: Any, key: str) -> None:
+        """The effect of an execution."""
+        if self.ledger is not None:
+            with self.ledger.open("ab", buffering=0) as file:
+                file.write(f"{key} {os.getpid()}\n".encode())
+        elif self.url.startswith("dynamodb:"):
+            mark = {"id": {"S": uuid.uuid4().hex}, "mark": {"S": f"{key} {os.getpid()}"}}
+            connection.put(TableName=EFFECTS, Item=mark)
+        else:
+            write = connection.execute if hasattr(connection, "execute") else connection.cursor().execute
+            write(f"INSERT INTO {EFFECTS} (key_name, racer) VALUES ('{key}', {os.getpid()})")
 
 
 @dataclass
@@ -41,14 +88,28 @@ class Report:
     won: list[str] = field(default_factory=list)
     waited: int = 0
     replayed: dict[str, bytes] = field(default_factory=dict)
+    repeated: dict[str, bytes] = field(default_factory=dict)
+    """By key: the answer that is stored, as a request after the race hears it."""
     wrong: list[str] = field(default_factory=list)
 
 
-def race(url: str, courses: list[Course], line: Barrier, reports: Queue[Report]) -> None:
+class Way(Protocol):
+    """How a racer asks."""
+
+    def ask(self, key: str) -> tuple[str, bytes]:
+        """How it ended, "won", "replayed" or "busy", and the answer; anything else is wrong."""
+        ...
+
+    def close(self) -> None:
+        """Give the connections back."""
+        ...
+
+
+def race(track: Track, courses: list[Course], number: int, line: Barrier, reports: Queue[Report]) -> None:
     """Run all courses and report; who falls ends the race for all."""
     report = Report()
     try:
-        _run(url, courses, line, report)
+        _run(track, courses, number, line, report)
     except BaseException as error:
         report.wrong.append(repr(error))
         line.abort()
@@ -57,35 +118,110 @@ def race(url: str, courses: list[Course], line: Barrier, reports: Queue[Report])
         reports.put(report)
 
 
-def _run(url: str, courses: list[Course], line: Barrier, report: Report) -> None:
-    clock = ManualClock()
-    with closing(wire.connect(url, clock=clock)) as engine:
-        for course in courses:
-            clock.now = course.now
-            for number in range(course.rounds):
-                claim = course.claim(number)
+def _run(track: Track, courses: list[Course], number: int, line: Barrier, report: Report) -> None:
+    chance = random.Random(f"{track.seed} {number}")
+
+    def pause() -> None:
+        if track.seed is not None and chance.random() < 0.5:
+            time.sleep(chance.random() * PAUSE)
+
+    for course in courses:
+        way: Way = _Functions(track, pause) if course.by_function else _Claims(track, course.now, pause)
+        with closing(way):
+            for round_, key in enumerate(course.keys):
+                if track.tells and number == 0 and round_ % 250 == 0:
+                    print(f"{track.tells}: {course.name}, round {round_} of {course.rounds}", file=sys.stderr)
                 line.wait(PATIENCE)
-                match engine.begin(claim, Policy()):
-                    case Proceed(lease):
-                        report.won.append(claim.id.key)
-                        # The handler's effect and the answer, in one transaction.
-                        transaction = engine.open()
-                        transaction.connection.execute(
-                            f"INSERT INTO effects (key, racer) VALUES ('{claim.id.key}', {os.getpid()})"
-                        )
-                        settled = engine.settle_within(transaction, lease, answered(_body(claim)))
-                        if settled.ours:
-                            transaction.commit()
-                        else:
-                            transaction.rollback()
-                            report.wrong.append(f"{claim.id.key} was taken from its owner")
-                    case Replay(record):
-                        report.replayed[claim.id.key] = record.response.body
-                    case Refuse(code) if code is Code.IN_PROGRESS:
+                pause()
+                match way.ask(key):
+                    case "won", _:
+                        report.won.append(key)
+                    case "replayed", body:
+                        report.replayed[key] = body
+                    case "busy", _:
                         report.waited += 1
-                    case verdict:
-                        report.wrong.append(f"{claim.id.key} got {verdict}")
+                    case other:
+                        report.wrong.append(f"{key} got {other}")
+            line.wait(PATIENCE)
+            # Each key once more, when its race is over: it is answered, and not executed.
+            for key in course.keys[number :: line.parties]:
+                how, body = way.ask(key)
+                if how == "replayed":
+                    report.repeated[key] = body
+                else:
+                    report.wrong.append(f"{key} was {how} when its race was over")
+        line.wait(PATIENCE)
 
 
-def _body(claim: Claim) -> bytes:
-    return f"{claim.id.key} by {os.getpid()}".encode()
+class _Claims:
+    """By a claim, at an instant that the race chooses."""
+
+    def __init__(self, track: Track, now: int, pause: Callable[[], None]) -> None:
+        self._engine: Engine = wire.connect(track.url, clock=ManualClock(now))
+        self._track = track
+        self._pause = pause
+
+    def ask(self, key: str) -> tuple[str, bytes]:
+        claim = a_claim(key)
+        match self._engine.begin(claim, Policy()):
+            case Proceed(lease):
+                self._pause()
+                return ("won" if self._executed(claim, lease) else "taken from its owner"), b""
+            case Replay(record):
+                return "replayed", (record.response and record.response.body) or b""
+            case Refuse(code) if code is Code.IN_PROGRESS:
+                return "busy", b""
+            case verdict:
+                return str(verdict), b""
+
+    def _executed(self, claim: Claim, lease: Lease) -> bool:
+        """The effect and the answer, in one transaction where the store shares one."""
+        if self._track.ledger is not None:
+            self._track.mark(None, claim.id.key)
+            return self._engine.settle(lease, answered(_body(claim.id.key))).ours
+        transaction = self._engine.open()
+        self._track.mark(transaction.connection, claim.id.key)
+        ours = self._engine.settle_within(transaction, lease, answered(_body(claim.id.key))).ours
+        if ours:
+            transaction.commit()
+        else:
+            transaction.rollback()
+        return ours
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class _Functions:
+    """By a function of an application."""
+
+    def __init__(self, track: Track, pause: Callable[[], None]) -> None:
+        self._once = Once(track.url)
+        self._ran = False
+        options: dict[str, Any] = {"effects": LOCAL}
+        if track.ledger is not None:
+            options = {"effects": INLINE, "low_stakes": True}
+
+        @self._once.function(key="key", operation="race", **options)
+        def execute(op: SyncOperation, key: str) -> str:
+            self._ran = True
+            track.mark(None if track.ledger else op.connection, key)
+            pause()
+            return _body(key).decode()
+
+        self._execute = execute
+
+    def ask(self, key: str) -> tuple[str, bytes]:
+        self._ran = False
+        try:
+            answer = self._execute(key).encode()
+        except InProgressError:
+            return "busy", b""
+        return ("won" if self._ran and answer == _body(key) else "replayed"), answer
+
+    def close(self) -> None:
+        self._once.blocking().close()
+
+
+def _body(key: str) -> bytes:
+    return f"{key} by {os.getpid()}".encode()

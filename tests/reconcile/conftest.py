@@ -6,9 +6,11 @@ import pytest
 
 from harness.tables import database_with_tables, empty_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
+from oncekey.drivers.pymysql import PymysqlDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking, under_asyncio
@@ -28,13 +30,15 @@ def empty_dsn(reconcile_dsn):
     return empty_tables(reconcile_dsn)
 
 
-@pytest.fixture(params=["sqlite", "asyncpg"])
+@pytest.fixture(params=["sqlite", "asyncpg", "mariadb"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
         driver = SqliteDriver(tmp_path / "reconcile.db")
         drive(migrate.up(SqliteStore().schema), driver.run)
         made = blocking(SqliteStore, driver)
+    elif request.param == "mariadb":
+        made = blocking(MariadbStore, PymysqlDriver(request.getfixturevalue("empty_mariadb")))
     else:
         made = under_asyncio(PostgresStore, AsyncpgDriver(request.getfixturevalue("empty_dsn")))
     with made as world:

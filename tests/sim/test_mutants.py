@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "simulation.md"
 
 # F1: fence_without_incarnation. F2: born_expired. F3: expiry_before_state, reaps_anything. F4, F7: inline_retries.
 # F8, F20: lost_commit_is_failure. F9: no_deadline. F11: sweeper_fences. F34: never_waits. F38: seed_*.
-# F39: releases_live. F40: stale_cache. F41: reaps_by_any_clock. R78: each of them is a state trace that is not the
+# F39: releases_live. F40, A2: stale_cache. F41: reaps_by_any_clock. R78: each of them is a state trace that is not the
 # model's, or one that the model's promises do not survive.
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_mutant_is_caught(mutant: Mutant) -> None:

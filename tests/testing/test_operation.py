@@ -15,7 +15,7 @@ from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing import operation, sync_operation
-from oncekey.testing.operation import Called, Sent
+from oncekey.testing.operations import Called, Sent
 
 once = Once("memory:")
 

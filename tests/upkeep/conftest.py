@@ -8,9 +8,11 @@ from harness.tables import database_with_tables, empty_tables
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.pymysql import PymysqlDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -37,20 +39,22 @@ def _world(kind, request, tmp_path):
         driver = SqliteDriver(tmp_path / "upkeep.db")
         drive(migrate.up(SqliteStore().schema), driver.run)
         return blocking(SqliteStore, driver)
+    if kind == "mariadb":
+        return blocking(MariadbStore, PymysqlDriver(request.getfixturevalue("empty_mariadb")))
     dsn = request.getfixturevalue("empty_dsn")
     if kind == "psycopg":
         return blocking(PostgresStore, PsycopgDriver(dsn))
     return under_asyncio(PostgresStore, AsyncpgDriver(dsn))
 
 
-@pytest.fixture(params=["memory", "sqlite", "psycopg"])
+@pytest.fixture(params=["memory", "sqlite", "psycopg", "mariadb"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     with _world(request.param, request, tmp_path) as world:
         yield world
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "mariadb"])
 def sql_world(request, tmp_path):
     """The same, of those that have an outbox."""
     with _world(request.param, request, tmp_path) as world:

@@ -17,7 +17,7 @@ from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired, Reaping, Retention, reaping_of
 from oncekey.testing.claims import TTL, again, answered
 from oncekey.workers.clocks import Watch
-from oncekey.workers.reaper import LONGEST_REST, Rests
+from oncekey.workers.reaper import LONGEST_REST, REST, Rests
 from upkeep.keeping import (
     LONG,
     Naps,
@@ -271,14 +271,15 @@ def stopping(reaper, run, after):
     return counted
 
 
-def test_it_rests_as_long_as_a_batch_took_and_longer_when_the_store_becomes_slow():
+def test_it_rests_in_proportion_to_a_batch_and_longer_when_the_store_becomes_slow():
     # R169
-    assert Rests().after(50_000, 1000) == pytest.approx(0.05)  # nobody knows better yet
-    assert Rests(usual=50.0).after(50_000, 1000) == pytest.approx(0.05)
-    assert Rests(usual=50.0).after(25_000, 1000) == pytest.approx(0.025)  # never less than it took
-    assert Rests(usual=50.0).after(100_000, 1000) == pytest.approx(0.2)  # half as fast: others are served
+    assert Rests().after(50_000, 1000) == pytest.approx(REST * 0.05)  # nobody knows better yet
+    assert Rests(usual=50.0).after(50_000, 1000) == pytest.approx(REST * 0.05)
+    assert Rests(usual=50.0).after(25_000, 1000) == pytest.approx(REST * 0.025)  # never less, however fast it was
+    assert Rests(usual=50.0).after(75_000, 1000) == pytest.approx(REST * 1.5 * 0.075)  # slower: others are served
     assert Rests(usual=50.0).after(10_000_000, 1000) == pytest.approx(LONGEST_REST * 10)
-    assert Rests(usual=50.0).after(40_000, 0) == pytest.approx(0.04)
+    assert Rests(usual=50.0).after(40_000, 0) == pytest.approx(REST * 0.04)
+    assert Rests(usual=50.0, least=1.0).after(50_000, 1000) == pytest.approx(0.05)
 
 
 def test_a_store_that_stays_slow_is_reaped_as_before():
@@ -286,5 +287,5 @@ def test_a_store_that_stays_slow_is_reaped_as_before():
     rests = Rests(usual=1.0)
     share = [rests.after(10_000, 1000) / 0.01 for _ in range(150)]
     assert share[0] == LONGEST_REST
-    assert share[-1] == pytest.approx(1.0, rel=0.01)
+    assert share[-1] == pytest.approx(REST, rel=0.01)
     assert share == sorted(share, reverse=True)

@@ -11,6 +11,7 @@ import typer
 
 from oncekey.cli import desk
 from oncekey.core.errors import ConfigurationError
+from oncekey.sealing import from_environment
 
 TOKENS: Final = "ONCEKEY_CONSOLE_TOKENS"
 SECRET: Final = "ONCEKEY_CONSOLE_SECRET"  # noqa: S105  (the name of a variable, not a secret)
@@ -73,6 +74,7 @@ def console(
         public=public,
         namespace=namespace,
         trace_url=trace_url,
+        seal=from_environment(),
     )
     desk.there(store)
 

@@ -7,6 +7,7 @@ import getpass
 import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
@@ -17,11 +18,13 @@ from oncekey.cli.finding import NAMESPACE, typed, words_of
 from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.core.fronts import MEMORY, Front
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
 from oncekey.core.prospects import prospect
 from oncekey.core.scope import whose
 from oncekey.core.showing import lapse
 from oncekey.core.transitions import Actor
+from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:
     from oncekey.cli.finding import Several
@@ -65,6 +68,15 @@ Version = Annotated[
     int | None,
     typer.Option("--version", help="Only if the record is still at this version, as `keys show` says.", metavar="N"),
 ]
+ReplayCache = Annotated[
+    str | None,
+    typer.Option(
+        "--replay-cache",
+        envvar="ONCEKEY_REPLAY_CACHE",
+        help=f"The Redis of the policy's `replay_cache`, if it has one; the policy's secret is in {SECRET}.",
+        metavar="URL",
+    ),
+]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]
 
 
@@ -73,7 +85,7 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
     there(url)
 
     async def within() -> T:
-        engine = wire.aconnect(url)
+        engine = wire.sealing(wire.aconnect(url), from_environment())
         try:
             if checked:
                 await engine.check()
@@ -90,9 +102,10 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
 
 
 def there(url: str) -> None:
-    """Refuse what has no tables, and a SQLite file that opening would make: who looks for trouble makes none."""
-    wire.migrations_for(url)
+    """Refuse what ends with its process, and a SQLite file that opening would make: who looks makes no trouble."""
     address = wire.understand(url)
+    if address.kind is wire.Kind.MEMORY:
+        wire.migrations_for(url)  # says that it has no tables
     if address.kind is wire.Kind.SQLITE and not Path(address.place).is_file():
         raise ConfigurationError(f"there is no file {address.place}: is the --store right?")
 
@@ -101,6 +114,19 @@ def secret() -> bytes | None:
     """The policy's secret, from the environment only: command lines are seen by others."""
     value = os.environ.get(SECRET)
     return value.encode() if value else None
+
+
+def shared_front(url: str) -> Front:
+    """The Redis that `--replay-cache` names."""
+    try:
+        front = Front(url)
+    except ValueError:
+        front = Front(MEMORY)
+    if not front.shared:
+        raise ConfigurationError("--replay-cache is no Redis: say redis://host:6379/0")
+    if find_spec("redis") is None:
+        raise ConfigurationError("redis is not installed: pip install 'oncekey[redis,encryption]'")
+    return front
 
 
 def operator(by: str | None) -> Mover:

@@ -12,6 +12,7 @@ from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
 from oncekey.cli.finding import typed
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import as_list, lines, pairs, table
+from oncekey.core.envelopes import shown_text
 from oncekey.core.model import ParcelKind
 from oncekey.core.operate import Forbidden, Order, Wish
 from oncekey.core.showing import moment
@@ -196,7 +197,7 @@ def _shape(letter: DeadLetter) -> dict[str, Any]:
     parcel = letter.parcel
     return {
         **line_of(letter),
-        "payload": parcel.payload,
+        "payload": shown_text(parcel.payload),
         "incarnation": str(parcel.incarnation),
         "order_by": parcel.order_by,
     }

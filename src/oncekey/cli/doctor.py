@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,6 +16,7 @@ from oncekey.cli import desk
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import colours, plain
 from oncekey.core import doctor as rules
+from oncekey.core import doctor_servers as servers
 from oncekey.core.doctor import Finding, Level
 from oncekey.core.errors import StoreError
 from oncekey.core.migrations import Phase, Standing
@@ -22,19 +24,29 @@ from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.core.showing import moment
 from oncekey.drivers.sqlite_version import wal_is_safe
-from oncekey.engine import migrate, operate
+from oncekey.engine import migrate, operate, rekey
 from oncekey.flow import adrive
+from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oncekey.core.census import Census, Roll
+    from oncekey.core.envelopes import InUse
     from oncekey.core.migrations import Entry
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
+    from oncekey.drivers.postgres_address import Pooling
     from oncekey.engine.shell import AsyncEngine
 
 _RUNS: Final = 1000
+_PATIENCE: Final = 2.0
+"""Seconds for a Redis to answer."""
+_SAMPLE: Final = 1000
+"""How much is looked at for seals where this command has no keys."""
+_ALL: Final = 2**62
+_OPENED: Final = 200
+"""How many records are opened, to see whether the keys are the right ones."""
 _EXIT: Final = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
 _LEASE: Final = f"{Policy().lease.total_seconds():.0f}s"
 _STALE: Final = f"{rules.Limits().stale // SECOND}s"
@@ -50,8 +62,11 @@ class _Checkup:
     vitals: Mapping[str, tuple[Mapping[str, Any], ...]]
     runs: tuple[Run, ...]
     roll: Roll | None
+    sealed: tuple[InUse, ...]
+    unopened: int
     before: Instant
     after: Instant
+    pooling: Pooling | None
 
 
 def register(app: typer.Typer) -> None:
@@ -86,10 +101,13 @@ def doctor(
         str, typer.Option(help="Parcels that are due for longer are a warning.", metavar="SPAN")
     ] = "5m",
     dead_after: Annotated[str, typer.Option(help="Dead letters that are older are a warning.", metavar="SPAN")] = "0",
+    replay_cache: desk.ReplayCache = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only what is not in order.")] = False,
     as_json: desk.AsJson = False,
 ) -> None:
     """Look a store over: schema, indexes, clock, workers, what waits, dead rows, old transactions, settings.
+
+    With --replay-cache also the Redis that stands in front of it.
 
     Changes nothing. Each finding says what was seen, what it means and what to do. Every key that is unknown or stale,
     everything that is due and every dead letter is a note at least; what waits for longer than its option says is a
@@ -110,6 +128,8 @@ def doctor(
         workers=workers,
     )
     findings = tuple(_findings(store, desk.span(lease), limits))
+    if replay_cache is not None:
+        findings += (_front(replay_cache),)
     level = rules.worst(findings)
     shown = [one for one in findings if not quiet or one.level is not Level.OK]
     if as_json:
@@ -134,27 +154,55 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
         )
         return
     vitals = checkup.vitals
-    yield from rules.schema(checkup.entries)
+    kind = wire.understand(url).kind
+    tables = wire.declared(kind).tables
+    if checkup.entries:
+        yield from rules.schema(checkup.entries)
     if vitals.get("vital_clock"):
         yield rules.clock(int(vitals["vital_clock"][0]["now"]), checkup.before, checkup.after)
     if checkup.census is None:
         return
-    yield from rules.indexes(wire.migrations_for(url).migrations, vitals.get("vital_indexes", ()))
+    if tables is not None:
+        yield from rules.indexes(tables().migrations, vitals.get("vital_indexes", ()))
     if checkup.roll is not None:
         yield from rules.workers(checkup.roll, checkup.census, limits)
     yield from rules.unresolved(checkup.census, limits)
+    seal = from_environment()
+    names = None if seal is None else frozenset(seal.names)
+    current = None if seal is None else seal.current
+    yield from rules.seals(checkup.sealed, names, current, checkup.unopened)
     yield from rules.policies(checkup.runs, lease, vitals.get("vital_ttl", ()))
     if "vital_journal" in vitals:
         file = vitals.get("vital_file", ())
-        yield from rules.sqlite(
+        yield from servers.sqlite(
             file, vitals["vital_journal"], _wal_bytes(file), wal_is_safe=wal_is_safe(_version(file))
         )
+    elif "vital_cells" in vitals:
+        about = servers.dynamodb if kind is wire.Kind.DYNAMODB else servers.redis
+        yield from about([row["told"] for row in vitals["vital_cells"]])
+    elif "vital_server" in vitals:
+        yield from servers.mariadb(vitals["vital_server"], vitals.get("vital_cluster", ()))
     else:
         if "vital_rows" in vitals:
             yield from rules.records(vitals["vital_rows"])
-        yield from rules.tables(vitals.get("vital_tables", ()), checkup.census.now)
-        yield from rules.sessions(vitals.get("vital_sessions", ()), vitals.get("vital_holders", ()))
-        yield from rules.settings(vitals.get("vital_settings", ()), lease)
+        yield from servers.tables(vitals.get("vital_tables", ()), checkup.census.now)
+        yield from servers.sessions(vitals.get("vital_sessions", ()), vitals.get("vital_holders", ()))
+        yield from servers.settings(vitals.get("vital_settings", ()), lease)
+    if checkup.pooling is not None:
+        yield servers.pooler(**asdict(checkup.pooling))
+
+
+def _front(place: str) -> Finding:
+    """How what stands in front of the store is."""
+    shown = desk.shared_front(place).shown
+    import redis
+
+    try:
+        with redis.Redis.from_url(place, socket_timeout=_PATIENCE, socket_connect_timeout=_PATIENCE) as client:
+            memory: Any = client.info("memory")
+    except (redis.RedisError, OSError):
+        return servers.front(shown, None)
+    return servers.front(shown, memory)
 
 
 async def _examine(engine: AsyncEngine) -> _Checkup:
@@ -169,7 +217,14 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     census = await adrive(desk_of_store.census(), run) if fits else None
     runs = await adrive(store.upkeep.runs(_RUNS), run) if fits and store.upkeep is not None else ()
     roll = await adrive(store.upkeep.workers(), run) if fits and store.upkeep is not None else None
-    return _Checkup(entries, census, vitals, runs, roll, before, after)
+    seal = from_environment()
+    kept = await adrive(rekey.seals(store, _SAMPLE if seal is None else _ALL), run) if fits else ()
+    unopened = 0 if seal is None or not fits else await adrive(rekey.unopened(store, seal, _OPENED), run)
+    pooling = None
+    if hasattr(engine.driver, "pooling"):
+        with suppress(StoreError):  # two connections at once may be more than this address gives
+            pooling = await engine.driver.pooling()
+    return _Checkup(entries, census, vitals, runs, roll, kept, unopened, before, after, pooling)
 
 
 def _may_wait(entry: Entry) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -21,7 +21,9 @@ from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
 from oncekey.core.model import Effects, RecordId, State
 from oncekey.core.operate import Forbidden, Order, Search, Wish
+from oncekey.core.policy import Policy
 from oncekey.engine import operate
+from oncekey.engine.fronts import check_fronts
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_KEY: Final = "there is no such key here"
+NOT_TOLD: Final = (
+    "the replay cache could not be told, so the old answer may be given until its `life` is over; busting goes on"
+)
 App = Annotated[
     str | None,
     typer.Option(
@@ -319,6 +324,7 @@ def bust(
     runs_again: Annotated[
         bool, typer.Option("--runs-again", help="I know that it succeeded, and that a retry executes it again.")
     ] = False,
+    replay_cache: desk.ReplayCache = None,
     version: desk.Version = None,
     by: desk.By = None,
     verbose: desk.Verbose = False,
@@ -331,11 +337,43 @@ def bust(
     finished steps, repeats none of them, and computes its answer anew. An OUTBOX answer is not busted, because its
     handler must not run twice. Refused while parcels of the record wait or lie with the dead letters.
 
+    Applications with a shared `replay_cache` would give the answer for up to its `life` still: --replay-cache tells it
+    first. What processes keep in their own memory ends by its `life` only.
+
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
     wish = Wish(Order.BUST, desk.given(reason), runs_again=runs_again, version=version)
-    whose = scope_named(tenant, namespace, principal, scope)
-    _act(Target(store, key, whose), wish, by, verbose=verbose, json_wanted=as_json)
+    whose, cache = scope_named(tenant, namespace, principal, scope), _cache_of(replay_cache)
+
+    async def first(engine: AsyncEngine, record_id: RecordId) -> None:
+        if cache is not None and not await _forgotten(engine, cache, record_id):
+            typer.echo(f"oncekey: {NOT_TOLD}", err=True)
+
+    _act(Target(store, key, whose), wish, by, first=first, verbose=verbose, json_wanted=as_json)
+
+
+def _cache_of(url: str | None) -> Policy | None:
+    """The policy of a shared cache of answers, as far as its names and seals go."""
+    if url is None:
+        return None
+    policy = Policy().override(replay_cache=desk.shared_front(url), secret=desk.secret())
+    check_fronts((policy,), b"")
+    return policy
+
+
+async def _forgotten(engine: AsyncEngine, policy: Policy, record_id: RecordId) -> bool:
+    from oncekey.frameworks.premises import forget, fronts_here
+
+    fronts = fronts_here()
+    try:
+        return await forget(fronts, (policy,), engine, record_id)
+    finally:
+        for line in fronts.lines.values():
+            await line.close()
+
+
+async def _nothing(_: AsyncEngine, __: RecordId) -> None:
+    """There is nothing to do before the move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +391,7 @@ def _act(
     by: str | None,
     check: Callable[[Record], str | None] = lambda _: None,
     *,
+    first: Callable[[AsyncEngine, RecordId], Awaitable[None]] = _nothing,
     verbose: bool,
     json_wanted: bool,
 ) -> None:
@@ -368,6 +407,7 @@ def _act(
         if wrong is not None:
             return Forbidden(wrong)
         about.append(found)
+        await first(engine, found)
         return await adrive(operate.act(engine.store, found, wish, mover, tell=observing.tell()), engine.driver.run)
 
     done = desk.work(target.store, doing)

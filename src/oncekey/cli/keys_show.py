@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.cli.desk import age, possibility
 from oncekey.cli.finding import typed, words_of
 from oncekey.cli.printing import broken, pairs, plain
+from oncekey.core.envelopes import key_of_text, shown_text
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, State
@@ -98,7 +99,7 @@ def shown(known: Known, key: str) -> dict[str, Any]:
         "reconcile_after": moment(record.reconcile_after),
         "reconcile_tries": record.reconcile_tries,
         "steps": [
-            {"name": entry.name, "kind": entry.kind.value, "result": entry.result, "by_hand": entry.by_hand}
+            {"name": entry.name, "kind": entry.kind.value, "result": shown_text(entry.result), "by_hand": entry.by_hand}
             for entry in record.memo
         ],
         "open_call": open_call(record.intent),
@@ -110,7 +111,12 @@ def shown(known: Known, key: str) -> dict[str, Any]:
             for one in sight.parcels
         ],
         "evidence": [
-            {"at": moment(one.at), "source": one.heard.source, "event_id": one.heard.event_id, "said": one.heard.said}
+            {
+                "at": moment(one.at),
+                "source": one.heard.source,
+                "event_id": one.heard.event_id,
+                "said": shown_text(one.heard.said),
+            }
             for one in sight.evidence
         ],
         "retry": prospect(record, now),
@@ -196,7 +202,9 @@ def command_of(one: Possibility, record: Record, result: str | None) -> str:
 
 
 def _result_shape(known: Known) -> Any:
-    return None if known.last is None else shape_of(decode(known.last.result))
+    if known.last is None or key_of_text(known.last.result) is not None:
+        return None
+    return shape_of(decode(known.last.result))
 
 
 def _result_option(shape: Any) -> str | None:

@@ -99,8 +99,9 @@ async def _up(url: str, phase: Phase | None) -> None:
 @asynccontextmanager
 async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
     """Under asyncio, because every database has a driver for that."""
-    wire.migrations_for(url)  # refuses what has no tables
     engine = wire.aconnect(url)
+    if not engine.store.schema.migrations:
+        wire.migrations_for(url)  # which says that there are no tables
     try:
         yield engine
     finally:

@@ -32,7 +32,8 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
     store: Annotated[
         str,
         typer.Option(
-            help="An empty store of its own: sqlite:///torture.db, or postgresql://…@127.0.0.1/scratch.", metavar="URL"
+            help="An empty store of its own: sqlite:///torture.db, or a server: postgresql://…@127.0.0.1/scratch.",
+            metavar="URL",
         ),
     ],
     seconds: Annotated[float, typer.Option(help="How long faults strike; healing and checking come on top.")] = 30.0,

@@ -25,7 +25,7 @@ _DESCRIBES_BODY: Final = ("content-type", "content-length", "content-encoding", 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How far the client goes. `deadline` (seconds) must end well before the server forgets keys (R223)."""
+    """How far the client goes. `deadline` (seconds) must end well before the server forgets keys."""
 
     profile: Profile = IETF
     attempts: int = 5
@@ -64,7 +64,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """This is the operation's answer; its key is used up (R218, R219)."""
+    """This is the operation's answer; its key is used up."""
 
     reply: Reply
 

@@ -15,7 +15,7 @@ class ClientError(OncekeyError):
 
 
 class KeyReusedError(ClientError):
-    """The key belongs to another request: a bug of the calling program, which no retry mends (R224)."""
+    """The key belongs to another request: a bug of the calling program, which no retry mends."""
 
     def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
         super().__init__(message)
@@ -46,4 +46,4 @@ class JournalError(ClientError):
 
 
 class PersonalKeyWarning(UserWarning):
-    """A key that the caller chose looks like somebody's address or number; keys end up in logs (R226)."""
+    """A key that the caller chose looks like somebody's address or number; keys end up in logs."""

@@ -20,7 +20,7 @@ _ABOUT_LENGTH: Final = frozenset({"content-length", "transfer-encoding"})
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request whose body is bytes, so that nothing can change it between tries (R224)."""
+    """A request whose body is bytes, so that nothing can change it between tries."""
 
     method: str
     # Credentials are in an address and in header fields, which is why no repr shows them.

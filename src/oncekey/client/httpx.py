@@ -94,7 +94,7 @@ class OncekeyTransport(BaseTransport):
     def resume(
         self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
     ) -> list[tuple[Entry, Response | Exception]]:
-        """Send what the journal holds without an answer, with the same keys (R225).
+        """Send what the journal holds without an answer, with the same keys.
 
         `headers` gives what the journal does not keep, such as `Authorization`; `only` names the keys, if not all
         are meant. What became of each is its response, or the exception that `handle_request` would have raised.

@@ -1,4 +1,4 @@
-"""What was begun and how far it got, in an SQLite file: an operation is on disk before its first byte leaves (R225).
+"""What was begun and how far it got, in an SQLite file: an operation is on disk before its first byte leaves.
 
 An entry is `open` until there is an answer. A process that finds open entries after a crash sends them again, with
 the same keys; that two processes may do so at the same time harms nobody, because the key makes one of them wait.
@@ -131,7 +131,7 @@ class Journal:
         return entry
 
     def answer(self, key: str, reply: Reply) -> None:
-        """The operation's answer is there; the request is not needed any more (R218)."""
+        """The operation's answer is there; the request is not needed any more."""
         kept = [pair for pair in reply.headers if pair[0].lower() in _KEPT_OF_ANSWERS - {"content-encoding"}]
         columns = {"key": key, "status": reply.status, "headers": json.dumps(kept), "body": reply.body}
         with self._transaction() as connection:

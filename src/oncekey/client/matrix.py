@@ -1,4 +1,4 @@
-"""The retry matrix: what each answer means for the operation (standards 8.2; C20, C32)."""
+"""The retry matrix: what each answer means for the operation."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def judge(reply: Reply | Failure, profile: Profile) -> Row:
     """The row that an answer, or the lack of one, falls into."""
     if isinstance(reply, Failure):
         return BY_LOSS[reply.loss]
-    # Before everything else: a stored 408 or 500 comes back as often as it is asked for (C32).
+    # Before everything else: a stored 408 or 500 comes back as often as it is asked for.
     if profile.is_replay(reply):
         return _ACCEPT
     if reply.status >= _FIRST_ERROR and (sign := profile.read(reply)) is not None:
         return BY_SIGN[sign]
     match reply.status:
         case status if status == _CONFLICT:
-            # Somebody else's words, but waiting is said to help: it is in progress (C20).
+            # Somebody else's words, but waiting is said to help: it is in progress.
             return _ACCEPT if reply.field("Retry-After") is None else _WAIT
         case status if status == _ACCEPTED:
             return BY_STATUS[status] if _unfinished(reply, profile) else _ACCEPT

@@ -131,7 +131,7 @@ class Profile:
         return next(said_first, None) or next(said_last, None)
 
     def is_replay(self, reply: Reply) -> bool:
-        """Whether the server says that this answer was stored before (R227)."""
+        """Whether the server says that this answer was stored before."""
         return (reply.field(self.replayed) or "").strip().lower() == "true"
 
     def _check(self, key: str) -> None:

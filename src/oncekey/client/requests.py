@@ -91,7 +91,7 @@ class OncekeyAdapter(HTTPAdapter):
         only: Container[str] | None = None,
         **options: Any,  # noqa: ANN401  (handed on to HTTPAdapter.send)
     ) -> list[tuple[Entry, requests.Response | Exception]]:
-        """Send what the journal holds without an answer, with the same keys (R225).
+        """Send what the journal holds without an answer, with the same keys.
 
         `headers` gives what the journal does not keep, such as `Authorization`; `only` names the keys, if
         not all are meant.

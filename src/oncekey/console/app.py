@@ -31,7 +31,7 @@ from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, Onceke
 from oncekey.core.pulse import Recent
 from oncekey.engine.operate import NOT_HERE
 from oncekey.flow import adrive
-from oncekey.wire import Kind, aconnect, understand
+from oncekey.wire import aconnect, declared, sealing, understand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from oncekey.console.access import Session
-    from oncekey.core.model import Record
+    from oncekey.core.model import Record, RecordId
     from oncekey.core.pulse import History
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
     from oncekey.once import Once
     from oncekey.reconcile.books import Ledger
+    from oncekey.sealing import Seal
 
 T = TypeVar("T")
 Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None"]
@@ -77,6 +78,7 @@ class Console:
     signs sessions; several processes need the same one. `namespace` is the policy's. `trace_url` is where a trace is
     looked at, with `{trace}` for its id; `links` gives further addresses for a record by what they are called.
     `ledger` are the provider's books, to be compared with ours. `history` remembers the numbers of the charts.
+    `seal` opens what is sealed in a store that is given by its URL; a `Once` has its own.
     """
 
     def __init__(
@@ -94,14 +96,16 @@ class Console:
         ledger: Ledger | None = None,
         history: History | None = None,
         sessions: Sessions | None = None,
+        seal: Seal | None = None,
     ) -> None:
         if (tokens is None) == (authenticate is None):
             raise ConfigurationError(OFF)
-        if isinstance(store, str) and understand(store).kind is Kind.MEMORY:
+        if isinstance(store, str) and declared(understand(store).kind).store().survey is None:
             raise ConfigurationError(NOT_HERE)
         if trace_url is not None and ("{trace}" not in trace_url or not trace_url.startswith(("https://", "http://"))):
             raise ConfigurationError(NO_TRACE)
         self.store = store
+        self._seal = seal
         self.tell = None if isinstance(store, str) else store.tell
         """Tells those who observe the application what operators do here."""
         self.tokens = Tokens.read(tokens) if isinstance(tokens, str) else tokens
@@ -163,7 +167,7 @@ class Console:
         engine = self._engines.get(loop)
         if engine is not None:
             return engine
-        made = aconnect(self.store)
+        made = sealing(aconnect(self.store), self._seal)
         try:
             await made.check()
         except BaseException:
@@ -178,6 +182,11 @@ class Console:
         """What the store says; `flow` is handed it."""
         engine = await self.engine()
         return await adrive(flow(engine.store), engine.driver.run)
+
+    async def forget(self, record_id: RecordId) -> None:
+        """What stands in front of the store gives an answer no more; a console by itself knows of none."""
+        if not isinstance(self.store, str):
+            await self.store.forget(record_id)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

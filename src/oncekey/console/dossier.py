@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.core.envelopes import key_of_answer, key_of_text, said_of, shown_text
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, RecordId, State
 from oncekey.core.operate import PROVIDER_LAG, Order, believed_from, possible
@@ -151,7 +152,9 @@ class Dossier:
     @property
     def outline(self) -> str:
         """What the open call's result looked like the last time, with gaps for its values."""
-        return "" if self.last is None else _outlined(shape_of(decode(self.last.result)))
+        if self.last is None or key_of_text(self.last.result) is not None:
+            return ""
+        return _outlined(shape_of(decode(self.last.result)))
 
     @property
     def timeline(self) -> list[Event]:
@@ -247,6 +250,9 @@ def after(move: Move) -> Record:
 
 def body_of(response: StoredResponse) -> str:
     """A stored body as text for people; what is no text as Base64."""
+    key_id = key_of_answer(response)
+    if key_id is not None:
+        return said_of(key_id)
     if response.body is None:
         return ""
     try:
@@ -256,11 +262,11 @@ def body_of(response: StoredResponse) -> str:
 
 
 def indented(text: str) -> str:
-    """JSON with its lines broken; anything else as it is."""
+    """JSON with its lines broken; anything else as it is, except what is sealed."""
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except ValueError:
-        return text
+        return shown_text(text)
 
 
 def token_of(record_id: RecordId) -> str:

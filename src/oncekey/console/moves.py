@@ -118,6 +118,8 @@ class Moves:
             return self._preview(visit, order, dossier, None, _plan(order, decided, dossier))
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         tell = self._console.tell
+        if order is Order.BUST:
+            await self._console.forget(record.id)
         done = await self._console.ask(lambda store: operate.act(store, record.id, wish, mover, tell=tell))
         if isinstance(done, Forbidden):
             return self._form(visit, order, await self._pages.dossier(visit), None, done.why)

@@ -94,7 +94,7 @@ def replay(
 
 
 def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
-    """What is added to a first response: the key as it was received (R17), and how long it is kept (R164)."""
+    """What is added to a first response: the key as it was received, and how long it is kept."""
     said = None if echo is None or not PRINTABLE.fullmatch(echo) else (field_name(policy.key_header), echo)
     if expires_at is None:
         return () if said is None else (said,)
@@ -129,7 +129,7 @@ def should_retry(policy: Policy, *, retryable: bool) -> Headers:
 
 
 def retry_after(left: Duration, /, *, running_for: Duration = 0) -> int:
-    """Whole seconds to wait, at least one and never past the end of the lease (R80).
+    """Whole seconds to wait, at least one and never past the end of the lease.
 
     The advice is as long as the operation has been running: short for what is usually over in a moment, and
     patient with what is not, so that clients back off without hammering.
@@ -152,7 +152,7 @@ def _status_of(refusal: Refuse, policy: Policy) -> int:
 
 
 def _is_asynchronous(refusal: Refuse) -> bool:
-    """Whether the first caller, too, was told 202: waiting in a queue is not a conflict (C5, R83)."""
+    """Whether the first caller, too, was told 202: waiting in a queue is not a conflict."""
     return refusal.record is not None and refusal.record.effects is Effects.OUTBOX
 
 

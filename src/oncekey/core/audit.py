@@ -1,4 +1,4 @@
-"""What the audit keeps of a move: who moved which record from where to where, when, under which fence, and why (R173).
+"""What the audit keeps of a move: who moved which record from where to where, when, under which fence, and why.
 
 The key itself is not kept: its digest finds the lines of a key that somebody knows, and tells nobody else anything.
 """

@@ -1,4 +1,4 @@
-"""How long to wait before the next try: full jitter, and what `Retry-After` asks for (R222, R223).
+"""How long to wait before the next try: full jitter, and what `Retry-After` asks for.
 
 Seconds are floats here: these are waits of a client, no instants of a store.
 """

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.fronts import MEMORY, Front
 from oncekey.core.headers import field_name, is_field_name
 
 if TYPE_CHECKING:
@@ -104,17 +105,32 @@ def one_of(*numbers: int) -> Rule:
 
 def span() -> Rule:
     """A duration longer than nothing: a `timedelta`, or a number of seconds."""
+    return _rule("a timedelta or a number of seconds, longer than 0", _span)
 
-    def convert(value: object) -> timedelta:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            value = timedelta(seconds=value)
-        if not isinstance(value, timedelta):
+
+def _span(value: object) -> timedelta:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        value = timedelta(seconds=value)
+    if not isinstance(value, timedelta):
+        raise TypeError
+    if value <= timedelta():
+        raise ValueError
+    return value
+
+
+def front(life: timedelta, *, memory: bool) -> Rule:
+    """A memory in front of the store; a span alone is one in this process, for so long."""
+
+    def convert(value: object) -> Front:
+        if memory and not isinstance(value, Front | str):
+            value = Front(MEMORY, _span(value))
+        made = Front(value) if isinstance(value, str) else value
+        if not isinstance(made, Front) or (made.place == MEMORY and not memory):
             raise TypeError
-        if value <= timedelta():
-            raise ValueError
-        return value
+        return made if made.life is not None else Front(made.place, life, made.timeout)
 
-    return _rule("a timedelta or a number of seconds, longer than 0", convert)
+    places = '"memory", a span of time (the same, for so long), ' if memory else ""
+    return _rule(f"{places}redis://host:6379/0, or a Front of one of these", convert, secret=True)
 
 
 def text(at_most: int) -> Rule:

@@ -6,14 +6,14 @@ from enum import StrEnum
 
 
 class Flavor(StrEnum):
-    """Whose status codes are spoken: there are two, and no third is invented (C7, R230)."""
+    """Whose status codes are spoken: there are two, and no third is invented."""
 
     IETF = "ietf"
     STRIPE = "stripe"
 
 
 class InProgress(StrEnum):
-    """What a duplicate hears while the first request is still running (C5)."""
+    """What a duplicate hears while the first request is still running."""
 
     CONFLICT = "conflict"
     ACCEPTED = "accepted"
@@ -21,7 +21,7 @@ class InProgress(StrEnum):
 
 
 class On5xx(StrEnum):
-    """What a server error of an inline handler means for its key (C10)."""
+    """What a server error of an inline handler means for its key."""
 
     CLASSIFY = "classify"
     RETRY_FRESH = "retry_fresh"
@@ -29,28 +29,28 @@ class On5xx(StrEnum):
 
 
 class StoreErrorPolicy(StrEnum):
-    """What happens to a request when its key cannot be claimed (R110)."""
+    """What happens to a request when its key cannot be claimed."""
 
     FAIL_CLOSED = "fail_closed"
     FAIL_OPEN = "fail_open"
 
 
 class ExpiryMode(StrEnum):
-    """Whether an expired record is deleted, or kept and marked (R168)."""
+    """Whether an expired record is deleted, or kept and marked."""
 
     HARD = "hard"
     SOFT = "soft"
 
 
 class OnExpired(StrEnum):
-    """What a key means once its record has expired (C15)."""
+    """What a key means once its record has expired."""
 
     NEW = "new"
     GONE = "gone"
 
 
 class ErrorFormat(StrEnum):
-    """The shape of the bodies of our own refusals (C9)."""
+    """The shape of the bodies of our own refusals."""
 
     PROBLEM = "problem"
     FAULT = "fault"
@@ -58,7 +58,7 @@ class ErrorFormat(StrEnum):
 
 
 class PiiCheck(StrEnum):
-    """What is done about a key that looks like an e-mail address or a telephone number (R18)."""
+    """What is done about a key that looks like an e-mail address or a telephone number."""
 
     OFF = "off"
     WARN = "warn"

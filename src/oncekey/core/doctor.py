@@ -19,6 +19,7 @@ from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, short_leases
 
 if TYPE_CHECKING:
     from oncekey.core.census import Census, Roll, Waiting
+    from oncekey.core.envelopes import InUse
     from oncekey.core.migrations import Entry, Migration
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
@@ -27,15 +28,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 DAY: Final = 24 * HOUR
 SKEW_WORTH_SAYING: Final = 5 * SECOND
-LONG_IDLE: Final = MINUTE
-LONG_TRANSACTION: Final = HOUR
-OLD_XMIN: Final = 1_000_000
 MANY_ROWS: Final = 10_000
-MANY_DEAD: Final = 0.2
 LATE: Final = 5 * MINUTE
 """How long something may be due before it is late."""
 
-_INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)", re.IGNORECASE)
+_INDEX: Final = re.compile(
+    r"(?:CREATE |^ +)(?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)", re.IGNORECASE | re.MULTILINE
+)
 _DROPPED: Final = re.compile(r"DROP INDEX (?:IF EXISTS )?(?:\w+\.)?(\w+)", re.IGNORECASE)
 
 
@@ -63,6 +62,61 @@ def worst(findings: Sequence[Finding]) -> Level:
     """The worst of them."""
     order = list(Level)
     return max((one.level for one in findings), key=order.index, default=Level.OK)
+
+
+def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | None, unopened: int) -> Iterator[Finding]:
+    """Which keys content is sealed under, and whether all are there. `names` of None: this command has no keys."""
+    used: dict[str | None, list[str]] = {}
+    for one in kept:
+        used.setdefault(one.key_id, []).append(f"{one.found} {one.part}")
+    sealed = sorted(name for name in used if name is not None)
+    seen = "; ".join(f"{name}: {', '.join(used[name])}" for name in sealed)
+    if names is None:
+        if sealed:
+            yield Finding(
+                Level.NOTE,
+                "seals",
+                f"among what was looked at, sealed under {seen}",
+                "this command has no keys, so it shows none of it, and cannot tell whether it can be opened",
+                "put the keys into ONCEKEY_SEAL_KEYS",
+            )
+        return
+    missing = [name for name in sealed if name not in names]
+    if missing:
+        yield Finding(
+            Level.ERROR,
+            "seals",
+            f"sealed under {seen}, and there is no key {', '.join(missing)} here",
+            "a repeat of these requests is refused, and their parcels wait",
+            "give every process the missing key again",
+        )
+    if unopened:
+        yield Finding(
+            Level.ERROR,
+            "seals",
+            f"{unopened} records do not open with the key of their name",
+            "the key is another one by that name, or rows were changed by hand",
+            "find the key that was used; what it sealed is lost without it",
+        )
+    if None in used:
+        yield Finding(
+            Level.NOTE,
+            "seals",
+            f"not sealed: {', '.join(used[None])}",
+            "it was stored by a process without a seal, or before there was one",
+            "oncekey rekey",
+        )
+    older = [name for name in sealed if name != current and name in names]
+    if older:
+        yield Finding(
+            Level.NOTE,
+            "seals",
+            f"sealed under {seen}; the current key is {current}",
+            "the older keys are still needed",
+            "oncekey rekey, and then take them away",
+        )
+    if not missing and not unopened:
+        yield Finding(Level.OK, "seals", f"all can be opened ({seen or 'nothing is sealed yet'})")
 
 
 def schema(entries: Sequence[Entry]) -> Iterator[Finding]:
@@ -258,101 +312,6 @@ def records(broken: Rows) -> Iterator[Finding]:
         yield Finding(Level.OK, "records", "those that were looked at are in order")
 
 
-def tables(rows: Rows, now: Instant) -> Iterator[Finding]:
-    """Whether the dead rows are cleaned away."""
-    for row in rows:
-        live, dead = int(row["live"]), int(row["dead"])
-        last = row["last_autovacuum"]
-        ago = "never" if last is None else f"{max(0, now - int(last)) // SECOND} s ago"
-        seen = f"{row['name']}: {live} rows, {dead} dead, {int(row['bytes']) // 1024} KiB, last vacuum {ago}"
-        if dead >= MANY_ROWS and dead > MANY_DEAD * max(live, 1):
-            yield Finding(
-                Level.WARNING,
-                "dead rows",
-                seen,
-                "every look reads past them, and the table grows",
-                "find who keeps vacuum from it (an old transaction or slot, below), or let autovacuum run more often",
-            )
-        else:
-            yield Finding(Level.OK, "dead rows", seen)
-
-
-def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
-    """Whether somebody's transaction stands open: it keeps dead rows alive, and may hold locks."""
-    for row in rows:
-        idle, longest = int(row["idle"]), int(row["longest_idle"])
-        oldest, xmin = int(row["oldest_transaction"]), int(row["oldest_xmin"])
-        if idle and longest > LONG_IDLE:
-            yield Finding(
-                Level.WARNING,
-                "idle transactions",
-                f"{idle} idle in a transaction, the longest for {longest // SECOND} s",
-                "it holds its locks, LOCAL's own among them, and keeps vacuum from all tables",
-                "find it in pg_stat_activity; set idle_in_transaction_session_timeout",
-            )
-        else:
-            yield Finding(Level.OK, "idle transactions", f"{idle} idle in a transaction")
-        if oldest > LONG_TRANSACTION or xmin > OLD_XMIN:
-            yield Finding(
-                Level.WARNING,
-                "old transactions",
-                f"the oldest is open for {oldest // SECOND} s, the oldest snapshot is {xmin} transactions old",
-                "rows that died since cannot be cleaned away",
-                "end it, or move long reports to a standby",
-            )
-        if int(row["hidden"]):
-            yield Finding(
-                Level.NOTE,
-                "sessions",
-                f"{row['hidden']} sessions of other users cannot be seen",
-                "what they hold open is not known here",
-                "GRANT pg_read_all_stats to this user for a full answer",
-            )
-    for row in holders:
-        if int(row["prepared"]) or int(row["slot_xmin"]) > OLD_XMIN:
-            yield Finding(
-                Level.WARNING,
-                "old transactions",
-                f"{row['prepared']} prepared transactions, a replication slot {row['slot_xmin']} transactions behind",
-                "rows that died since cannot be cleaned away",
-                "ROLLBACK PREPARED what was forgotten; drop the slot of a consumer that is gone",
-            )
-
-
-def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
-    """Whether the server's own settings break a promise."""
-    said = {str(row["name"]): str(row["value"]) for row in rows}
-    for name in ("fsync", "full_page_writes"):
-        if said.get(name) == "off":
-            yield Finding(
-                Level.ERROR,
-                "settings",
-                f"{name} is off",
-                "a crash of the host loses or breaks answers that were acknowledged",
-                f"set {name} = on",
-            )
-    for name in ("autovacuum", "track_counts"):
-        if said.get(name) == "off":
-            yield Finding(
-                Level.WARNING, "settings", f"{name} is off", "dead rows are never cleaned away", f"set {name} = on"
-            )
-    if said.get("default_transaction_read_only") == "on":
-        yield Finding(
-            Level.ERROR, "settings", "this is read only", "no key can be claimed here", "connect to the primary"
-        )
-    limit = int(said.get("transaction_timeout", "0")) * 1000
-    if 0 < limit < lease:
-        yield Finding(
-            Level.WARNING,
-            "settings",
-            f"transaction_timeout is {limit // SECOND} s, and the lease {lease // SECOND} s",
-            "the server ends a LOCAL handler's transaction before its own time is over",
-            "make transaction_timeout longer than the lease for this user",
-        )
-    if "server_version" in said:
-        yield Finding(Level.OK, "settings", f"PostgreSQL {said['server_version']}")
-
-
 def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Finding]:
     """Whether settings contradict what was observed, or each other."""
     for operation, p99 in sorted(short_leases(runs, lease).items()):
@@ -381,45 +340,6 @@ def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Findi
                 "a client that waits for one attempt to end finds its key forgotten",
                 "make ttl much longer than both",
             )
-
-
-def sqlite(file: Rows, journal: Rows, wal_bytes: int | None, *, wal_is_safe: bool) -> Iterator[Finding]:
-    """Whether a SQLite file keeps what was committed."""
-    version = str(file[0]["version"]) if file else "?"
-    mode = str(journal[0]["journal_mode"]).lower() if journal else "?"
-    seen = f"SQLite {version}, journal_mode {mode}"
-    if mode == "wal" and not wal_is_safe:
-        yield Finding(
-            Level.ERROR,
-            "sqlite",
-            seen,
-            "this version can lose a commit in write-ahead mode (the WAL-reset bug)",
-            "stop everybody and open it by oncekey alone, or use sqlite+pysqlite3:// everywhere",
-        )
-    elif mode in {"off", "memory"}:
-        yield Finding(Level.ERROR, "sqlite", seen, "a crash breaks the file", "PRAGMA journal_mode = PERSIST")
-    elif not wal_is_safe:
-        yield Finding(
-            Level.NOTE,
-            "sqlite",
-            seen,
-            "this version can lose commits in write-ahead mode, so a rollback journal is used, which is slower",
-            "pip install 'oncekey[sqlite]' and use sqlite+pysqlite3:// everywhere",
-        )
-    else:
-        yield Finding(Level.OK, "sqlite", seen)
-    if wal_bytes is not None and wal_bytes > _LARGE_WAL:
-        yield Finding(
-            Level.WARNING,
-            "sqlite",
-            f"the write-ahead log has {wal_bytes // _MIB} MiB",
-            "a reader that never ends keeps it from being emptied, and every look gets slower",
-            "find the connection with an open transaction",
-        )
-
-
-_MIB: Final = 1024 * 1024
-_LARGE_WAL: Final = 64 * _MIB
 
 
 def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:

@@ -84,7 +84,7 @@ class StoppingError(OncekeyError):
 
 
 class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler makes, not a fault)
-    """Raised by a handler that knows that nothing reached the outside: the same key may run again (R102).
+    """Raised by a handler that knows that nothing reached the outside: the same key may run again.
 
     `retry_after` (seconds) is passed on by a worker, which does not try again sooner.
     """

@@ -1,6 +1,6 @@
-"""The fingerprint of a request: equal for two tries of one request, different for two requests (R32-R42).
+"""The fingerprint of a request: equal for two tries of one request, different for two requests.
 
-It is a hash over length-prefixed parts, so no value can imitate a border (R36). The parts are the name of the
+It is a hash over length-prefixed parts, so no value can imitate a border. The parts are the name of the
 algorithm, method, path, query, and what the body is:
 
 * **JSON** (`application/json`, anything `+json`): its canonical form, see `oncekey.core.jcs`. A JSON body
@@ -16,9 +16,9 @@ stays what it is. Method and path count as they are.
 
 A value is `jcs1:sha256:` or, with a secret, `jcs1:hmac-sha256:` and the digest in hex. What a body says can
 often be guessed, and then a plain hash tells whether the guess is right: set a secret where that matters
-(C24). A change of any rule here changes `jcs1`, and fingerprints of two algorithms are never the same.
+. A change of any rule here changes `jcs1`, and fingerprints of two algorithms are never the same.
 
-A known value (R33): `POST /payments?draft=false` with `Content-Type: application/json` and the body
+A known value: `POST /payments?draft=false` with `Content-Type: application/json` and the body
 `{"currency": "EUR", "amount": 10.00}` hashes
 
     4:jcs14:POST9:/payments11:draft=false4:json16:application/json30:{"amount":10,"currency":"EUR"}
@@ -95,7 +95,7 @@ class Fingerprints:
         """The fingerprint of a request, of its selected fields only if a selection is given.
 
         Raises:
-            BodyInvalidError: The body says that it is JSON, and has no canonical form (R40).
+            BodyInvalidError: The body says that it is JSON, and has no canonical form.
         """
         spelled = None
         if self._whole and body:
@@ -111,7 +111,7 @@ class Fingerprints:
         return self._digest(method, path, _query(query) if b"%" in query else query, rest)
 
     def of_chosen(self, parts: Mapping[str, object] | bytes, *, method: str, path: str) -> str:
-        """The fingerprint of what a route itself chose to count, such as its validated input (R39).
+        """The fingerprint of what a route itself chose to count, such as its validated input.
 
         Raises:
             BodyInvalidError: The chosen value has no canonical form.
@@ -171,13 +171,13 @@ def fingerprint_of(
     big_ints: BigInts = BigInts.EXACT,
     max_depth: int = MAX_DEPTH,
 ) -> str:
-    """The fingerprint of what a route itself chose to count in one request (R39)."""
+    """The fingerprint of what a route itself chose to count in one request."""
     under = Fingerprints(secret=secret, big_ints=big_ints, max_depth=max_depth)
     return under.of_chosen(parts, method=method, path=path)
 
 
 def same(a: str, b: str) -> bool:
-    """Whether two fingerprints are equal, in a time that does not tell where they differ (R42)."""
+    """Whether two fingerprints are equal, in a time that does not tell where they differ."""
     return hmac.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
 
 

@@ -1,4 +1,4 @@
-"""When a request was first sent, as its client says in `Idempotency-First-Sent` (R189)."""
+"""When a request was first sent, as its client says in `Idempotency-First-Sent`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Length-prefixed joining, the one way parts become bytes before they are hashed (R36), and hashes with a key.
+"""Length-prefixed joining, the one way parts become bytes before they are hashed, and hashes with a key.
 
 A function that is called for every request writes its frame out, as `b"%d:%b" % (len(part), part)` for each part, and
 takes a keyed hash whose key was mixed in when the policy was built: both give the same bytes at a fraction of the cost.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 KEY_HEADER: Final = "Idempotency-Key"
 
-# Bytes mean nothing without the first two, and a client that lost its answer needs the third (R90).
+# Bytes mean nothing without the first two, and a client that lost its answer needs the third.
 ALWAYS_KEPT: Final = frozenset({b"content-type", b"content-encoding", b"location"})
 
 NEVER_KEPT: Final = frozenset(

@@ -1,4 +1,4 @@
-r"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes (R34, R35, R40).
+r"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes.
 
 Where the standard library is lenient, this is strict: UTF-8 only and no byte order mark, no name twice in
 one object, no NaN or Infinity, no lone surrogate, no nesting deeper than `max_depth`. Strings are not

@@ -1,8 +1,8 @@
-"""The `Idempotency-Key` field: from field lines to the key, or a sentence that says what is wrong (R1-R12).
+"""The `Idempotency-Key` field: from field lines to the key, or a sentence that says what is wrong.
 
 A field that cannot be parsed is always an error and never "as if absent": RFC 9651 would allow that, and
-the request would run unprotected (C1). No message contains the key, which is why the parser's positions
-and characters are not reported either (R195).
+the request would run unprotected. No message contains the key, which is why the parser's positions
+and characters are not reported either.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIGEST_LENGTH: Final = 16
 
 
 class HeaderSyntax(StrEnum):
-    """Which spellings of the field are taken (C1)."""
+    """Which spellings of the field are taken."""
 
     STRICT = "strict"
     """Only the quoted String of RFC 9651, as the IETF draft says."""
@@ -47,7 +47,7 @@ class HeaderSyntax(StrEnum):
 
 
 class KeyFormat(StrEnum):
-    """What a key must look like (C2)."""
+    """What a key must look like."""
 
     OPAQUE = "opaque"
     UUID = "uuid"
@@ -64,8 +64,8 @@ def parse_key(
 ) -> str | None:
     """The key in the values of all `Idempotency-Key` field lines; None if there is no such line.
 
-    The lower bound is a heuristic against keys that collide by accident, no proof of entropy (R9). The key
-    is opaque: it is compared byte for byte, and a UUID keeps the case it came in (R3).
+    The lower bound is a heuristic against keys that collide by accident, no proof of entropy. The key
+    is opaque: it is compared byte for byte, and a UUID keeps the case it came in.
 
     Raises:
         KeyMalformedError: There is a field, and it is not exactly one acceptable key.
@@ -106,7 +106,7 @@ def check_given(key: object, *, min_length: int = 1, max_length: int = 255) -> s
 
 
 def looks_personal(key: str) -> bool:
-    """Whether the key has an obvious e-mail address, telephone or social security number in it (R18).
+    """Whether the key has an obvious e-mail address, telephone or social security number in it.
 
     The patterns take several microseconds, and nearly no key can match them. In a key of letters, digits and hyphens
     only, such as a UUID, what they find can stand next to nothing that is in it, so it is the whole key, and short.
@@ -121,7 +121,7 @@ def looks_personal(key: str) -> bool:
 
 
 def key_digest(key: str) -> str:
-    """What logs and metrics show instead of the key (R195): the start of its SHA-256, in hex."""
+    """What logs and metrics show instead of the key: the start of its SHA-256, in hex."""
     return sha256(raw(key)).hexdigest()[:_DIGEST_LENGTH]
 
 

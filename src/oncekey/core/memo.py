@@ -17,7 +17,13 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from oncekey.core.errors import ConfigurationError, ReplayDivergedError, ResultNotStorableError
+from oncekey.core.envelopes import key_of_text, said_of
+from oncekey.core.errors import (
+    ConfigurationError,
+    RecordUnreadableError,
+    ReplayDivergedError,
+    ResultNotStorableError,
+)
 from oncekey.core.model import EntryKind, MemoEntry
 
 STARTED: Final = "started"
@@ -29,10 +35,12 @@ REPEATABLE: Final = timedelta(hours=20)
 """What `repeatable=True` stands for: providers that remember a key for a day, less a margin (H3)."""
 
 _TAG: Final = "$"
+_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+"""As `json.dumps`, which makes an encoder for every call that wants anything of its own."""
 
 
 def recovery_point(memo: tuple[MemoEntry, ...]) -> str:
-    """The name of the last finished step (R114)."""
+    """The name of the last finished step."""
     return memo[-1].name if memo else STARTED
 
 
@@ -83,7 +91,7 @@ def written(value: object) -> str:
     Raises:
         TypeError, ValueError, RecursionError: It is more than plain data.
     """
-    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODED(_plain(value))
 
 
 def encode(value: object, limit: int) -> str:
@@ -101,8 +109,20 @@ def encode(value: object, limit: int) -> str:
 
 
 def decode(text: str) -> Any:  # noqa: ANN401  (whatever was encoded)
-    """The value of a stored form."""
-    return json.loads(text, object_hook=_object)
+    """The value of a stored form.
+
+    Raises:
+        RecordUnreadableError: It is sealed under a key that is not there.
+    """
+    check_text(text)
+    return _DECODED(text)
+
+
+def check_text(text: str) -> None:
+    """Refuse a stored form that is sealed under a key that is not there."""
+    key_id = key_of_text(text)
+    if key_id is not None:
+        raise RecordUnreadableError(f"what was stored cannot be read: it is {said_of(key_id)}")
 
 
 def digest_of(given: object, limit: int) -> str:
@@ -180,3 +200,6 @@ def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
 def _object(found: dict[str, Any]) -> Any:  # noqa: ANN401  (whatever was encoded)
     tag = found.get(_TAG)
     return found if tag is None else _READERS[tag](found["v"])
+
+
+_DECODED: Final = json.JSONDecoder(object_hook=_object).decode

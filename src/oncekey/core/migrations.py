@@ -50,6 +50,8 @@ class Applied:
     phase: Phase
     name: str
     checksum: str
+    applied_at: int = field(default=0, compare=False, kw_only=True)
+    """When it was run, by the store's clock."""
 
     @property
     def label(self) -> str:

@@ -100,8 +100,18 @@ class RecordId:
     key: str
 
 
+class Sealable:
+    """What remembers the form that it was sealed in, so that it can be said again letter by letter.
+
+    A seal may give other bytes each time, and a memo is compared whole. The slot is no field: it is empty where nothing
+    is sealed, and making such a value takes no longer for it.
+    """
+
+    __slots__ = ("sealed",)
+
+
 @dataclass(frozen=True, slots=True)
-class MemoEntry:
+class MemoEntry(Sealable):
     """One finished step of a phased handler, with its encoded result (H1, H4)."""
 
     name: str
@@ -126,6 +136,8 @@ class Intent:
 
 RESPONSE_SCHEMA: Final = 1
 """How answers are written in this version; one of a later version is not guessed at."""
+SEALED_SCHEMA: Final = 2
+"""How sealed ones are written (`oncekey.core.envelopes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +261,22 @@ class Lease:
     """Whether the record had nothing but itself when it was claimed: no step, no call, no kept request."""
 
     @classmethod
+    def new(cls, claim: Claim, now: Instant) -> Lease:
+        """The lease that the owner of a record holds which a claim has just made."""
+        return cls(
+            claim.id,
+            claim.incarnation,
+            1,
+            1,
+            claim.effects,
+            now + claim.lease,
+            now + claim.deadline,
+            now + claim.ttl,
+            claim.owner,
+            claim.request is None,
+        )
+
+    @classmethod
     def of(cls, record: Record) -> Lease:
         """The lease that the owner of `record` holds."""
         return cls(
@@ -337,7 +365,7 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(Sealable):
     """Settle as done: this answer is the key's answer from now on."""
 
     response: StoredResponse
@@ -396,7 +424,8 @@ class Proceed:
     """Execute: the lease is ours. `now` is the store's clock when the record was read."""
 
     lease: Lease
-    record: Record
+    record: Record | None
+    """None: a new key in one commit, of which nothing is written yet."""
     now: Instant = 0
     met: Record | None = None
     """The record that was there before, if there was one."""

@@ -1,4 +1,4 @@
-"""Multipart bodies as their parts: another boundary is not another request (R41).
+"""Multipart bodies as their parts: another boundary is not another request.
 
 This takes only what RFC 2046 says exactly. A body that a lenient parser might read in some other way has no
 parts here, and then its bytes count as they are.

@@ -22,6 +22,7 @@ from oncekey.core.choices import (
 )
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fingerprint import Selection
+from oncekey.core.fronts import Front
 from oncekey.core.headers import KEY_HEADER, NEVER_KEPT
 from oncekey.core.jcs import BigInts
 from oncekey.core.keys import HeaderSyntax, KeyFormat
@@ -54,7 +55,7 @@ def micros(span: timedelta) -> Duration:
 
 
 def never_proven(error: BaseException) -> bool:  # noqa: ARG001  (the default of a hook takes what the hook takes)
-    """The pessimist's answer: no error proves by itself that nothing was sent (R102)."""
+    """The pessimist's answer: no error proves by itself that nothing was sent."""
     return False
 
 
@@ -101,7 +102,12 @@ class Policy:
     # What a duplicate hears
     on_in_progress: InProgress = field(default=InProgress.CONFLICT, metadata=checks.choice(InProgress))
     wait_max: timedelta = field(default=timedelta(seconds=10), metadata=checks.span())
-    replay_cache: timedelta | None = field(default=None, metadata=checks.optional(checks.span()))
+    replay_cache: Front | None = field(
+        default=None, metadata=checks.optional(checks.front(timedelta(seconds=60), memory=True))
+    )
+    lock_hint: Front | None = field(
+        default=None, metadata=checks.optional(checks.front(timedelta(seconds=2), memory=False))
+    )
     on_unknown: int = field(default=409, metadata=checks.one_of(409, 202, 503))
 
     # What a crash, an error or an outage means
@@ -253,10 +259,24 @@ _TOGETHER: Final = (
         "max_response_bytes={policy.max_response_bytes}: what can be stored must fit into the spool",
     ),
     _Agreement(
+        lambda policy: policy.secret is not None or not _shares(policy),
+        "replay_cache and lock_hint at a Redis need secret=...: what is kept there is sealed with it, so that a Redis "
+        "that was tampered with, or serves somebody else, is not believed",
+    ),
+    _Agreement(
+        lambda policy: policy.lock_hint is None or policy.lock_hint.span <= micros(policy.lease),
+        "lock_hint={policy.lock_hint} is believed for longer than lease={policy.lease}: nobody holds a key for longer "
+        "without a sign of life",
+    ),
+    _Agreement(
         lambda policy: policy.replayed_header.lower() != policy.expires_header.lower(),
         "replayed_header and expires_header are both {policy.expires_header!r}: give each its own name",
     ),
 )
+
+
+def _shares(policy: Policy) -> bool:
+    return policy.lock_hint is not None or (policy.replay_cache is not None and policy.replay_cache.shared)
 
 
 def _check_names(given: Iterable[str], policy: type[Policy]) -> None:

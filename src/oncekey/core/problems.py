@@ -1,4 +1,4 @@
-"""The catalogue of refusals: one problem for every `Code`, and the three shapes it can be written in (C9).
+"""The catalogue of refusals: one problem for every `Code`, and the three shapes it can be written in.
 
 No body ever repeats the key, the fingerprint or anything else of the request.
 """
@@ -115,7 +115,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             detail="This key belongs to another request, which is unchanged. Use a new key for a new "
             "request, and send a retry exactly as it was first sent.",
             fault_code="IDEMPOTENCY_CONFLICT",
-            # The published wording of the fault envelope is part of its contract (R232).
+            # The published wording of the fault envelope is part of its contract.
             fault_description="An Idempotency-Key may not be reused with a different request body.",
             stripe_type=_OURS,
             # What Stripe's clients and their authors know this refusal by, less the key that Stripe repeats in it.

@@ -33,7 +33,7 @@ class Executed:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """It was finally refused: the client hears this no, or the phased handler a `Rejected` with this value (R107)."""
+    """It was finally refused: the client hears this no, or the phased handler a `Rejected` with this value."""
 
     given: Any = None
     provider_id: str | None = None

@@ -1,7 +1,7 @@
 """RULINGS: which answer a request gets, by what its key's record is and whether it is the same request.
 
 `situate` looks at the state first, so only what may expire is ever expired (P6). The fingerprint is compared
-before anything else is considered, in every live situation (C8): a different request never takes a lease,
+before anything else is considered, in every live situation: a different request never takes a lease,
 never resumes work and never learns more than that the key is taken.
 """
 
@@ -14,13 +14,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, assert_never
 
 from oncekey.core.answers import retry_after
+from oncekey.core.envelopes import check_open, check_steps
 from oncekey.core.fingerprint import same
 from oncekey.core.guards import Facts, is_past_expiry, is_plain
-from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
+from oncekey.core.model import SEALED_SCHEMA, UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.policy import OnExpired
 from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
 
 if TYPE_CHECKING:
+    from oncekey.core.fronts import Held
     from oncekey.core.model import Claim, Finished, Instant, Snapshot, Verdict
     from oncekey.core.policy import Policy
 
@@ -120,7 +122,7 @@ Next = Proceed | Replay | Refuse | TakeOver | Supersede | Doubt | ClaimAgain
 """What the flow does with a snapshot: answer, or one more compare-and-swap."""
 
 LOCK_EXPIRED = "in_progress_lock_expired"
-"""The error code of a record whose owner did not come back (R55, R143)."""
+"""The error code of a record whose owner did not come back."""
 
 
 def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSITIONS) -> Next:
@@ -138,10 +140,12 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSI
         case Ruling.WAIT:
             return Refuse(Code.IN_PROGRESS, retry_after=_patience(record, now), record=record)
         case Ruling.RECOVER:
+            _check_steps(record)
             return _recover(record, now, policy, table)
         case Ruling.REPLAY:
-            return Replay(record, now)
+            return _replay(record, now)
         case Ruling.TAKE_OVER:
+            _check_steps(record)
             return TakeOver(record)
         case Ruling.IN_DOUBT:
             return doubtful(record, now)
@@ -160,11 +164,22 @@ def rule_finished(
     situation = Situation.EXPIRED if is_past_expiry(finished, now) else Situation.COMPLETED
     ruling = RULINGS[situation][same(finished.fingerprint, fingerprint)]
     if ruling is Ruling.REPLAY:
+        response = finished.response
+        if response is not None and response.schema_version == SEALED_SCHEMA:
+            check_open(finished)  # asked for by its number first: most answers are read in one look
         return Replay(finished, now)
     if ruling is Ruling.MISMATCH:
         return Refuse(Code.KEY_REUSED)
     assert ruling is Ruling.SUPERSEDE
     return Refuse(Code.KEY_EXPIRED) if policy.on_expired is OnExpired.GONE else None
+
+
+def rule_held(held: Held, now: Instant, fingerprint: str) -> Refuse | None:
+    """What is said of a key in somebody's hands, by what a front knows of it. None: another request, the store says."""
+    if not same(held.fingerprint, fingerprint):
+        return None
+    left = 0 if held.lease_until is None else held.lease_until - now
+    return Refuse(Code.IN_PROGRESS, retry_after=retry_after(left, running_for=now - held.begun))
 
 
 def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
@@ -176,7 +191,7 @@ def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
         return Refuse(Code.OUTCOME_UNKNOWN)  # what another request's record says is not about ours
     match record.state:
         case State.COMPLETED:
-            return Replay(record, now)
+            return _replay(record, now)
         case State.UNKNOWN | State.EXPIRED:
             return doubtful(record, now)
         case State.PENDING | State.IN_PROGRESS | State.FAILED_RETRYABLE:
@@ -192,6 +207,19 @@ def doubtful(record: Record, now: Instant) -> Refuse:
     return Refuse(Code.OUTCOME_UNKNOWN, retry_after=wait, record=record)
 
 
+def _replay(record: Record, now: Instant) -> Replay:
+    """The stored answer, if it can be read."""
+    if record.response is not None:
+        check_open(record)
+    return Replay(record, now)
+
+
+def _check_steps(record: Record) -> None:
+    """Whoever goes on has to read what was done."""
+    if record.memo:
+        check_steps(record)
+
+
 def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next:
     """A stale lease: its own stored effects and recovery decide, never the route's of today (P2, F4)."""
     facts = Facts(record, now, max_attempts=policy.max_attempts)
@@ -201,6 +229,6 @@ def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next
 
 
 def _patience(record: Record, now: Instant) -> int:
-    """How long to wait for the owner: never past its lease (R80)."""
+    """How long to wait for the owner: never past its lease."""
     left = 0 if record.lease_until is None else record.lease_until - now
     return retry_after(left, running_for=now - record.last_run_at)

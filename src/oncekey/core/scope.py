@@ -1,4 +1,4 @@
-"""Whose key it is: one text per caller, so that no two callers ever meet in a record (R23-R29, C4).
+"""Whose key it is: one text per caller, so that no two callers ever meet in a record.
 
 A scope is its parts, each after its own length: `4:acme5:alice` is ("acme", "alice"). What is not printable
 ASCII is percent-encoded, so that every store can hold it and counts it alike; a scope that would get long is
@@ -25,7 +25,7 @@ _LENGTH: Final = re.compile(r"([0-9]+):")
 
 
 class BindTo(StrEnum):
-    """Who shares a key: the whole tenant, one principal in it, or one token (R28)."""
+    """Who shares a key: the whole tenant, one principal in it, or one token."""
 
     TENANT = "tenant"
     PRINCIPAL = "principal"

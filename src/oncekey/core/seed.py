@@ -1,4 +1,4 @@
-"""Keys for calls to the outside, derived and never drawn (protocol D1, R117, R126).
+"""Keys for calls to the outside, derived and never drawn (D1).
 
 The seed comes from (scope, key, fingerprint) and is stored at the claim. So the same request gives the same
 downstream keys over attempts, take-overs, expiry and even the loss of its record, while another body under a

@@ -1,4 +1,4 @@
-"""Which fields of a body are the business: what may differ between two tries of one request (R39)."""
+"""Which fields of a body are the business: what may differ between two tries of one request."""
 
 from __future__ import annotations
 

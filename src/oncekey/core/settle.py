@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 425, 429})
-"""Answers about the caller or the moment, not about the request: they cannot be a key's result (R113)."""
+"""Answers about the caller or the moment, not about the request: they cannot be a key's result."""
 
 _CODE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -294,7 +294,7 @@ def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
 
 
 def kept_headers(headers: Headers, policy: Policy) -> Headers:
-    """The response headers that are stored: the allow-list, in their order, repeated ones included (R90)."""
+    """The response headers that are stored: the allow-list, in their order, repeated ones included."""
     wanted = _kept_names(policy.replay_headers)
     kept: list[tuple[bytes, bytes]] = []
     named = False
@@ -316,7 +316,7 @@ def _kept_names(replay_headers: tuple[str, ...]) -> frozenset[bytes]:
 
 
 def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
-    """The answer as it is kept; over the cap a tombstone: done, and where to read the result (A4, R97)."""
+    """The answer as it is kept; over the cap a tombstone: done, and where to read the result (A4)."""
     if ending.status is None:
         raise ValueError("an incomplete response cannot be stored")
     headers = kept_headers(ending.headers, policy)
@@ -354,7 +354,7 @@ def _undone(effects: Effects, ending: Ending) -> bool:
 
 
 def _error_of(reading: Reading, ending: Ending) -> str:
-    """A short code, never a text of an exception: those quote what the client sent (R143)."""
+    """A short code, never a text of an exception: those quote what the client sent."""
     if ending.progress.parked is not None:
         return ending.progress.parked
     if ending.progress.exhausted and reading is not Reading.CALL_OPEN:

@@ -1,4 +1,4 @@
-"""A record as people may read it: the status resource and `oncekey keys show` say the same (R84)."""
+"""A record as people may read it: the status resource and `oncekey keys show` say the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from oncekey.core.envelopes import key_of_answer, said_of
 from oncekey.core.model import HOUR, MINUTE, SECOND, State
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def describe(record: Record) -> dict[str, Any]:
-    """A record as an operator or its caller may read it; fingerprint, seed and scope stay with us (R42)."""
+    """A record as an operator or its caller may read it; fingerprint, seed and scope stay with us."""
     return {
         "key": record.id.key,
         "state": record.state.value,
@@ -53,6 +54,9 @@ def lapse(span: Duration) -> str:
 
 
 def _response(response: StoredResponse) -> dict[str, Any]:
+    key_id = key_of_answer(response)
+    if key_id is not None:
+        return {"status": response.status, "sealed": said_of(key_id)}
     shown: dict[str, Any] = {
         "status": response.status,
         "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers],

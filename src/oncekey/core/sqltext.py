@@ -44,6 +44,17 @@ _POSTGRES: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_MARIADB: Final = re.compile(
+    rf"""
+    (?P<quoted>'(?:[^'\\]+|\\.|'')*(?:'|\Z) | "(?:[^"\\]+|\\.|"")*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z))
+  | (?P<line>--(?=\s|\Z)[^\n]* | \#[^\n]*)
+  | (?P<execute>/\*M?!\d* | \*/)
+  | {_COMMON}
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_LEXERS: Final = {"sqlite": _SQLITE, "postgres": _POSTGRES, "mariadb": _MARIADB}
 _SQLITE_COMMENT_EDGE: Final = re.compile(r"\*/")
 _POSTGRES_COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
 
@@ -53,6 +64,7 @@ class Dialect(StrEnum):
 
     SQLITE = "sqlite"
     POSTGRES = "postgres"
+    MARIADB = "mariadb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,7 @@ def sentences(text: str, dialect: Dialect) -> Iterator[Sentence]:
 
 def _tokens(text: str, dialect: Dialect) -> Iterator[tuple[str, int, int]]:
     """Everything but blanks and comments, as (kind, begin, end)."""
-    lexer = _SQLITE if dialect is Dialect.SQLITE else _POSTGRES
+    lexer = _LEXERS[dialect.value]
     at = 0
     while at < len(text):
         match = lexer.match(text, at)
@@ -87,13 +99,13 @@ def _tokens(text: str, dialect: Dialect) -> Iterator[tuple[str, int, int]]:
         kind, at = str(match.lastgroup), match.end()
         if kind == "block":
             at = _after_comment(text, at, dialect)
-        elif kind not in {"space", "line"}:
+        elif kind not in {"space", "line", "execute"}:  # what MariaDB executes in a comment is read like the rest
             yield kind, match.start(), at
 
 
 def _after_comment(text: str, at: int, dialect: Dialect) -> int:
-    """Where a block comment ends; PostgreSQL's nest, SQLite's do not."""
-    edge = _SQLITE_COMMENT_EDGE if dialect is Dialect.SQLITE else _POSTGRES_COMMENT_EDGE
+    """Where a block comment ends; PostgreSQL's nest, the others' do not."""
+    edge = _POSTGRES_COMMENT_EDGE if dialect is Dialect.POSTGRES else _SQLITE_COMMENT_EDGE
     depth = 1
     while depth:
         match = edge.search(text, at)
@@ -133,6 +145,8 @@ class _Body:
         """Whether the statement goes on after a semicolon here."""
         if self._dialect is Dialect.POSTGRES:
             return self._parentheses > 0 or self._blocks > 0
+        if self._dialect is Dialect.MARIADB:
+            return False  # a body of several statements cannot be told apart without its client's DELIMITER
         # The rule of SQLite's own shell: a trigger ends with the END that follows a semicolon.
         return self._defines("TRIGGER") and self._last != (";", "END")
 

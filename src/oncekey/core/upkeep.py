@@ -114,7 +114,7 @@ class Retention:
 
     soft: bool = False
     kept: Duration = 0
-    """How long an EXPIRED record stays, on top of the grace; nothing is kept for ever (R174)."""
+    """How long an EXPIRED record stays, on top of the grace; nothing is kept for ever."""
     grace: Duration = REAP_GRACE
 
     @classmethod
@@ -160,7 +160,7 @@ def _allowed(trigger: Trigger, facts: Facts) -> bool:
 
 
 def timed_out(policy: Policy) -> Completed:
-    """The answer of a request whose deferred call nobody ever began (R112, R167)."""
+    """The answer of a request whose deferred call nobody ever began."""
     page = render(Code.TIMED_OUT, policy.abandoned_status, policy)
     body = page.body
     if policy.error_format is not ErrorFormat.FAULT and policy.flavor is not Flavor.STRIPE:
@@ -223,7 +223,7 @@ ENOUGH: Final = 20
 
 
 def short_leases(runs: Sequence[Run], lease: Duration) -> dict[str, Duration]:
-    """The operations whose 99th percentile, twice, is longer than the lease, with that percentile (R149)."""
+    """The operations whose 99th percentile, twice, is longer than the lease, with that percentile."""
     by_operation: dict[str, list[Duration]] = {}
     for run in runs:
         by_operation.setdefault(run.operation, []).append(run.took)

@@ -61,6 +61,20 @@ class AsyncpgSpeaker:
             raise StoreUnavailableError("PostgreSQL did not take the row") from error
 
 
+class AiomysqlSpeaker:
+    """`%(name)s`, as aiomysql reads it."""
+
+    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Execute the statement."""
+        import pymysql  # noqa: PLC0415  (an optional package)
+
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute(pyformat(sql), params)
+        except (pymysql.MySQLError, OSError) as error:
+            raise StoreUnavailableError("MariaDB did not take the row") from error
+
+
 def speaker_for(driver: object) -> Speaker:
     """The speaker for a driver's connections."""
     match type(driver).__name__:  # by its name, because importing every driver would need every package
@@ -70,5 +84,7 @@ def speaker_for(driver: object) -> Speaker:
             return PsycopgSpeaker()
         case "AsyncpgDriver":
             return AsyncpgSpeaker()
+        case "AiomysqlDriver":
+            return AiomysqlSpeaker()
         case other:
             raise ConfigurationError(f"the demo has no words for {other}")

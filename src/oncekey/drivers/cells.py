@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never, cast
 
-from oncekey.cells import Look, Page, Swap
+from oncekey.cells import Look, Make, Page, Swap, TellsVitals, Vitals
+from oncekey.core.errors import StoreUnavailableError
 from oncekey.flow import astep, step
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
+
+NO_TABLES = "this store of cells has no tables of its own"
 
 
 class CellDriver:
@@ -29,16 +32,21 @@ class CellDriver:
         self._cells.close()
 
     def _execute(self, statement: Statement) -> Rows:
-        return step(_asking(statement), cast("Any", self._answer))
+        return step(asking(statement), cast("Any", self.answer))
 
-    def _answer(self, verb: Verb) -> object:
+    def answer(self, verb: Verb) -> object:
+        """Do what a statement asks for."""
         match verb:
             case Look(scope, key):
                 return self._cells.look(scope, key)
             case Swap(scope, key, seen, line, keep_until):
                 return self._cells.swap(scope, key, seen, line, keep_until)
-            case Page(after, limit):
-                return self._cells.page(after, limit)
+            case Page(index, after, limit):
+                return self._cells.page(index, after, limit)
+            case Vitals():
+                return self._cells.vitals() if isinstance(self._cells, TellsVitals) else ()
+            case Make():
+                raise StoreUnavailableError(NO_TABLES)
             case _:
                 assert_never(verb)
 
@@ -58,21 +66,26 @@ class AsyncCellDriver:
         await self._cells.close()
 
     async def _execute(self, statement: Statement) -> Rows:
-        return await astep(_asking(statement), cast("Any", self._answer))
+        return await astep(asking(statement), cast("Any", self.answer))
 
-    async def _answer(self, verb: Verb) -> object:
+    async def answer(self, verb: Verb) -> object:
+        """Do what a statement asks for."""
         match verb:
             case Look(scope, key):
                 return await self._cells.look(scope, key)
             case Swap(scope, key, seen, line, keep_until):
                 return await self._cells.swap(scope, key, seen, line, keep_until)
-            case Page(after, limit):
-                return await self._cells.page(after, limit)
+            case Page(index, after, limit):
+                return await self._cells.page(index, after, limit)
+            case Vitals():
+                return await self._cells.vitals() if isinstance(self._cells, TellsVitals) else ()
+            case Make():
+                raise StoreUnavailableError(NO_TABLES)
             case _:
                 assert_never(verb)
 
 
-def _asking(statement: Statement) -> Steps[Rows]:
+def asking(statement: Statement) -> Steps[Rows]:
     """A statement of a store of cells is a function that makes a generator of verbs."""
     assert callable(statement.command)
     asking = cast("Asking[Rows]", statement.command(**statement.params))

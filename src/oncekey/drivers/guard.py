@@ -47,6 +47,11 @@ _SUSPECT: Final = re.compile(
     r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|reset|discard|listen|attach|detach|pragma)\b",
     re.IGNORECASE,
 )
+_MARIADB_SUSPECT: Final = re.compile(
+    r"\b(?:begin|start|commit|rollback|set|create|alter|drop|truncate|rename|grant|revoke|lock|unlock|xa|analyze"
+    r"|optimize|repair|install|uninstall|flush|reset)\b",
+    re.IGNORECASE,
+)
 _ALWAYS: Final = frozenset({"BEGIN", "COMMIT", "END", "ABORT", "ATTACH", "DETACH"})
 _FIRST_TWO: Final = frozenset({"START TRANSACTION", "PREPARE TRANSACTION", "SET TRANSACTION"})
 _FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
@@ -56,6 +61,28 @@ _INSTEAD: Final = {
     "PREPARE": "The driver prepares what is said often by itself",
 }
 _IN_TRANSACTION: Final = frozenset({"LOCAL", "CONSTRAINTS"})
+_IMPLICIT: Final = frozenset(
+    {
+        "CREATE",
+        "ALTER",
+        "DROP",
+        "TRUNCATE",
+        "RENAME",
+        "GRANT",
+        "REVOKE",
+        "LOCK",
+        "UNLOCK",
+        "XA",
+        "ANALYZE",
+        "OPTIMIZE",
+        "REPAIR",
+        "INSTALL",
+        "UNINSTALL",
+        "FLUSH",
+        "RESET",
+    }
+)
+"""What MariaDB and MySQL commit a transaction for by themselves."""
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
@@ -88,10 +115,11 @@ def refusal(what: str) -> TransactionControlError:
 
 
 def _objection(sql: str, dialect: Dialect) -> str | None:
-    if _SUSPECT.search(sql) is None:
+    mariadb = dialect is Dialect.MARIADB
+    if (_MARIADB_SUSPECT if mariadb else _SUSPECT).search(sql) is None:
         return None
     for sentence in sentences(sql, dialect):
-        what = _control(sentence)
+        what = _mariadb_control(sentence) if mariadb else _control(sentence)
         if what is not None:
             return _ENDED_BY_US.format(what=what)
         if dialect is Dialect.POSTGRES and _outlives(sentence):
@@ -119,6 +147,20 @@ def _control(sentence: Sentence) -> str | None:
     words = " ".join(sentence.tokens[:2])
     if words in _FIRST_TWO or " ".join(sentence.tokens[:3]) == _FIRST_THREE:
         return words
+    return None
+
+
+def _mariadb_control(sentence: Sentence) -> str | None:
+    """The same of MariaDB and MySQL, where statements that change tables commit, too."""
+    first, *rest = sentence.tokens
+    if first in _IMPLICIT:
+        return None if rest[:1] == ["TEMPORARY"] else " ".join(sentence.tokens[:2])
+    if first in {"BEGIN", "COMMIT"} or (first == "START" and rest[:1] == ["TRANSACTION"]):
+        return first
+    if first == "ROLLBACK":
+        return None if _to_savepoint(rest) else first
+    if first == "SET" and {"AUTOCOMMIT", "TRANSACTION"} & set(sentence.tokens):
+        return " ".join(sentence.tokens[:3])
     return None
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import Question
     from oncekey.engine.effects import Life
+    from oncekey.engine.fronts import Beside
     from oncekey.engine.run import Asker, Run, Site
     from oncekey.flow import Flow
     from oncekey.ports import Locks, Store
@@ -53,16 +54,15 @@ NOT_USED: Final = "claim_not_used"
 
 def admit(run: Run) -> Life[Verdict]:
     """The verdict on a claim. On `Proceed` the run knows its lease, and LOCAL in one commit its transaction."""
-    answers = None if run.policy.replay_cache is None or run.resumed else run.site.answers
-    known = None if answers is None else answers.find(run.claim, run.policy)
-    verdict = known or (yield from _guarded(run))
-    if answers is not None and known is None and type(verdict) is Replay:
-        answers.add(verdict, run.policy)
+    front = run.front
+    verdict = yield from (_guarded(run) if front is None else _behind(run, front))
     if type(verdict) is Replay:
         run.site.hints.add(run.claim.id)  # whoever retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
         if not run.spent:
+            if front is not None:
+                yield from _held(run, front)
             return verdict
         # It may hold no connection while it waits, and what its dependencies were lent is gone.
         yield from settle(run, NOT_CALLED)
@@ -78,12 +78,14 @@ def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[An
     It answers only what `admit` would answer in the same words, and never refuses. Where there is any doubt, an outage
     included, the whole question is asked from the beginning, and says what that means.
     """
-    answers = None if policy.replay_cache is None else site.answers
+    fronts = None if policy.replay_cache is None else site.fronts
+    answers = None if fronts is None else fronts.answers(policy)
     began = 0.0 if site.tell is None else site.clock()
-    said = None if answers is None else answers.find(asked, policy)
+    said = None if answers is None else (yield from answers.find(asked, policy))
     if said is None:
         if asked.id not in site.hints.known or not site.breaker.closed:
             return None
+        sent = 0.0 if fronts is None else fronts.moment()
         try:
             glimpse: Glimpse | None = yield Recall(asked.id)
         except StoreError:
@@ -91,13 +93,37 @@ def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[An
         site.breaker.worked()
         if glimpse is not None:
             said = rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
-        if answers is not None and type(said) is Replay:
-            answers.add(said, policy)
+        if fronts is not None and type(said) is Replay:
+            yield from fronts.heard(said, policy, sent)
     if type(said) is not Replay:
         return None
     if site.tell is not None:
         tell_replay(site.tell, said, site.clock() - began)
     return replayed(said, policy, asker)
+
+
+def _behind(run: Run, front: Beside) -> Life[Verdict]:
+    """Ask what stands in front of the store, and the store if that says nothing; then let the front know."""
+    try:
+        known = yield from front.find(run)
+    except (Interrupted, Exception):
+        yield from _give_back(run)
+        raise
+    if known is not None:
+        return known
+    run.asked_at = front.moment()
+    verdict = yield from _guarded(run)
+    yield from front.heard(run, verdict)
+    return verdict
+
+
+def _held(run: Run, front: Beside) -> Life[None]:
+    """Tell the duplicates of an operation that it is under way."""
+    try:
+        yield from front.hold(run)
+    except (Interrupted, Exception):
+        yield from settle(run, NOT_CALLED)
+        raise
 
 
 def _guarded(run: Run) -> Life[Verdict]:
@@ -108,7 +134,7 @@ def _guarded(run: Run) -> Life[Verdict]:
             turned_away: Refuse | None = yield from run.limits
             if turned_away is not None:
                 return turned_away
-        if not breaker.allows():
+        if breaker.failures and not breaker.allows():
             return _outage(run.policy)
         verdict = yield from _ask(run)
         if type(verdict) is Refuse and run.policy.on_in_progress is InProgress.WAIT:
@@ -135,7 +161,8 @@ def _guarded(run: Run) -> Life[Verdict]:
             yield _undo(run)
         yield from _give_back(run)
         raise
-    breaker.worked()
+    if breaker.failures:
+        breaker.worked()
     return verdict
 
 

@@ -1,4 +1,4 @@
-"""From the parts of a request to its claim: key, fingerprint, scope and seed, in the order in which it is judged (R77).
+"""From the parts of a request to its claim: key, fingerprint, scope and seed, in the order in which it is judged.
 
 Nothing here waits, and nothing knows a framework. An adapter that has everything in its hands calls `claim_of`. One
 that has to wait in between, for the body or for who names the tenant, calls the three parts of it in the same order:
@@ -23,7 +23,7 @@ from oncekey.core.errors import BodyInvalidError, KeyMalformedError
 from oncekey.core.fingerprint import Request
 from oncekey.core.keys import check_given, key_digest, looks_personal, parse_key
 from oncekey.core.model import Claim, Code, RecordId, Refuse
-from oncekey.core.scope import bound_scope, scope_of
+from oncekey.core.scope import BindTo, bound_scope, scope_of
 from oncekey.engine.kept_request import KeptRequest, kept_of, seal
 
 if TYPE_CHECKING:
@@ -154,7 +154,11 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
 def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> Question:
     """What is asked about a request whose key and fingerprint are known."""
     tenant, principal, token = caller
-    scope = bound_scope(enrolment.policy.bind_to, enrolment.namespace, tenant, principal=principal, token=token)
+    bind_to, namespace = enrolment.policy.bind_to, enrolment.namespace
+    if bind_to is BindTo.TENANT:
+        scope = scope_of(namespace, tenant)
+    else:
+        scope = bound_scope(bind_to, namespace, tenant, principal=principal, token=token)
     return Question(RecordId(scope, key), mark, parts, caller)
 
 

@@ -23,11 +23,12 @@ from oncekey.core.settle import (
     returned,
 )
 from oncekey.engine.answering import refused
+from oncekey.engine.local import as_claimed
 from oncekey.engine.phases import proves_nothing_sent
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Headers
+    from oncekey.core.model import Headers, Record
     from oncekey.engine.run import Run
 
 log = logging.getLogger("oncekey")
@@ -114,12 +115,17 @@ def _ending(run: Run, ended: Ended, captured: Captured, raised: BaseException | 
     )
 
 
+def _record_of(run: Run) -> Record | None:
+    """The record, or what it will be: a new key in one commit has none before."""
+    return run.record if run.go is None or run.record is not None else as_claimed(run.claim, run.go.ground, run.now)
+
+
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
     """Our own answer where the handler's would say what is not so: its call is open, or not made yet."""
     progress, operation = ending.progress, run.enrolment.operation
     match decision.settlement:
         case Deferred():
-            return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=run.record))
+            return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=_record_of(run)))
         case Doubtful(last_error) if progress.parked is not None or last_error == DIVERGED:
             log.error("oncekey: %s is parked: %s", operation, last_error)
             return refused(run, Refuse(Code.EXECUTION_FAILED))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from oncekey.flow import Transaction
 
 if TYPE_CHECKING:
+    from oncekey.core.fronts import Command
     from oncekey.core.model import RecordId
     from oncekey.flow import Flow, Fold, Steps
 
@@ -176,6 +177,40 @@ class Recall:
         self.record_id = record_id
 
 
+class Consult:
+    """Tell a shared memory in front of the store something. Result: what it says to each command, None: nothing at all.
+
+    It never fails: who asks goes on to the store. With `wait=False` nobody waits for it where that can be helped, and
+    the result is None.
+    """
+
+    __slots__ = ("commands", "line", "wait")
+
+    def __init__(self, line: Line, commands: tuple[Command, ...], *, wait: bool = True) -> None:
+        self.line = line
+        self.commands = commands
+        self.wait = wait
+
+
+class Line(Protocol):
+    """The way to a shared memory: what is told on it in one event loop arrives in that order."""
+
+    async def ask(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
+        """What it says to each command, in asyncio; None: it is not there."""
+
+    def post(self, commands: tuple[Command, ...]) -> None:
+        """The same without waiting for it."""
+
+    def ask_blocking(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
+        """The same in a thread."""
+
+    async def close(self) -> None:
+        """Give back the connection of this event loop."""
+
+    def close_blocking(self) -> None:
+        """Give back the connections of threads."""
+
+
 class Beat:
     """Start a heartbeat: `renew()` every `every` seconds, up to `until` seconds from now. Result: its `Pulse`."""
 
@@ -230,6 +265,7 @@ Effect: TypeAlias = (
     | TakeBack
     | Aside
     | Recall
+    | Consult
     | Beat
     | Later
     | Invoke

@@ -52,7 +52,7 @@ class Enrolment:
     owner: object = field(repr=False)
     """The `Once` that protects it: a request is claimed by the innermost installation of that one."""
     extract: Callable[[Request], Mapping[str, object] | bytes] | None = None
-    """Chooses what the fingerprint is made of, where the body as a whole is not it (R39)."""
+    """Chooses what the fingerprint is made of, where the body as a whole is not it."""
     blocking: bool = False
     """The handler is a plain `def`."""
     recovery: Recovery = field(init=False)
@@ -74,6 +74,8 @@ class Enrolment:
     locks: Locks = field(init=False, repr=False, compare=False)
     limited: bool = field(init=False, repr=False, compare=False)
     """Whether there can be too many requests, or too old ones."""
+    fronted: bool = field(init=False, repr=False, compare=False)
+    """Whether something is asked before the store."""
     whole: bool = field(init=False, repr=False, compare=False)
     """Whether the fingerprint is of the whole request: then one with the same fingerprint says the same."""
 
@@ -97,6 +99,7 @@ class Enrolment:
             ),
             "seeds": Seeds(policy.secret),
             "locks": Locks(SCHEMA, policy.secret),
+            "fronted": (policy.replay_cache or policy.lock_hint) is not None,
             "whole": self.extract is None and not policy.selection,
             "limited": (policy.max_request_age or policy.max_new_keys_per_second or policy.max_live_keys) is not None,
         }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.core.envelopes import disclose, said_of
 from oncekey.core.errors import ConfigurationError, OncekeyError
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def seal(kept: KeptRequest, secret: bytes | None, about: str) -> bytes:
 
 def unseal(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
     """The request of a stored form."""
+    closed = disclose(stored)
+    if closed is not None:
+        raise UnreadableError(f"the request is {said_of(closed[0])}, which this process does not have")
     mark, rest = stored[:1], stored[1:]
     if mark == _PLAIN:
         return _request(json.loads(rest))

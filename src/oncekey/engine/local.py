@@ -27,7 +27,7 @@ LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""
 
 TAKEN = Refuse(Code.KEY_REUSED)
-"""Another request under the same key is under way: the first one is in the right, whatever becomes of it (C8)."""
+"""Another request under the same key is under way: the first one is in the right, whatever becomes of it."""
 
 BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
 """Somebody holds the lock, and how long for nobody knows: there is no row with a lease (L8)."""
@@ -55,18 +55,18 @@ Entry: TypeAlias = Go | ClaimFirst | Replay | Refuse
 
 def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     """What the lock and the look mean; what the record says holds whether or not the lock was got (L1)."""
-    now, ground = look.snapshot.now, NEW
-    if not look.got or look.snapshot.record is not None:
-        said = word_of(look.snapshot, claim, policy)
-        if said is not None:
-            return said
-        if not look.got:
-            return TAKEN if look.other and _leaves_room(look.snapshot) else BUSY
-        found = ground_for(look.snapshot, claim)
-        if found is None:
-            return ClaimFirst()
-        ground = found
-    record = _as_claimed(claim, ground, now)
+    now = look.snapshot.now
+    if look.got and look.snapshot.record is None:
+        return Go(Proceed(Lease.new(claim, now), None, now), NEW, look.begun)
+    said = word_of(look.snapshot, claim, policy)
+    if said is not None:
+        return said
+    if not look.got:
+        return TAKEN if look.other and _leaves_room(look.snapshot) else BUSY
+    ground = ground_for(look.snapshot, claim)
+    if ground is None:
+        return ClaimFirst()
+    record = as_claimed(claim, ground, now)
     return Go(Proceed(Lease.of(record), record, now, ground.seen), ground, look.begun)
 
 
@@ -183,7 +183,7 @@ def word_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse
             assert_never(ruled)
 
 
-def _as_claimed(claim: Claim, ground: Ground, now: Instant) -> Record:
+def as_claimed(claim: Claim, ground: Ground, now: Instant) -> Record:
     """The record as a claim would have made it, for the handler to know itself by; nobody else ever sees it.
 
     The server's time-outs keep the lease, so there is no heartbeat (L4).

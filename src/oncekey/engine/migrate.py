@@ -9,16 +9,18 @@ from oncekey.core.errors import SchemaError
 from oncekey.core.migrations import Phase
 
 if TYPE_CHECKING:
-    from oncekey.core.migrations import Entry, Migration
+    from oncekey.core.migrations import Applied, Entry, Migration
     from oncekey.flow import Flow
     from oncekey.ports import Schema
 
 
-def check(schema: Schema) -> Flow[None]:
-    """Refuse a store that this version cannot work with."""
-    wrong = migrations.objection(schema.migrations, (yield from schema.applied()))
+def check(schema: Schema) -> Flow[tuple[Applied, ...]]:
+    """Refuse a store that this version cannot work with; else what it has."""
+    applied = yield from schema.applied()
+    wrong = migrations.objection(schema.migrations, applied)
     if wrong is not None:
         raise SchemaError(wrong)
+    return applied
 
 
 def status(schema: Schema) -> Flow[tuple[Entry, ...]]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from oncekey.observe.events import Tell
     from oncekey.ports import Operate, Outbox, Store, Survey
 
-NOT_HERE = "this store lives and dies with its process: operators work on SQLite or PostgreSQL"
+NOT_HERE = "this store has nothing for operators to work with: `oncekey stores` says which have"
 NO_LETTER = "there is no dead letter of this id"
 ORPHAN = (
     "its request is gone, or settled without it, so there is nobody to call for: only `oncekey dlq discard` is left"

@@ -37,6 +37,7 @@ NOT_PHASED = "op.{what} is for effects=PHASED"
 NOT_OUTBOX = "op.defer is for effects=OUTBOX, where a worker makes the call and its result is the response"
 NO_OUTBOX = (
     "op.emit writes a parcel with the business rows, so it is for effects=LOCAL, OUTBOX and, inside of op.phase, PHASED"
+    ", on a store with an outbox (`oncekey stores`)"
 )
 WRONG_ORDER = (
     "put @once.protect(...) directly above the function and below the route decorator: "
@@ -296,7 +297,7 @@ def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:
         seed=run.seed,
         connection=None if run.tx is None else run.tx.connection,
         lost=run.lost,
-        parcels=None if effects is Effects.INLINE else run.parcels,
+        parcels=None if effects is Effects.INLINE or run.store.outbox is None else run.parcels,
         course=run.course,
         deferring=effects is Effects.OUTBOX,
         stepping=stepping,

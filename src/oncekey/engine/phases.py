@@ -116,11 +116,11 @@ class Course:
         )
         course._read_at = course.clock()
         if record.recovery_point != recovery_point(record.memo):
-            course.parked = UNKNOWN_POINT  # a label that this code never wrote: nothing may go on from there (R121)
+            course.parked = UNKNOWN_POINT  # a label that this code never wrote: nothing may go on from there
         return course
 
     def check(self) -> None:
-        """Refuse to begin what nobody may go on with (R121)."""
+        """Refuse to begin what nobody may go on with."""
         if self.parked is not None:
             raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
 
@@ -325,7 +325,7 @@ class Course:
 
 
 def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
-    """Whether an error says that nothing reached the outside; a hook that fails proves nothing (R102)."""
+    """Whether an error says that nothing reached the outside; a hook that fails proves nothing."""
     try:
         return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)
     except Exception as failure:  # noqa: BLE001  (the application's own hook)

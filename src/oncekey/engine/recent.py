@@ -2,8 +2,8 @@
 
 Neither is evidence that a key is free. A hint only chooses which question the store is asked first; a cached answer was
 read from a committed record, and a finished record does not change while it lives. Only an operator's `keys bust` and
-the reaper take one away, so `Policy.replay_cache` bounds how long an answer is given after that. Both are bounded, and
-both belong to one installation in one process.
+the reaper take one away, so the life of `Policy.replay_cache` bounds how long an answer is given after that. Both are
+bounded, and both belong to one installation in one process; `engine.fronts` has the answers that processes share.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oncekey.core.policy import micros
 from oncekey.core.rulings import rule_finished
+from oncekey.observe.events import Consulted, Found
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import Claim, Finished, Instant, Record, RecordId, Refuse, Replay
+    from oncekey.core.model import Claim, Duration, Finished, Instant, Record, RecordId, Refuse, Replay
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import Question
+    from oncekey.engine.effects import Life
+    from oncekey.observe.events import Tell
 
 MOST_HINTS: Final = 10_000
 MOST_BYTES: Final = 32 * 1024 * 1024
@@ -60,12 +62,13 @@ class _Finished(NamedTuple):
 
 
 class Answers:
-    """Finished answers that were read from the store, for routes whose policy has a `replay_cache`."""
+    """Finished answers that were read from the store, in the memory of this process: nothing here is waited for."""
 
-    __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most")
+    __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most", "_tell")
 
-    def __init__(self, boot: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, boot: Callable[[], float], tell: Tell | None = None, *, most_bytes: int = MOST_BYTES) -> None:
         self._boot = boot
+        self._tell = tell
         self._known: dict[RecordId, _Finished] = {}
         self._bytes = 0
         self._most = most_bytes
@@ -74,29 +77,32 @@ class Answers:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, asked: Claim | Question, policy: Policy) -> Replay | Refuse | None:
+    def find(self, asked: Claim | Question, policy: Policy) -> Life[Replay | Refuse | None]:
         """What the record of a key says, if it is known; the same rules read it as if it came from the store."""
+        yield from ()
         found = self._known.get(asked.id)
+        now = self._boot()
+        if self._tell is not None:
+            known = Found.NOTHING if found is None else Found.STALE if now >= found.until else Found.HIT
+            self._tell(Consulted("replay_cache", known))
         if found is None:
             return None
-        now = self._boot()
         if now >= found.until:
-            self.forget(asked.id)
+            yield from self.forget(asked.id)
             return None
         since = int((now - found.read_at) * 1_000_000)
         return rule_finished(found.record, found.now + since, asked.fingerprint, policy)
 
-    def add(self, replay: Replay, policy: Policy) -> None:
-        """Keep an answer that the store has given. The oldest ones make room for it."""
-        if policy.replay_cache is None:
-            return
+    def keep(self, replay: Replay, life: Duration) -> Life[None]:
+        """Keep an answer that the store has given, for so long. The oldest ones make room for it."""
+        yield from ()
         record, now = replay.record, self._boot()
         response = record.response
         size = OVERHEAD + (0 if response is None or response.body is None else len(response.body))
         if size > self._most:
             return
         # The reader's clock may run a little faster than the store's: the record's own end is kept, too.
-        life = min(micros(policy.replay_cache), record.expires_at - replay.now)
+        life = min(life, record.expires_at - replay.now)
         with self._changing:
             if record.id in self._known:
                 return
@@ -105,10 +111,12 @@ class Answers:
             while self._bytes > self._most:
                 self._forget(next(iter(self._known)))
 
-    def forget(self, record_id: RecordId) -> None:
-        """It was busted, or it expired."""
+    def forget(self, record_id: RecordId) -> Life[bool]:
+        """It was busted, or it expired. Always true: it is not given from here any more."""
+        yield from ()
         with self._changing:
             self._forget(record_id)
+        return True
 
     def _forget(self, record_id: RecordId) -> None:
         gone = self._known.pop(record_id, None)

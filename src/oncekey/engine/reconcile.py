@@ -1,4 +1,4 @@
-"""Settling what nobody knows: whoever hears of it, the same move is made, and the first one wins (U2, U3, R145)."""
+"""Settling what nobody knows: whoever hears of it, the same move is made, and the first one wins (U2, U3)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from oncekey.core.audit import Note
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.memo import check_text
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
 from oncekey.core.resolution import Declined, Executed, Undecided, Unexecuted, Verdict, is_about, standing
@@ -174,6 +175,7 @@ def payload_of(store: Store, record: Record) -> Flow[Any]:
     for parcel in (yield from desk_of(store).parcels(record.incarnation)):
         letter = (yield from store.outbox.find_dead_letter(parcel.id)) if parcel.dead else None
         if letter is not None:
+            check_text(letter.parcel.payload)
             return json.loads(letter.parcel.payload)
     return None
 

@@ -121,7 +121,7 @@ def begin_call(
 
 
 def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> Flow[Ended]:
-    """Write down what became of the call; the result first, then the answer with the parcel's end (R127)."""
+    """Write down what became of the call; the result first, then the answer with the parcel's end."""
     match ending:
         case Answered():
             return (yield from _keep(outbox, taken, ending, policy))
@@ -154,7 +154,7 @@ def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> 
 
 
 def fail_message(outbox: Outbox, held: HeldParcel, failed: Failed, policy: Policy) -> Flow[Ended]:
-    """A message that was not delivered: later once more, or to the dead letters (R128)."""
+    """A message that was not delivered: later once more, or to the dead letters."""
     if failed.counted and held.attempts >= policy.outbox_max_attempts:
         return Ended.BURIED if (yield from outbox.bury(held, failed.error[:_ERRORS])) else Ended.LOST
     ours = yield from outbox.again(held, failed.after, failed.error[:_ERRORS], counted=failed.counted)
@@ -162,7 +162,7 @@ def fail_message(outbox: Outbox, held: HeldParcel, failed: Failed, policy: Polic
 
 
 def entry_of(phase: str, answered: Answered, policy: Policy) -> MemoEntry:
-    """The result as the record keeps it: the whole answer, and the provider's own id for it (R127)."""
+    """The result as the record keeps it: the whole answer, and the provider's own id for it."""
     response = answered.response
     kept = {
         "status": response.status,

@@ -29,7 +29,7 @@ LOSSES = 3
 """How many replies may be lost before the outage is reported: each may have been waited for."""
 
 COMMIT_LOST = "commit_reply_lost"
-NO_OUTBOX = "parcels need a store with an outbox: SQLite or PostgreSQL"
+NO_OUTBOX = "parcels need a store with an outbox: `oncekey stores` says which have one"
 
 
 def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from oncekey.core.model import Effects
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import Course
-from oncekey.engine.recent import Answers, Hints
+from oncekey.engine.recent import Hints
 from oncekey.engine.telling import Teller
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncekey.engine.breaker import Breaker
     from oncekey.engine.effects import Life, Pulse, Tx
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.fronts import Beside, Fronts
     from oncekey.engine.local import Go
     from oncekey.observe.events import Tell
     from oncekey.ports import Store
@@ -46,8 +47,8 @@ class Site:
     hints: Hints = field(default_factory=Hints)
     tell: Tell | None = None
     """Tells those who observe; None: nobody does."""
-    answers: Answers | None = None
-    """Finished answers in memory; routes ask for them by `Policy.replay_cache`."""
+    fronts: Fronts | None = None
+    """What stands in front of the store; routes ask for it by `Policy.replay_cache` and `Policy.lock_hint`."""
 
 
 class Asker(Protocol):
@@ -67,6 +68,7 @@ class Run:
 
     __slots__ = (
         "_lock",
+        "asked_at",
         "asker",
         "borrowed",
         "claim",
@@ -74,7 +76,9 @@ class Run:
         "course",
         "enrolment",
         "expires_at",
+        "front",
         "go",
+        "held",
         "lease",
         "lends",
         "limits",
@@ -128,7 +132,14 @@ class Run:
         """Set: LOCAL in one commit. Unset: the record was claimed first."""
         self.lease: Lease | None = None
         self.record: Record | None = None
+        """As it was when it was claimed; there is none of a new key in one commit."""
         self.now: Instant = 0
+        self.asked_at = 0.0
+        """When the store was asked, where something stands in front of it."""
+        self.front: Beside | None = None
+        """What is asked before the store."""
+        self.held: bytes | None = None
+        """Under which name duplicates are told of it without the store, if they are."""
         self.expires_at: Instant | None = None
         """Until when the answer is kept; None while it is not."""
         self.pulse: Pulse | None = None
@@ -141,6 +152,8 @@ class Run:
         self._lock: Lock | None = None
         self.teller: Teller | None = None
         """Tells what becomes of it, where somebody observes."""
+        if enrolment.fronted and not resumed and site.fronts is not None:
+            self.front = site.fronts.of(enrolment)
         if site.tell is not None:
             self.teller = Teller(site.tell, claim, site.clock, resumed=resumed)
 
@@ -158,6 +171,9 @@ class Run:
         self.record, self.now = record, verdict.now
         if self.go is None:
             self.expires_at = lease.expires_at
+        if record is None:
+            self.parcels = Parcels(lease, self.seed)
+            return
         self.seed = record.seed
         self.parcels = Parcels(lease, record.seed)
         # What was begun under other effects goes on with steps, too.

@@ -96,6 +96,8 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
         if tx is not None:
             yield Rollback(tx)
         raise
+    if run.front is not None:
+        yield from run.front.settled(run, settlement if told is None else None)
     if run.parcels.used:
         run.site.wake()
     if told is None and run.go is None:

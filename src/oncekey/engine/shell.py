@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import migrate, request
+from oncekey.engine.fronts import identity_of
 from oncekey.flow import adrive, drive
 from oncekey.ports import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares, Crowds, Shares
 
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 SOON = 0.2
 """Seconds that a request waits for a place before it looks aside: a crowd of quick handlers has moved on by then."""
 
-UNSHARED = "effects={effects} needs a store that shares the application's transactions (SQLite or PostgreSQL)"
+UNSHARED = "effects={effects} needs a store that shares the application's transactions: `oncekey stores` says which do"
+UNOPENED = (
+    "this store shares no transaction with the application, so there is no op.phase, op.connection or once.session: a "
+    "PHASED handler has op.call and op.value here"
+)
 
 
 class Engine:
@@ -38,6 +43,8 @@ class Engine:
     def __init__(self, store: Store, driver: Driver) -> None:
         self.store = store
         self.driver = driver
+        self.identity: bytes | None = None
+        """What tells this installation's tables from all others, once they were checked."""
         self._shares = driver if isinstance(driver, Shares) else None
         # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
         self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
@@ -76,12 +83,12 @@ class Engine:
     def open(self) -> OpenTransaction:
         """Open a business transaction."""
         if self._shares is None:
-            raise ConfigurationError(UNSHARED.format(effects="LOCAL"))
+            raise ConfigurationError(UNOPENED)
         return self._shares.begin()
 
     def check(self) -> None:
         """Refuse a schema that this version cannot work with."""
-        drive(migrate.check(self.store.schema), self.driver.run)
+        self.identity = identity_of(drive(migrate.check(self.store.schema), self.driver.run))
 
     def migrate(self) -> None:
         """Make the tables; on a store that has some, run what older versions can live with."""
@@ -98,6 +105,8 @@ class AsyncEngine:
     def __init__(self, store: Store, driver: AsyncDriver) -> None:
         self.store = store
         self.driver = driver
+        self.identity: bytes | None = None
+        """What tells this installation's tables from all others, once they were checked."""
         self._shares = driver if isinstance(driver, AsyncShares) else None
         # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
         self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
@@ -146,7 +155,7 @@ class AsyncEngine:
     async def open(self) -> AsyncOpenTransaction:
         """Open a business transaction."""
         if self._shares is None:
-            raise ConfigurationError(UNSHARED.format(effects="LOCAL"))
+            raise ConfigurationError(UNOPENED)
         return await self._shares.begin()
 
     @property
@@ -160,7 +169,7 @@ class AsyncEngine:
 
     async def check(self) -> None:
         """Refuse a schema that this version cannot work with."""
-        await adrive(migrate.check(self.store.schema), self.driver.run)
+        self.identity = identity_of(await adrive(migrate.check(self.store.schema), self.driver.run))
 
     async def migrate(self) -> None:
         """Make the tables; on a store that has some, run what older versions can live with."""

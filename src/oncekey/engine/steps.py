@@ -110,7 +110,7 @@ def call(
     given: object,
     result: object = None,
 ) -> Life[Any]:
-    """One outside call: announced, made, and its result written down; never inside a transaction (R131)."""
+    """One outside call: announced, made, and its result written down; never inside a transaction."""
     with course.taking(name, EntryKind.CALL) as stored:
         if stored is not None:
             return course.recalled(stored, result)

@@ -124,8 +124,10 @@ class Teller:
         seconds = self._entered - self._began
         match verdict:
             case Proceed(record=record, now=now, met=met):
-                self._about = About.of(record)  # it may be older than this request
-                how = how_of(met, record)
+                how = How.NEW
+                if record is not None:
+                    self._about = About.of(record)  # it may be older than this request
+                    how = how_of(met, record)
                 after = None if met is None or how is How.NEW else max(0, now - met.last_run_at)
                 self._tell(Reserved(self._about, how, seconds, self._resumed, after))
             case _ if self._resumed:

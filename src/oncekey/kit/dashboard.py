@@ -189,6 +189,12 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
                 },
                 "ops",
             ),
+            Panel(
+                "What is in front of it",
+                "Questions that were asked before the store's, by what was known. What is refused was not ours.",
+                {"{{front}} {{found}}": _rate("fronts_total", of, "front, found")},
+                "ops",
+            ),
         ),
         "What waits": (
             Panel(

@@ -308,6 +308,28 @@ class StoreFailed:
     """The class alone: an error's text may quote what a client sent."""
 
 
+class Found(StrEnum):
+    """What a memory in front of the store knew."""
+
+    HIT = "hit"
+    NOTHING = "miss"
+    STALE = "stale"
+    """What it knows is too old to be believed."""
+    REFUSED = "refused"
+    """What it gave was not what we had put there for this key."""
+    UNAVAILABLE = "unavailable"
+    """It did not answer in time, or has not lately, so that it was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consulted:
+    """What stands in front of the store was asked first; the store decides whatever it does not know."""
+
+    front: str
+    """The setting: `replay_cache` or `lock_hint`."""
+    found: Found
+
+
 Event: TypeAlias = (
     Reserved
     | Replayed
@@ -332,6 +354,7 @@ Event: TypeAlias = (
     | ShortLease
     | Asked
     | StoreFailed
+    | Consulted
 )
 
 Observer: TypeAlias = Callable[[Event], None]
@@ -433,6 +456,7 @@ def counted(event: Event) -> tuple[Count, int] | None:
             | Operated()
             | ShortLease()
             | Asked()
+            | Consulted()
         ):
             return None
         case _:

@@ -21,9 +21,11 @@ from oncekey.observe.events import (
     Beat,
     Buried,
     Bypassed,
+    Consulted,
     Contradicted,
     Delivered,
     Doubted,
+    Found,
     GivenUp,
     LookedUp,
     Messaged,
@@ -76,6 +78,8 @@ def level_of(event: Event) -> int:
             return logging.DEBUG if event.status < HTTPStatus.BAD_REQUEST else logging.WARNING
         case Resolved() | Reaped() | Operated():
             return logging.INFO
+        case Consulted():
+            return logging.WARNING if event.found is Found.REFUSED else logging.DEBUG
         case Beat():
             return logging.INFO if event.leaving else logging.DEBUG
         case Reserved() | Replayed() | TurnedAway() | LookedUp() | Stepped() | Delivered() | Asked():

@@ -36,6 +36,7 @@ from oncekey.observe.events import (
     Beat,
     Buried,
     Bypassed,
+    Consulted,
     Contradicted,
     Count,
     Delivered,
@@ -103,6 +104,7 @@ class OpenTelemetry:
             counter.add(0)  # it is there from the start
         self._requests = meter.create_counter(f"{PREFIX}requests.count", "{request}", "Requests by their outcome")
         self._looks = meter.create_counter(f"{PREFIX}lookups.count", "{request}", "Questions to the status resource")
+        self._fronts = meter.create_counter(f"{PREFIX}fronts.count", "{question}", "Questions before the store's")
         self._messages = meter.create_counter(f"{PREFIX}messages.count", "{message}", "Messages that webhooks answered")
         self._beats = meter.create_counter(f"{PREFIX}heartbeats.count", "{beat}", "Heartbeats of workers")
         self._short = meter.create_counter(f"{PREFIX}short_lease.count", "{warning}", "Leases below twice the p99")
@@ -132,6 +134,8 @@ class OpenTelemetry:
         match event:
             case LookedUp():
                 self._looks.add(1, {"oncekey.outcome": event.outcome.value})
+            case Consulted():
+                self._fronts.add(1, {"oncekey.front": event.front, "oncekey.found": event.found.value})
             case Messaged():
                 self._messages.add(1, {"oncekey.source": event.source, "http.response.status_code": event.status})
             case Beat(leaving=False):
@@ -255,7 +259,7 @@ class Spans:
                 self._span(f"oncekey {fields_of(event)['event']}", event, now, now, failed=bad)
             case LookedUp():
                 self._span("oncekey looked_up", event, now - _nanos(event.seconds), now)
-            case Reaped() | ShortLease() | Beat() | Asked() | StoreFailed():
+            case Reaped() | ShortLease() | Beat() | Asked() | StoreFailed() | Consulted():
                 pass  # metrics tell that, and it is about no request
             case _:
                 assert_never(event)

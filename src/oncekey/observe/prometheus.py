@@ -23,6 +23,7 @@ from oncekey.observe.events import (
     TENANTS,
     Asked,
     Beat,
+    Consulted,
     Count,
     LookedUp,
     Messaged,
@@ -60,6 +61,7 @@ class Prometheus:
         self._counters = {count: Counter(_name(count), MEANING[count], registry=own) for count in Count}
         self._requests = _counter(own, "requests", "Requests by what became of them", "operation", "outcome")
         self._looks = _counter(own, "lookups", "Questions to the status resource by what was answered", "outcome")
+        self._fronts = _counter(own, "fronts", "Questions before the store's, by what was known", "front", "found")
         self._messages = _counter(own, "messages", "Messages of providers by how webhooks answered", "source", "status")
         self._beats = _counter(own, "heartbeats", "Times that workers of this process wrote that they live")
         self._settled = _counter(own, "settled", "Operations by where they ended", "operation", "state", "outcome")
@@ -81,7 +83,7 @@ class Prometheus:
         self._lag = _gauge(own, "outbox_lag_seconds", "How long the oldest parcel is overdue")
         self._up = _gauge(own, "store_up", "Whether the store answered when this page was asked for")
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:  # noqa: PLR0912  (one line for each kind of event)
         """Count an event."""
         count, request, recovery = counted(event), requested(event), recovered(event)
         if count is not None:
@@ -96,6 +98,8 @@ class Prometheus:
                 self._claim.labels(about.operation).observe(event.seconds)
             case LookedUp():
                 self._looks.labels(event.outcome.value).inc()
+            case Consulted():
+                self._fronts.labels(event.front, event.found.value).inc()
             case Messaged():
                 self._messages.labels(event.source, str(event.status)).inc()
             case Beat(leaving=False):

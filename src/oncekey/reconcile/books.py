@@ -11,6 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core import memo
+from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.operate import Search
@@ -122,8 +123,9 @@ def _belief(record: Record, phase: str) -> Belief:
 def _documents(record: Record, phase: str) -> list[Any]:
     """What may hold the amount: the call's own result first, then the answer."""
     results = [entry.result for entry in record.memo if entry.name == phase and record.effects is Effects.PHASED]
-    found: list[Any] = [memo.decode(result) for result in results]
-    body = None if record.response is None else record.response.body
+    found: list[Any] = [memo.decode(result) for result in results if key_of_text(result) is None]
+    response = record.response
+    body = None if response is None or key_of_answer(response) is not None else response.body
     if body:
         with suppress(ValueError):
             found.append(json.loads(body, parse_float=Decimal))

@@ -24,6 +24,7 @@ from oncekey.engine.effects import (
     Begin,
     Call,
     Commit,
+    Consult,
     Drop,
     Flush,
     Interrupted,
@@ -101,6 +102,8 @@ class AsyncRuntime:
                         value = await self.begin(effect)
                     elif type(effect) is Commit:
                         value = await self.commit(effect)
+                    elif type(effect) is Aside:
+                        value = await self.aside(effect)
                     else:
                         value = await self.perform(effect)
                 except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
@@ -172,6 +175,10 @@ class AsyncRuntime:
                 return await self.aside(effect)
             case Recall():
                 return await self.recall(effect)
+            case Consult(wait=False):
+                return effect.line.post(effect.commands)
+            case Consult():
+                return await effect.line.ask(effect.commands)
             case Transaction():
                 return await self._transact(effect)
             case Rest() | TakeBack():
@@ -196,6 +203,9 @@ class AsyncRuntime:
     @staticmethod
     async def call(effect: Call) -> Any:  # noqa: ANN401  (what the application returns)
         """Call the application."""
+        if effect.limit is None:
+            result = effect.fn(*effect.arguments)
+            return await result if inspect.isawaitable(result) else result
         async with asyncio.timeout(effect.limit):
             result = effect.fn(*effect.arguments)
             return await result if inspect.isawaitable(result) else result

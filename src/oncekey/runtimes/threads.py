@@ -25,6 +25,7 @@ from oncekey.engine.effects import (
     Begin,
     Call,
     Commit,
+    Consult,
     Drop,
     Flush,
     Interrupted,
@@ -151,6 +152,8 @@ class ThreadRuntime:
                     return self._transact(effect.flow)
             case Recall():
                 return self._transact(self.engine.store.recall(effect.record_id))
+            case Consult():
+                return effect.line.ask_blocking(effect.commands)
             case Rest() | TakeBack():
                 return None
             case Invoke():

@@ -1,4 +1,4 @@
-"""The audit: lines that are written with the moves they tell about, and outlive the records (R173, ADR 0014)."""
+"""The audit: lines that are written with the moves they tell about, and outlive the records (ADR 0014)."""
 
 from __future__ import annotations
 

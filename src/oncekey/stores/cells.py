@@ -11,41 +11,33 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from oncekey.cells import Look, Page, Seen, Swap
+from oncekey.cells import Look, Seen, Swap
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.core.model import HOUR
+from oncekey.stores.cells_desk import DESK, VITALS, LoggedMoves
+from oncekey.stores.cells_reseal import RESEAL, CellReseal
+from oncekey.stores.cells_upkeep import LOST, ROUNDS, UPKEEP, keep_until, resumable
 from oncekey.stores.keystore import KeyStore
-from oncekey.stores.moves import MOVES, claimed, found, is_resumable, recalled
+from oncekey.stores.moves import MOVES, claimed, found, recalled
+from oncekey.stores.operate import OperateStore
+from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from oncekey.cells import Asking, Place
+    from oncekey.cells import Asking
     from oncekey.core.model import Instant
     from oncekey.flow import Command, Rows
-    from oncekey.stores.moves import Line, Move
-
-ROUNDS: Final = 40
-"""How often a swap is tried. Each time it fails, somebody else has moved the record."""
-GRACE: Final = HOUR
-"""How long after its expiry a line is kept: a look may be old, and clocks are corrected."""
-LOST: Final = "others moved the record each time it was looked at: nothing was written"
+    from oncekey.stores.moves import Move
 
 
 class CellStore(KeyStore):
-    """Records in cells: claims, settlements, heartbeats, and the steps of phased handlers."""
+    """Records in cells: claims, settlements, heartbeats, the steps of phased handlers, sweepers, reapers, operators."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__(_COMMANDS, clock=clock)
-
-
-def keep_until(line: Line | None) -> Instant | None:
-    """From when on a store may forget a line; None: never, because somebody has to end it first."""
-    if line is None:
-        return None
-    plain = line["memo"] is None and line["intent"] is None
-    ended = line["state"] in {"completed", "expired"} or (line["state"] == "failed_retryable" and plain)
-    return line["expires_at"] + GRACE if ended else None
+        self.upkeep = UpkeepStore(self._statements, None)
+        self.operate = OperateStore(self._statements, LoggedMoves(), vitals=VITALS)
+        self.reseal = CellReseal(self._statements)
 
 
 def _find(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
@@ -95,21 +87,6 @@ def _moving(move: Move) -> Callable[..., Asking[Rows]]:
     return ask
 
 
-def _resumable(
-    *, now: Instant | None, after_created: int, after_scope: str, after_key: str, limit: int
-) -> Asking[Rows]:
-    after: Place = (after_created, after_scope, after_key)
-    while True:
-        page: Sequence[Line]
-        page, clock = yield Page(after, limit)
-        at = clock if now is None else now
-        rows = [{**line, "now": at} for line in page if is_resumable(line, at)]
-        if rows or len(page) < limit:
-            return rows
-        last = page[-1]
-        after = (last["created_at"], last["scope"], last["key"])
-
-
 # A driver of cells does not take a statement's rows from its function, but the verbs that lead to them.
 _COMMANDS: Final = cast(
     "Mapping[str, Command]",
@@ -119,6 +96,9 @@ _COMMANDS: Final = cast(
         "recall_all": _recall_all,
         "claim": _claim,
         **{name: _moving(move) for name, move in MOVES.items()},
-        "resumable": _resumable,
+        "resumable": resumable,
+        **UPKEEP,
+        **DESK,
+        **RESEAL,
     },
 )

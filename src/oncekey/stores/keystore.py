@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from oncekey.core.audit import Note
     from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Record, Settlement
     from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
-    from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Reconcile, Schema, Survey, Upkeep
+    from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Reconcile, Reseal, Schema, Survey, Upkeep
 
 STATEMENTS: tuple[str, ...] = (
     "find",
@@ -70,6 +70,9 @@ class KeyStore:
     `clock` gives every instant in tests that own time; without it the store's own clock does.
     """
 
+    resolution: Duration = 1
+    """The step of the store's clock; a coarser one than microseconds wants longer leases."""
+
     def __init__(
         self,
         commands: Mapping[str, Command],
@@ -85,6 +88,7 @@ class KeyStore:
         self.operate: Operate | None = None
         self.survey: Survey | None = None
         self.reconcile: Reconcile | None = None
+        self.reseal: Reseal | None = None
         self._statements = Statements(commands, clock)
         self._statements.require(STATEMENTS)
         self.phases: Phases = PhaseStore(self._statements)
@@ -158,7 +162,9 @@ class KeyStore:
     @property
     def _parcels(self) -> Outbox:
         if self.outbox is None:
-            raise ConfigurationError("effects=OUTBOX needs a store with an outbox: SQLite or PostgreSQL")
+            raise ConfigurationError(
+                "effects=OUTBOX needs a store with an outbox: `oncekey stores` says which have one"
+            )
         return self.outbox
 
     def _find(self, record_id: RecordId) -> Steps[Snapshot]:
@@ -183,7 +189,7 @@ class KeyStore:
         rows = yield self._statements.say("claim", claim_params(claim), form=form)
         if rows:
             return _ours_first(rows, claim)
-        # The row was committed by somebody else after our snapshot was taken (E6), or is not all there is of
+        # The row was committed by somebody else after our snapshot was taken, or is not all there is of
         # the record: look again.
         return (yield from self._find(claim.id))
 

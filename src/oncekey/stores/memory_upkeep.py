@@ -59,10 +59,6 @@ def drop_unclaimed(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa
     return []
 
 
-def abandon(table: Table, *, now: Instant, **answer: Any) -> Rows:  # noqa: ARG001  (nothing is pending)
-    return []
-
-
 def live_keys(table: Table, *, now: Instant, scope: str, limit: int) -> Rows:
     live = [
         line
@@ -176,7 +172,6 @@ UPKEEP: Mapping[str, Command] = MappingProxyType(
         "purge_kept": purge_kept,
         "mark_expired": mark_expired,
         "drop_unclaimed": drop_unclaimed,
-        "abandon": abandon,
         "live_keys": live_keys,
     }
 )

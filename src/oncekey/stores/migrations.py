@@ -1,7 +1,8 @@
 """The migrations of a SQL store: numbered files in the package, and the table that remembers them.
 
 `ledger.sql` of a store's package has titled blocks: `table` makes the table that remembers, `applied` reads it,
-`record` adds a line, and `lock` lets one migrator in at a time where a transaction alone does not.
+`record` adds a line, and `lock` lets one migrator in at a time where a transaction alone does not. `unlock` lets the
+next one in, where a lock does not end with its transaction.
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ class SqlSchema:
     def _migrate(self, migration: Migration) -> Steps[bool]:
         if "lock" in self._ledger:
             yield Statement("migration_lock", self._ledger["lock"])
+        ran = yield from self._alone(migration)
+        if "unlock" in self._ledger:
+            yield Statement("migration_unlock", self._ledger["unlock"])
+        return ran
+
+    def _alone(self, migration: Migration) -> Steps[bool]:
         yield from self._execute("migration_table", self._ledger["table"])
         there = yield from self._applied()
         wrong = changed((migration,), there)
@@ -118,7 +125,8 @@ def _line(migration: Migration) -> dict[str, Value]:
 
 
 def _applied_of(row: Row) -> Applied:
-    return Applied(int(row["number"]), Phase(row["phase"]), row["name"], row["checksum"])
+    at = int(row["applied_at"])
+    return Applied(int(row["number"]), Phase(row["phase"]), row["name"], row["checksum"], applied_at=at)
 
 
 def _filled(text: str, values: dict[str, Value]) -> str:

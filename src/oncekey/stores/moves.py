@@ -46,6 +46,8 @@ class Move:
     writes: Writes
     fits: Callable[[Line, Line], bool] = lambda _line, _given: True
     """What else of the line the parameters have to match, such as the memo that the owner has seen."""
+    proof: Proof | None = None
+    """What is compared, where its rows rest on a parcel as well; None: what they say."""
 
     def apply(self, line: Line | None, now: Instant, given: Line) -> Moved | None:
         """The line after the move, its version one up; None: refused, and nothing may be written."""
@@ -60,7 +62,7 @@ class Move:
         return Moved(None if changed is None else {**line, **changed, "version": line["version"] + 1})
 
     def _proven(self, line: Line, given: Line) -> bool:
-        if self.rows[0].proof is Proof.OWNER:
+        if (self.proof or self.rows[0].proof) is Proof.OWNER:
             return bool((line["incarnation"], line["fence"]) == (given["incarnation"], given["fence"]))
         return bool((line["incarnation"], line["version"]) == (given["seen_incarnation"], given["seen_version"]))
 
@@ -222,6 +224,71 @@ def _mark(_: Line, __: Instant, ___: Line) -> Line:
     return {"state": "expired"}
 
 
+def _longer(line: Line, now: Instant) -> Line:
+    """A record that can be gone on with is not parked again before somebody could."""
+    return {"expires_at": max(line["expires_at"], now + line["ttl"])}
+
+
+def _result_by_hand(line: Line, now: Instant, given: Line) -> Line:
+    told = {"memo": given["memo"], "recovery_point": given["recovery_point"], "intent": None}
+    return {**told, **_longer(line, now), "state": "failed_retryable", "reconcile_after": None}
+
+
+def _replace(line: Line, now: Instant, given: Line) -> Line:
+    return {**_result_by_hand(line, now, given), "fence": line["fence"] + 1}
+
+
+def _unexecuted(line: Line, now: Instant, _: Line) -> Line:
+    kept = {} if line["memo"] is None else _longer(line, now)
+    return {**kept, "state": "failed_retryable", "intent": None, "reconcile_after": None}
+
+
+def _pend(line: Line, _: Instant, given: Line) -> Line:
+    return {"state": "pending", "reconcile_after": None, "intent": None if given["forget"] else line["intent"]}
+
+
+def _take_up(line: Line, now: Instant, given: Line) -> Line:
+    there = None if line["intent"] is None else json.loads(line["intent"])
+    repeatable = None if given["repeatable"] is None else now + given["repeatable"]
+    intent = {
+        **{name: given[name] for name in ("phase", "downstream_key", "digest", "sends")},
+        "first_sent_at": now if there is None else there["first_sent_at"],
+        "send_by": now + given["send_window"],
+        "repeatable_until": repeatable if there is None else there["repeatable_until"],
+    }
+    return {
+        "state": "in_progress",
+        "fence": line["fence"] + 1,
+        "owner": given["owner"],
+        "lease_until": None,
+        "last_error": None,
+        "intent": json.dumps(intent) if line["memo"] is None else None,
+    }
+
+
+def _postpone(line: Line, _: Instant, given: Line) -> Line:
+    intent = None if given["unsent"] else line["intent"]
+    return {**_FREE, "state": "pending", "last_error": given["error"], "intent": intent}
+
+
+def _abandon(line: Line, now: Instant, given: Line) -> Line:
+    return {**_complete(line, now, given), "expires_at": now + given["kept"]}
+
+
+def _bust(line: Line, now: Instant, given: Line) -> Line:
+    answer = dict.fromkeys(name for name in BLANK if name.startswith("response_"))
+    return {
+        **answer,
+        **({} if line["memo"] is None else _longer(line, now)),
+        "state": "failed_retryable",
+        "outcome": None,
+        "fence": line["fence"] + 1,
+        "finished_at": None,
+        "recovery_point": given["recovery_point"],
+        "last_error": given["last_error"],
+    }
+
+
 def _same_memo(line: Line, given: Line) -> bool:
     """The memo is compared whole: a resolver may have added a result without a new fence (row 20)."""
     return bool(line["memo"] == given["seen_memo"])
@@ -238,7 +305,7 @@ def _next_send(line: Line, given: Line) -> bool:
 
 
 def _rows(*numbers: int, trigger: Trigger | None = None) -> tuple[Row, ...]:
-    rows = (row for row in ROWS if row.number in numbers and row.proof in (Proof.OWNER, Proof.VERSION))
+    rows = (row for row in ROWS if row.number in numbers and row.proof is not Proof.NO_ROW)
     return tuple(row for row in rows if trigger in (None, row.trigger))
 
 
@@ -262,6 +329,16 @@ MOVES: Mapping[str, Move] = MappingProxyType(
         "expire_begun": Move(_rows(18), _doubt),
         "mark": Move(_rows(29), _mark),
         "purge": Move(_rows(30), _gone),
+        "take_up": Move(_rows(24), _take_up, proof=Proof.VERSION),
+        "park_record": Move(_rows(25, 27), _doubt, proof=Proof.VERSION),
+        "pend": Move(_rows(26), _postpone, proof=Proof.OWNER),
+        "abandon": Move(_rows(28), _abandon),
+        "operator_answer": Move(_rows(19), _complete),
+        "operator_result": Move(_rows(20), _result_by_hand),
+        "operator_replace": Move(_rows(34), _replace),
+        "operator_unexecuted": Move(_rows(21), _unexecuted),
+        "operator_pend": Move(_rows(22), _pend),
+        "operator_bust": Move(_rows(32), _bust),
     }
 )
 """Every move of a store of requests, by the name of its statement."""

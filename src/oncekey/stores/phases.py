@@ -148,11 +148,12 @@ class PhaseStore:
         memo: tuple[MemoEntry, ...],
         params: dict[str, Value],
     ) -> Steps[Snapshot | None]:
+        text = memo_text(memo)
         said: dict[str, Value] = {
             **owner_proof(lease),
             **params,
-            "seen_memo": memo_text(seen),
-            "memo": memo_text(memo),
+            "seen_memo": text if seen is memo else memo_text(seen),
+            "memo": text,
             "recovery_point": recovery_point(memo),
         }
         rows = yield self._statements.say(name, said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -25,8 +26,10 @@ class _Part:
         return text
 
 
-def load(package: str, *names: str) -> dict[str, str]:
+def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]:
     """The statements of a store's package, by their names; `queries.sql` if no file is named.
+
+    What several stores are told in the same words is in the files of the same names in the package `shared`.
 
     A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files. One
     titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
@@ -35,8 +38,7 @@ def load(package: str, *names: str) -> dict[str, str]:
     statements: dict[str, str] = {}
     parts: dict[str, _Part] = {}
     for name in names or ("queries.sql",):
-        text = files(package).joinpath(name).read_text("utf-8")
-        _, *found = _TITLE.split(text)
+        _, *found = _TITLE.split("\n".join(_texts(name, shared, package)))
         for kind, title, asks, body in zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True):
             whole = body.strip().rstrip(";")
             if kind == "part":
@@ -44,6 +46,15 @@ def load(package: str, *names: str) -> dict[str, str]:
             else:
                 statements[title] = whole
     return {name: _whole(text, parts) for name, text in statements.items()}
+
+
+def _texts(name: str, shared: str | None, package: str) -> Iterator[str]:
+    """The file of a name, or both where the shared package has one, too."""
+    places = [files(one).joinpath(name) for one in (shared, package) if one is not None]
+    there = [place for place in places if place.is_file()]
+    if not there:
+        raise FileNotFoundError(f"{package} has no {name}")
+    yield from (place.read_text("utf-8") for place in there)
 
 
 def _whole(text: str, parts: dict[str, _Part]) -> str:

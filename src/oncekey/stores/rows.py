@@ -11,7 +11,7 @@ from uuid import UUID
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
-    RESPONSE_SCHEMA,
+    SEALED_SCHEMA,
     Effects,
     EntryKind,
     Finished,
@@ -232,8 +232,8 @@ def _type_alone(line: tuple[bytes, bytes]) -> str:
 
 
 def _response(row: Row) -> StoredResponse:
-    if row["response_schema"] > RESPONSE_SCHEMA:
-        raise _unreadable(row, LATER.format(found=row["response_schema"], known=RESPONSE_SCHEMA))
+    if row["response_schema"] > SEALED_SCHEMA:
+        raise _unreadable(row, LATER.format(found=row["response_schema"], known=SEALED_SCHEMA))
     body = row["response_body"]
     return StoredResponse(
         status=row["response_status"],
@@ -259,7 +259,7 @@ def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
     """Finished steps in order; none at all is NULL, which is how statements tell a plain record from a begun one."""
     if not memo:
         return None
-    return json.dumps([_entry_list(entry) for entry in memo], ensure_ascii=False)
+    return _ENCODED([_entry_list(entry) for entry in memo])
 
 
 def _entry_list(entry: MemoEntry) -> list[str | bool]:
@@ -270,7 +270,7 @@ def _entry_list(entry: MemoEntry) -> list[str | bool]:
 def memo_of(text: str | None) -> tuple[MemoEntry, ...]:
     """The steps of a stored memo."""
     entries = json.loads(text) if text else []
-    return tuple(MemoEntry(name, EntryKind(kind), result, *by_hand) for name, kind, result, *by_hand in entries)
+    return tuple([MemoEntry(name, _KINDS.get(kind) or EntryKind(kind), *rest) for name, kind, *rest in entries])
 
 
 def row_text(*values: str | bytes | int | None) -> str:
@@ -320,7 +320,9 @@ def _tell(text: str) -> None:
 
 def _uuid(value: object) -> UUID:
     # A driver may hand back its own UUID class: equal values must be equal records.
-    return value if type(value) is UUID else UUID(str(value))
+    if type(value) is UUID:
+        return value
+    return UUID(int=value.int) if isinstance(value, UUID) else UUID(str(value))
 
 
 # A look into a table costs no call; what is not in it is said by the slow way.
@@ -328,3 +330,5 @@ _EFFECTS: Final = {one.value: one for one in Effects}
 _RECOVERIES: Final = {one.value: one for one in Recovery}
 _STATES: Final = {one.value: one for one in State}
 _OUTCOMES: Final = {one.value: one for one in Outcome}
+_KINDS: Final = {one.value: one for one in EntryKind}
+_ENCODED: Final = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one for every call

@@ -50,7 +50,8 @@ class Statements:
         """One that may travel in the message of a BEGIN or a COMMIT; `told` names its form as text."""
         text = self._commands[told]
         assert isinstance(text, str)
-        params.setdefault("now", self.instant)
+        if "now" not in params:
+            params["now"] = None if self._clock is None else self._clock()
         proven = None if proof is None else self._commands[proof]
         return Statement(name, self._commands[name], params, folds=True, told=text, proof=proven)
 

@@ -162,7 +162,8 @@ class SurveyStore:
             entries = tuple(entry_of(row) for row in rows)
             if len(rows) >= limit:
                 return Lines(entries, int(rows[-1]["id"]))
-            edge = yield self._statements.say("notes_edge", {"before": params["before"], "looked": looked})
+            place: dict[str, Value] = {"before": params["before"], "looked": looked, "skipped": looked - 1}
+            edge = yield self._statements.say("notes_edge", place)
             return Lines(entries, int(edge[0]["id"]) if edge else None)
 
         return (yield from said(Transaction("latest_notes", Mode.READ, body)))
@@ -192,6 +193,7 @@ def _walking(wanted: Walk, limit: int, before: Place, looked: int) -> dict[str, 
         "stale": wanted.stale,
         "limit": limit,
         "looked": looked,
+        "skipped": looked - 1,
         "before_at": at,
         "before_scope": scope,
         "before_key": key,

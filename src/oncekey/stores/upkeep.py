@@ -219,11 +219,18 @@ class UpkeepStore:
             yield from self._audit.noting((noting(seen),))
 
     def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
-        """One statement, and another one for the lines of the audit."""
-        mover = ending.mover
+        """One statement, and another one for the lines of the audit.
+
+        Where a statement cannot move rows and tell which, it only finds and locks them, and one more moves those.
+        """
+        mover, moves = ending.mover, f"{name}_found"
+        apart = self._statements.has(moves)
 
         def body() -> Steps[Gone]:
             rows = yield self._statements.say(name, _due_params(due, limit, after))
+            if rows and apart:
+                found = [{"scope": row["scope"], "key": row["key"]} for row in rows]
+                yield self._statements.say(moves, {"found": json.dumps(found)})
             if mover is not None and self._audit is not None:
                 yield from self._audit.noting([ending.note(row, mover) for row in rows])
             if not rows:
@@ -231,7 +238,8 @@ class UpkeepStore:
             last = max((row["expires_at"], row["scope"], row["key"]) for row in rows)
             return Gone(len(rows), len(rows) >= limit, Place(*last), int(rows[0]["now"]))
 
-        return (yield from said(Transaction(name, Mode.SINGLE if mover is None else Mode.ATOMIC, body)))
+        mode = Mode.SINGLE if mover is None and not apart else Mode.ATOMIC
+        return (yield from said(Transaction(name, mode, body)))
 
     def _page(self, name: str, params: dict[str, Value], at: Instant | None, after: Record | None) -> Flow[Page]:
         since: dict[str, Value] = {

@@ -28,3 +28,13 @@ SQLITE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "vital_ttl": ("shortest_ttl", "longest_call"),
     }
 )
+
+MARIADB: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "vital_clock": ("now",),
+        "vital_indexes": ("name", "on_table"),
+        "vital_server": ("Variable_name", "Value"),
+        "vital_cluster": ("Variable_name", "Value"),
+        "vital_ttl": ("shortest_ttl", "longest_call"),
+    }
+)

@@ -1,5 +1,5 @@
 """What tests of stores, drivers and applications stand on; shipped, and with no dependency of its own."""
 
-from oncekey.testing.operation import operation, sync_operation
+from oncekey.testing.operations import operation, sync_operation
 
 __all__ = ["operation", "sync_operation"]

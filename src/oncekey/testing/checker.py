@@ -39,9 +39,9 @@ class Rule(StrEnum):
     KEPT = "S11 kept until expiry"
     ONE_RUNNER = "S12 one runner under a lock"
     EMPTY_HANDS = "S13 who waits holds nothing"
-    PROGRESS = "L1 progress after heal"
-    EMPTY = "L2 the outbox is empty after heal"
-    TRUTH = "L3 the record tells the truth"
+    PROGRESS = "S14 progress after heal"
+    EMPTY = "S15 the outbox is empty after heal"
+    TRUTH = "S16 the record tells the truth"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _PROOFS: Final[Mapping[transitions.Proof, Proof | None]] = {
 
 
 def _edges() -> Mapping[Edge, tuple[tuple[Fence, Proof | None], ...]]:
-    """Edge -> what may become of the fence under which proof; drawn from TRANSITIONS itself (R78)."""
+    """Edge -> what may become of the fence under which proof; drawn from TRANSITIONS itself."""
     edges: dict[Edge, tuple[tuple[Fence, Proof | None], ...]] = defaultdict(tuple)
     for row in ROWS:
         anew = row.source is not None and "incarnation" in row.sets

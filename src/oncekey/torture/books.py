@@ -9,6 +9,7 @@ from uuid import uuid4
 from oncekey.core.errors import ConfigurationError
 from oncekey.demo.speaking import speaker_for
 from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.queries import load
 from oncekey.stores.sqlite import SqliteStore
@@ -93,5 +94,9 @@ def _dialect(engine: AsyncEngine) -> str:
             return "sql/sqlite.sql"
         case PostgresStore():
             return "sql/postgres.sql"
+        case MariadbStore():
+            return "sql/mariadb.sql"
         case _:
-            raise ConfigurationError("torture needs SQLite or PostgreSQL: what is only in memory cannot survive")
+            raise ConfigurationError(
+                "torture needs SQLite, PostgreSQL or MariaDB: what is only in memory cannot survive"
+            )

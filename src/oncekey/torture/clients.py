@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ROUTES: Final[Mapping[str, int]] = {"/orders": 2, "/bookings": 2, "/payments": 4, "/transfers": 2, "/notifications": 2}
 """Where requests go, and how often compared with each other."""
+UNSHARED: Final = ("/payments", "/notifications")
+"""Those of a store that shares no transaction with the application."""
 _LOCAL: Final = frozenset({"/orders", "/bookings"})
 FAULTS: Final = (
     Fault.DROP_AFTER.value,
@@ -67,6 +69,8 @@ class Clients:
     seed: int
     scope: str
     ports: Callable[[], Sequence[int]]
+    routes: Sequence[str] = tuple(ROUTES)
+    """Where they send to."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when no new key is to be begun."""
     operations: list[Operation] = field(default_factory=list)
@@ -81,7 +85,7 @@ class Clients:
         count = 0
         while not self.over.is_set() and len(self.wishes) < MOST_KEYS:
             count += 1
-            wish = draw(f"torture-{self.seed}-{number:02}-{count:06}", chance)
+            wish = draw(f"torture-{self.seed}-{number:02}-{count:06}", chance, self.routes)
             self.wishes[wish.key] = wish
             await self._pursue(wish, chance)
 
@@ -154,9 +158,9 @@ class Clients:
         return "answer" if kind is Kind.OK else code if code in _FINAL else None
 
 
-def draw(key: str, chance: Random) -> Wish:
+def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wish:
     """A wish by chance."""
-    route = chance.choices(tuple(ROUTES), tuple(ROUTES.values()))[0]
+    route = chance.choices(routes, [ROUTES[one] for one in routes])[0]
     recognises = route != "/notifications" and chance.random() < 0.7  # noqa: PLR2004  (a share)
     declines = route not in _LOCAL and chance.random() < 0.06  # noqa: PLR2004
     wanted = Wanted(key, chance.randint(1, 1_000_000), recognises, declines)

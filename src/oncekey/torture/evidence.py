@@ -12,10 +12,11 @@ from typing import Final as FinalName
 from oncekey.core.model import State
 from oncekey.demo.outbound import ask
 from oncekey.testing.history import Effect, Final, History, Kind, Operation, Write
+from oncekey.torture.books import Books
 
 if TYPE_CHECKING:
     from oncekey.flow import Row
-    from oncekey.torture.books import Books
+    from oncekey.torture.cell_books import CellBooks
     from oncekey.torture.clients import Clients, Wish
 
 ROW: FinalName = "business row"
@@ -73,6 +74,8 @@ class Evidence:
     """Key -> downstream key -> how often it was delivered."""
     parcels: Sequence[Row]
     dead_letters: Sequence[Row]
+    shares: bool = True
+    """Whether the store shares the application's transactions: else there are neither rows nor messages."""
 
     def history(self) -> History:
         """As the checker reads it. A life that has an answer is the last one of its key: nothing expires in a run."""
@@ -93,7 +96,9 @@ class Evidence:
     def _operation(self, op: Operation) -> Operation:
         if op.kind is not Kind.OK:
             return op
-        return replace(op, incarnation=self._life(op.key), promises=PROMISES[self.wishes[op.key].route])
+        meant = PROMISES[self.wishes[op.key].route]
+        promises = meant if self.shares else tuple(one for one in meant if one != ROW)
+        return replace(op, incarnation=self._life(op.key), promises=promises)
 
     def _final(self, one: Kept) -> Final:
         place = (self.scope, one.key, one.incarnation)
@@ -103,7 +108,7 @@ class Evidence:
         return self.records[key].incarnation if key in self.records else None
 
 
-async def gather(clients: Clients, books: Books, provider: str) -> Evidence:
+async def gather(clients: Clients, books: Books | CellBooks, provider: str) -> Evidence:
     """Read everything."""
     labels, scope = clients.labels, clients.scope
     charges: dict[str, list[Charge]] = defaultdict(list)
@@ -129,6 +134,7 @@ async def gather(clients: Clients, books: Books, provider: str) -> Evidence:
         deliveries=deliveries,
         parcels=await books.read("parcels", scope=scope),
         dead_letters=await books.read("dead_letters", scope=scope),
+        shares=isinstance(books, Books),
     )
 
 

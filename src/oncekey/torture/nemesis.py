@@ -61,16 +61,16 @@ class Nemesis:
     """Strikes until it is cancelled; `heal` undoes what it left behind."""
 
     def __init__(
-        self, seed: int, servers: Sequence[Child], workers: Sequence[Child], provider: str, proxy: Proxy | None
+        self, seed: int, servers: Sequence[Child], workers: Sequence[Child], provider: str, proxies: Sequence[Proxy]
     ) -> None:
         self.done: Counter[Trouble] = Counter()
         self._chance = Random(f"{seed}/nemesis")  # noqa: S311  (a schedule, no secret)
         self._servers = servers
         self._workers = workers
         self._provider = provider
-        self._proxy = proxy
+        self._proxies = proxies
         self._going: set[asyncio.Task[None]] = set()
-        self._choices = [kind for kind in Trouble if proxy is not None or kind not in NETWORK]
+        self._choices = [kind for kind in Trouble if proxies or kind not in NETWORK]
         self._strikes: Mapping[Trouble, Callable[[], Awaitable[bool]]] = {
             Trouble.KILL_SERVER: lambda: self._kill(self._servers),
             Trouble.KILL_WORKER: lambda: self._kill(self._workers),
@@ -98,8 +98,8 @@ class Nemesis:
         for task in self._going:
             task.cancel()
         await asyncio.gather(*self._going, return_exceptions=True)
-        if self._proxy is not None:
-            self._proxy.calm()
+        for proxy in self._proxies:
+            proxy.calm()
         await ask("DELETE", f"{self._provider}/faults")
         for child in (*self._servers, *self._workers):
             if child.paused:
@@ -143,20 +143,21 @@ class Nemesis:
         return True
 
     async def _lose(self, loss: Loss) -> bool:
-        assert self._proxy is not None
-        self._proxy.lose(loss)
+        for proxy in self._proxies:
+            proxy.lose(loss)
         return True
 
     async def _cut(self) -> bool:
-        assert self._proxy is not None
-        self._proxy.cut()
+        for proxy in self._proxies:
+            proxy.cut()
         return True
 
     async def _silence(self) -> bool:
-        assert self._proxy is not None
-        self._proxy.hold()
+        for proxy in self._proxies:
+            proxy.hold()
         try:
             await asyncio.sleep(LEASE * 1.2)
         finally:
-            self._proxy.calm()
+            for proxy in self._proxies:
+                proxy.calm()
         return True

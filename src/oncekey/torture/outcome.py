@@ -64,12 +64,11 @@ class Outcome:
         *,
         told: Counter[str],
         faults: Counter[Trouble],
-        lost: Counter[Loss] | None,
+        lost: Counter[Loss],
         seconds: float,
     ) -> Self:
         """The figures of what was gathered."""
         bad = list(dict.fromkeys(finding.key for finding in findings))[:SHOWN]
-        commits = lost or Counter[Loss]()
         return cls(
             plan=plan,
             seconds=seconds,
@@ -79,7 +78,7 @@ class Outcome:
             faults={kind.value: count for kind, count in faults.most_common()},
             crashes=sum(faults[kind] for kind in _CRASHES),
             pauses=sum(faults[kind] for kind in _PAUSES),
-            ambiguous_commits=commits[Loss.COMMIT_REPLY] + commits[Loss.COMMIT_REQUEST],
+            ambiguous_commits=lost[Loss.COMMIT_REPLY] + lost[Loss.COMMIT_REQUEST],
             resumed=_resumed(evidence),
             delivered_again=sum(n - 1 for names in evidence.deliveries.values() for n in names.values()),
             states=dict(Counter(record.state.value for record in evidence.records.values()).most_common()),

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.wire import Kind, understand
+from oncekey.wire import Kind, declared, understand
 
 SHOP: Final = "oncekey.torture.service"
 SHORTEST: Final = 1.0
@@ -45,30 +45,54 @@ class Plan:
             raise ConfigurationError(
                 "memory: ends with its process, so there is nothing to torture: use SQLite or more"
             )
-        if kind is Kind.POSTGRES and self.database is None:
+        if kind is Kind.POSTGRES and not self.databases:
             raise ConfigurationError(
                 "torture is for a PostgreSQL on this machine, reached by TCP: postgresql://user@127.0.0.1:5432/scratch"
             )
+        if kind is Kind.MARIADB and not self.databases:
+            raise ConfigurationError(
+                "torture is for a MariaDB on this machine, reached by TCP: mariadb://user@127.0.0.1:3306/scratch"
+            )
+
+        if kind is Kind.DYNAMODB and not self._emulated:
+            raise ConfigurationError(
+                "torture is for an emulator on this machine: dynamodb://any/scratch?endpoint=http://127.0.0.1:8000"
+            )
 
     @property
-    def database(self) -> tuple[str, int] | None:
-        """Where PostgreSQL listens on this machine; None if the store is a file, or elsewhere."""
-        try:
-            parts = urlsplit(self.store)
-            host, port = parts.hostname, parts.port or 5432
-        except ValueError:
-            return None
-        local = host == "localhost" or (host is not None and _is_loopback(host))
-        elsewhere = any(word.startswith(("host=", "hostaddr=")) for word in parts.query.split("&"))
-        return (host, port) if host is not None and local and not elsewhere else None
+    def _emulated(self) -> bool:
+        """Whether DynamoDB is an emulator on this machine."""
+        host = urlsplit(dict(understand(self.store).options)["endpoint"]).hostname
+        return host is not None and (host == "localhost" or _is_loopback(host))
 
-    def through(self, port: int) -> str:
-        """The store's URL through a proxy; without encryption, because the proxy looks for the word COMMIT."""
+    @property
+    def shares(self) -> bool:
+        """Whether the store shares the application's transactions: only then there are all routes and all faults."""
+        return declared(understand(self.store).kind).store().outbox is not None
+
+    @property
+    def databases(self) -> tuple[tuple[str, int], ...]:
+        """Where the server listens on this machine, host by host; none if the store is a file, or one is elsewhere."""
+        parts = urlsplit(self.store)
+        usual = 3306 if self.mariadb else 5432
+        found = [_host_and_port(place, usual) for place in parts.netloc.rpartition("@")[2].split(",")]
+        elsewhere = any(word.startswith(("host=", "hostaddr=", "unix_socket=")) for word in parts.query.split("&"))
+        places = tuple(place for place in found if place is not None)
+        return places if len(places) == len(found) and not elsewhere else ()
+
+    def through(self, *ports: int) -> str:
+        """The store's URL through proxies; without encryption, because a proxy looks for the word COMMIT."""
         parts = urlsplit(self.store)
         account = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
-        options = [word for word in parts.query.split("&") if word and not word.startswith("sslmode=")]
-        query = "&".join([*options, "sslmode=disable"])
-        return parts._replace(netloc=f"{account}127.0.0.1:{port}", query=query).geturl()
+        options = [word for word in parts.query.split("&") if word and not word.startswith("ssl")]
+        query = "&".join(options if self.mariadb else [*options, "sslmode=disable"])
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return parts._replace(netloc=f"{account}{hosts}", query=query).geturl()
+
+    @property
+    def mariadb(self) -> bool:
+        """Whether the server speaks MySQL's protocol."""
+        return understand(self.store).kind is Kind.MARIADB
 
     @property
     def file(self) -> Path | None:
@@ -104,6 +128,16 @@ class Plan:
         ]
         words += ["--servers", str(self.servers), "--workers", str(self.workers), "--clients", str(self.clients)]
         return shlex.join(words)
+
+
+def _host_and_port(place: str, usual: int) -> tuple[str, int] | None:
+    """Where one host of an address is; None if that is no place on this machine."""
+    try:
+        parts = urlsplit(f"//{place}")
+        host, port = parts.hostname, parts.port or usual
+    except ValueError:
+        return None
+    return (host, port) if host == "localhost" or (host is not None and _is_loopback(host)) else None
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,6 +1,6 @@
-"""A TCP relay between the run's processes and PostgreSQL, which loses, holds and cuts on demand.
+"""A TCP relay between the run's processes and their database, which loses, holds and cuts on demand.
 
-It knows two things of the protocol: the word COMMIT in a request, and the byte that says a reply is whole.
+It knows two things of the protocol: the word COMMIT in a request, and what says that a reply is whole.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
@@ -20,6 +21,32 @@ _COMMIT: Final = re.compile(rb"\bCOMMIT\b")
 """The word alone: a transaction begins with READ COMMITTED."""
 _DONE: Final = b"Z\x00\x00\x00\x05"
 """ReadyForQuery: the server has done what was asked."""
+
+_MORE: Final = 8
+"""SERVER_MORE_RESULTS_EXISTS."""
+
+
+def answered_postgres(reply: bytes) -> bool:
+    """Whether PostgreSQL has answered all."""
+    return _DONE in reply
+
+
+def answered_mysql(reply: bytes) -> bool:
+    """Whether MariaDB has: the last packet is an error, or says OK and that nothing follows."""
+    last = b""
+    while reply:
+        size = int.from_bytes(reply[:3], "little")
+        if len(reply) < size + 4:
+            return False
+        last, reply = reply[4 : 4 + size], reply[4 + size :]
+    if last[:1] == b"\xff":
+        return True
+    if last[:1] != b"\0":
+        return False
+    at = 1
+    for _ in range(2):  # how many rows, and the last number that was given: both as long as their first byte says
+        at += {0xFC: 3, 0xFD: 4, 0xFE: 9}.get(last[at], 1) if at < len(last) else 1
+    return not int.from_bytes(last[at : at + 2], "little") & _MORE
 
 
 class Loss(StrEnum):
@@ -37,8 +64,9 @@ class Loss(StrEnum):
 class Proxy:
     """Relays connections from `port` on loopback; use it as an asynchronous context manager."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, is_whole: Callable[[bytes], bool] = answered_postgres) -> None:
         self.port = 0
+        self._is_whole = is_whole
         self.lost: Counter[Loss] = Counter()
         self._target = (host, port)
         self._armed: list[Loss] = []
@@ -126,7 +154,7 @@ class Proxy:
                 continue
             dropped += chunk
             # A statement is prepared before it is executed, and that reply is not yet the end of anything.
-            if link.loss is Loss.ANY_REPLY or _DONE in dropped:
+            if link.loss is Loss.ANY_REPLY or self._is_whole(dropped):
                 self.lost[link.loss] += 1
                 link.end()
                 return

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import ConfigurationError, SchemaError
 from oncekey.torture.books import Books
-from oncekey.torture.clients import Clients
+from oncekey.torture.cell_books import CellBooks
+from oncekey.torture.clients import ROUTES, UNSHARED, Clients
 from oncekey.torture.evidence import gather
 from oncekey.torture.nemesis import Nemesis
 from oncekey.torture.outcome import Outcome, Stage
 from oncekey.torture.processes import Child, ProviderProcess, Server
-from oncekey.torture.proxy import Proxy
+from oncekey.torture.proxy import Loss, Proxy, answered_mysql, answered_postgres
 from oncekey.torture.settings import Settings
 from oncekey.torture.verdict import judge, stuck
 from oncekey.wire import aconnect
@@ -61,7 +63,7 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-torture-")))
         watch(Look(Stage.STARTING, 0, 0, 0, 0))
         engine = await stack.enter_async_context(_engine(plan))
-        books = Books(lambda: engine)
+        books = Books(lambda: engine) if plan.shares else CellBooks(engine)
         await _claim_store(plan, engine, books)
         run = await stack.enter_async_context(_Run.started(plan, folder, watch))
         await run.trouble()
@@ -75,7 +77,7 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
             [*judge(evidence), *stuck(run.stuck)],
             told=run.clients.told,
             faults=run.nemesis.done,
-            lost=run.proxy.lost if run.proxy is not None else None,
+            lost=sum((proxy.lost for proxy in run.proxies), Counter[Loss]()),
             seconds=time.monotonic() - begun,
         )
         if outcome.clean and not plan.keep:
@@ -86,7 +88,7 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
     return outcome
 
 
-async def _claim_store(plan: Plan, engine: AsyncEngine, books: Books) -> None:
+async def _claim_store(plan: Plan, engine: AsyncEngine, books: Books | CellBooks) -> None:
     """Make sure that the store is nobody else's, and make our tables in it."""
     with suppress(SchemaError):  # there is nothing yet
         counted = (await books.read("foreign"))[0]
@@ -111,11 +113,13 @@ async def _engine(plan: Plan) -> AsyncIterator[AsyncEngine]:
 class _Run:
     """The processes, the clients and the nemesis of one run."""
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, provider: ProviderProcess, proxy: Proxy | None) -> None:
-        store = plan.direct if proxy is None else plan.through(proxy.port)
+    def __init__(
+        self, plan: Plan, folder: Path, watch: Watch, provider: ProviderProcess, proxies: Sequence[Proxy]
+    ) -> None:
+        store = plan.through(*(proxy.port for proxy in proxies)) if proxies else plan.direct
         self.settings = Settings(store, provider.url, plan.tenant)
         self.provider = provider
-        self.proxy = proxy
+        self.proxies = proxies
         self.stuck: dict[str, str] = {}
         self._plan = plan
         self._watch = watch
@@ -123,8 +127,10 @@ class _Run:
         self._servers = [Server(f"server-{n + 1}", folder, surroundings, plan.shop) for n in range(plan.servers)]
         work = ("worker", "--app", f"{plan.shop}:once")
         self._workers = [Child(f"worker-{n + 1}", folder, surroundings, *work) for n in range(plan.workers)]
-        self.clients = Clients(plan.seed, self.settings.scope, lambda: [server.port for server in self._servers])
-        self.nemesis = Nemesis(plan.seed, self._servers, self._workers, provider.url, proxy)
+        ports = lambda: [server.port for server in self._servers]  # noqa: E731
+        routes = tuple(ROUTES) if plan.shares else UNSHARED
+        self.clients = Clients(plan.seed, self.settings.scope, ports, routes)
+        self.nemesis = Nemesis(plan.seed, self._servers, self._workers, provider.url, proxies)
 
     @classmethod
     @asynccontextmanager
@@ -134,11 +140,10 @@ class _Run:
             provider = ProviderProcess(folder, Settings(plan.direct, "-", plan.tenant).environment())
             stack.push_async_callback(provider.kill)
             await provider.start()
-            proxy = None
-            if plan.file is None:
-                assert plan.database is not None
-                proxy = await stack.enter_async_context(Proxy(*plan.database))
-            run = cls(plan, folder, watch, provider, proxy)
+            places = plan.databases if plan.file is None and plan.shares else ()
+            is_whole = answered_mysql if plan.mariadb else answered_postgres
+            proxies = [await stack.enter_async_context(Proxy(*place, is_whole=is_whole)) for place in places]
+            run = cls(plan, folder, watch, provider, proxies)
             for child in run._children:
                 stack.push_async_callback(child.kill)
             await asyncio.gather(*(child.start() for child in run._children))
@@ -171,13 +176,13 @@ class _Run:
                 task.cancel()
             await asyncio.gather(striking, *sending, return_exceptions=True)
 
-    async def finish(self, books: Books) -> None:
+    async def finish(self, books: Books | CellBooks) -> None:
         """First the workers alone: what a client has left behind must end without it. Then everybody comes back."""
         self.stuck = await self._drained(books)
         await self._ask_again()
         await self._drained(books)
 
-    async def _drained(self, books: Books) -> dict[str, str]:
+    async def _drained(self, books: Books | CellBooks) -> dict[str, str]:
         """Wait for the workers; what they have not done in time, by its key."""
         deadline = time.monotonic() + FINISHING
         while True:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.core.scope import bound_scope
 from oncekey.engine.enrolment import NO_NAMESPACE
+from oncekey.starting import STEPS
+from oncekey.wire import declared, understand
 
 LEASE: Final = 1.0
 CALL_TIMEOUT: Final = 0.8
@@ -46,6 +49,12 @@ class Settings:
     def scope(self) -> str:
         """The scope that the keys of this run have in the store."""
         return bound_scope(POLICY.bind_to, POLICY.namespace or NO_NAMESPACE, self.tenant)
+
+
+def policy_for(store: str) -> Policy:
+    """The policy of a run; where the store's clock goes by seconds, leases are as long as they have to be."""
+    least = STEPS * declared(understand(store).kind).store().resolution / SECOND
+    return POLICY.override(lease=max(LEASE, least))
 
 
 POLICY: Final = Policy().override(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 from typing import Any, Final
+from uuid import uuid4
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,7 +19,8 @@ from oncekey.once import Once
 from oncekey.topics import Message, Reply
 from oncekey.torture.books import Books
 from oncekey.torture.provider import UncertainError, Wanted, charge
-from oncekey.torture.settings import POLICY, Settings
+from oncekey.torture.settings import Settings, policy_for
+from oncekey.wire import declared, understand
 
 RECEIPT: Final = "torture.receipt"
 TRANSFER: Final = "torture.transfer"
@@ -43,19 +45,12 @@ class Shop:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.once = Once(settings.store, policy=POLICY)
+        self.once = Once(settings.store, policy=policy_for(settings.store))
         self.books = Books(self.once.asynchronous)
         self._provider = settings.provider
-        self._add_topics()
+        shares = declared(understand(settings.store).kind).store().outbox is not None
         self.app = Starlette(
-            routes=[
-                Route("/orders", self._local("/orders", "torture.order", emits=True), methods=["POST"]),
-                Route("/bookings", self._local("/bookings", "torture.booking", emits=False, **WAITS), methods=["POST"]),
-                Route("/payments", self._payments(), methods=["POST"]),
-                Route("/transfers", self._transfers(), methods=["POST"]),
-                Route("/notifications", self._notifications(), methods=["POST"]),
-                Route("/healthz", _healthz),
-            ],
+            routes=[*(self._all() if shares else self._unshared()), Route("/healthz", _healthz)],
             exception_handlers={
                 NotExecuted: _not_executed,
                 UncertainError: _uncertain,
@@ -65,6 +60,41 @@ class Shop:
             lifespan=self.once.lifespan,
         )
         self.once.install(self.app, tenant=lambda _: settings.tenant)
+
+    def _all(self) -> list[Route]:
+        self._add_topics()
+        return [
+            Route("/orders", self._local("/orders", "torture.order", emits=True), methods=["POST"]),
+            Route("/bookings", self._local("/bookings", "torture.booking", emits=False, **WAITS), methods=["POST"]),
+            Route("/payments", self._payments(), methods=["POST"]),
+            Route("/transfers", self._transfers(), methods=["POST"]),
+            Route("/notifications", self._notifications(), methods=["POST"]),
+        ]
+
+    def _unshared(self) -> list[Route]:
+        """What a store has that shares no transaction: calls, and no phases."""
+        return [
+            Route("/payments", self._calls(), methods=["POST"]),
+            Route("/notifications", self._notifications(), methods=["POST"]),
+        ]
+
+    def _calls(self) -> Any:  # noqa: ANN401
+        @self.once.protect(effects=PHASED, operation="torture.payment", low_stakes=True)
+        async def payment(request: Request, op: Operation) -> Response:
+            wanted = Wanted.of(await request.json())
+
+            async def pay(downstream_key: str) -> str:
+                return await charge(self._provider, wanted, downstream_key, request.headers.get(FAULT))
+
+            made = await op.value("made", lambda: uuid4().hex)
+            await _trouble(request)
+            try:
+                paid = await op.call("charged", pay, repeatable=wanted.recognises, given=wanted.data())
+            except Rejected:
+                return JSONResponse({"declined": made, "attempt": op.attempt}, HTTPStatus.PAYMENT_REQUIRED)
+            return JSONResponse({"id": made, "charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
+
+        return payment
 
     def _local(self, path: str, operation: str, *, emits: bool, **policy: Any) -> Any:  # noqa: ANN401  (an endpoint)
         """What emits nothing is committed in the message of its record, where the store has such a message."""
@@ -118,7 +148,7 @@ class Shop:
         return transfer
 
     def _notifications(self) -> Any:  # noqa: ANN401
-        @self.once.protect(effects=INLINE, operation="torture.notification")
+        @self.once.protect(effects=INLINE, operation="torture.notification", low_stakes=True)
         async def notify(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
             try:

@@ -1,6 +1,6 @@
 """The verdict: the shipped checker over each kind of effects, and what only a whole run can show.
 
-Outbox (S9), money (S10), a provider's truth against ours (L3), and that nothing is left undone (L1, L2).
+Outbox (S9), money (S10), a provider's truth against ours (S16), and that nothing is left undone (S14, S15).
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def story_of(evidence: Evidence, key: str) -> tuple[str, ...]:
 def _outbox(evidence: Evidence) -> Iterator[Finding]:
     """Committed is delivered: every message of a committed request arrived, and none of a request that was not."""
     rule = Rule.OUTBOX
+    if not evidence.shares:
+        return
     for key, wish in evidence.wishes.items():
         record, names = evidence.records.get(key), evidence.deliveries.get(key, {})
         due = wish.route in _EMITTING and record is not None and record.status == _CREATED

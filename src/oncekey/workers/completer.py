@@ -1,4 +1,4 @@
-"""The completer: goes on with phased requests whose server died, or that handed their work back (H7, R120).
+"""The completer: goes on with phased requests whose server died, or that handed their work back (H7).
 
 It takes nothing over by itself. It sends the kept request through the application, where the same claim, the same
 handler and the same settlement do what they would do for the client's own retry.

@@ -1,13 +1,13 @@
-"""The reaper: removes what has expired, in batches, and never what somebody may still have to settle (R156-R174).
+"""The reaper: removes what has expired, in batches, and never what somebody may still have to settle.
 
 Deleting cannot be undone. So it goes only by clocks that agree, after a grace: an instant of the store's is compared
 with the host's clocks, and the statement that deletes goes by that instant or by an earlier one. Finished records, the
 ordinary case, are never read: one statement finds, locks, deletes and notes a batch. What was never finished is looked
 at one by one, behind them.
 
-Requests come first. A batch is as large as the store can do in a moment (`core.batching`), so that nobody has to wait
-behind it for long. After each the reaper rests at least as long as that took; and longer, up to three times, the slower
-the store has become, because then it has others to serve.
+Requests come first. A batch is as large as the store can do in a moment (`core.batching`), and a moment is about what a
+request takes, so that whoever comes beside it hardly notices. After each the reaper rests half as long again as that
+took; and longer, up to three times as long, the slower the store has become, because then it has others to serve.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ log = logging.getLogger("oncekey.worker")
 
 SMALLEST: Final = 10
 """A batch of so few that times out is an outage, and no batch too large."""
-LEAST: Final = 500
+LEAST: Final = 200
 """However slow the store is, a batch has so many: fewer would cost as much, and keep it busy for longer."""
-FIRST: Final = 1000
+FIRST: Final = 200
 """How many records the first batch has, at most."""
-MOMENT: Final = SECOND // 40
-"""How long a batch should take."""
+MOMENT: Final = SECOND // 250
+"""How long a batch should take: about as long as a request beside it."""
+REST: Final = 1.5
+"""A reaper rests so many times as long as its last batch took, if the store is as fast as of late."""
 LONGEST_REST: Final = 3
 """A reaper rests at most so many times as long as its last batch took: it has to keep up with new keys all the same."""
 MEMORY: Final = 20
@@ -64,19 +66,21 @@ MEMORY: Final = 20
 
 @dataclass(slots=True)
 class Rests:
-    """How long to rest after a batch: as long as it took, and longer if a record took longer than of late."""
+    """How long to rest after a batch: in proportion to it, and longer if a record took longer than of late."""
 
     usual: float | None = None
     """How long a record took of late."""
+    least: float = REST
+    """At least so many times as long as the batch took."""
 
     def after(self, took: Duration, moved: int) -> float:
         """The seconds to rest."""
         if moved <= 0 or took <= 0:
-            return took / SECOND
+            return self.least * took / SECOND
         each = took / moved
         usual = each if self.usual is None else self.usual
         self.usual = usual + (each - usual) / MEMORY
-        return min(LONGEST_REST, max(1.0, each / usual)) * took / SECOND
+        return min(LONGEST_REST, self.least * max(1.0, each / usual)) * took / SECOND
 
 
 class Reaper:
@@ -98,6 +102,7 @@ class Reaper:
         tell: Tell | None = None,
         moment: Duration = MOMENT,
         least: int = LEAST,
+        rest: float = REST,
     ) -> None:
         self._store = store
         self._audit = audit
@@ -110,6 +115,7 @@ class Reaper:
         self._mover = Mover(Actor.REAPER, who or this_process())
         self._bounds = Bounds(min(least, policy.reap_batch), policy.reap_batch, moment)
         self._batch = min(FIRST, policy.reap_batch)
+        self._rest = rest
         self._observed = tell
         self._stopped = False
         self.failed = 0
@@ -171,7 +177,7 @@ class Reaper:
     ) -> bool:
         """Batch by batch, each by an instant that was compared with the host's clocks; False as above."""
         mover = self._mover if self._policy.audit else None
-        after, rests = START, Rests()
+        after, rests = START, Rests(least=self._rest)
         while not self._stopped:
             due = Expired(age, now - age, soft=self._retention.soft, trusted_for=self._watch.trusted_for)
             began, size = self._clock(), self._batch

@@ -1,4 +1,4 @@
-"""The reconciler: asks about what nobody knows, and applies what was heard of it in the meantime (R135-R145).
+"""The reconciler: asks about what nobody knows, and applies what was heard of it in the meantime.
 
 It moves nothing by itself: what a resolver answers is settled by the same move as a webhook's or an operator's word.
 """
@@ -296,7 +296,7 @@ class Reconciler:
         return Answer(said, asked)
 
     async def _later(self, record: Record, why: str) -> None:
-        """Ask again, ever more slowly, and at last no more: from then on it is an operator's (R138, row 23)."""
+        """Ask again, ever more slowly, and at last no more: from then on it is an operator's (row 23)."""
         last = record.reconcile_tries + 1 >= self._policy.reconcile_max_tries
         reason = f"{EXHAUSTED}: {why}" if last else why
 

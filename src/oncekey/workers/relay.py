@@ -28,8 +28,9 @@ from oncekey.boottime import boottime
 from oncekey.core.backoff import Backoff
 from oncekey.core.batching import Bounds, Worked
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
+from oncekey.core.envelopes import is_sealed, key_of_text, said_of
 from oncekey.core.errors import NotExecuted, Rejected, ResultNotStorableError, StoreError
-from oncekey.core.model import ParcelKind
+from oncekey.core.model import MINUTE, ParcelKind
 from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
@@ -74,6 +75,10 @@ DECLINED: Final = 422
 """The status of a `Rejected` whose value is no `Reply`."""
 BURIALS: Final = frozenset({Ended.PARKED, Ended.BURIED, Ended.ORPHANED})
 FAILURES: Final = BURIALS | {Ended.POSTPONED}
+UNOPENED: Final = "sealed"
+"""The error code of a parcel whose key is not there."""
+UNOPENED_WAITS: Final = MINUTE
+"""How long it waits for a worker that has it."""
 _MICROS: Final = 1_000_000
 
 
@@ -294,7 +299,7 @@ class Relay:
         """Deliver an ordinary message whose function awaits nothing, without a coroutine. False: `_work` goes on."""
         held = parcel.held
         name = held.parcel.topic
-        if parcel.careful or not self._is_prompt(name):
+        if parcel.careful or not self._is_prompt(name) or is_sealed(held.parcel.payload):
             return False
         try:
             self._final(call_at_once(self._topics[name], message_of(held)))
@@ -308,7 +313,9 @@ class Relay:
         held = parcel.held
         ended: Ended | None = None
         try:
-            if held.parcel.kind is ParcelKind.DEFER:
+            if is_sealed(held.parcel.payload):
+                ended = await self._unopened(held)
+            elif held.parcel.kind is ParcelKind.DEFER:
                 self._lend_a_hand()  # also for the time that the store takes
                 ended = await self._deferred(held)
             else:
@@ -394,6 +401,17 @@ class Relay:
             return
         for one in delivered:
             self._over(one, Ended.DELIVERED if one.held.parcel.id in done else Ended.LOST)
+
+    async def _unopened(self, held: HeldParcel) -> Ended:
+        """Let a parcel wait for a worker that has its key: it is no fault of the parcel's, and no attempt."""
+        log.error(
+            "relay: parcel %s of topic %s waits: it is %s, which this process does not have (Once(seal=...))",
+            held.parcel.id,
+            held.parcel.topic,
+            said_of(key_of_text(held.parcel.payload) or "?"),
+        )
+        waiting = self._outbox.again(held, UNOPENED_WAITS, UNOPENED, counted=False)
+        return Ended.POSTPONED if await self._drive(waiting) else Ended.LOST
 
     async def _message(self, held: HeldParcel, error: Exception | None) -> Ended | None:
         """Deliver a message, or write down the error of a call that was made. None: it has to be acknowledged."""

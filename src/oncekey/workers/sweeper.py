@@ -1,4 +1,4 @@
-"""The sweeper: finds records whose owner did not come back, and moves them where their own effects say (R146-R155).
+"""The sweeper: finds records whose owner did not come back, and moves them where their own effects say.
 
 It runs no handler. A record that may run again becomes retryable, for its client or a completer to go on with; one
 that may not becomes unknown, for a resolver. A live owner renews its lease, so it is never found.
@@ -73,7 +73,7 @@ class Sweeper:
         self.failed = 0
         """Looks that were broken off, because a clock or this process's own leases are wrong."""
         self.counts: Counter[tuple[str, State]] = Counter()
-        """Keys that were moved, by operation and by where to: each is a crash (R150)."""
+        """Keys that were moved, by operation and by where to: each is a crash."""
         seconds = policy.sweep_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
 

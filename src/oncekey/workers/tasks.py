@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oncekey.topics import Topics
     from oncekey.workers.service import Task
 
-NO_OUTBOX = "topics need a store with an outbox: SQLite or PostgreSQL"
+NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which have one"
 
 
 class Application(Served, Protocol):

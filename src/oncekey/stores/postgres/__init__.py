@@ -13,6 +13,7 @@ from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
 from oncekey.stores.queries import load
 from oncekey.stores.reconcile import ReconcileStore
+from oncekey.stores.reseal import ResealStore
 from oncekey.stores.survey import SurveyStore
 from oncekey.stores.upkeep import NotingUpkeepStore
 from oncekey.stores.vitals import POSTGRES
@@ -32,6 +33,7 @@ FILES = (
     "console.sql",
     "reconcile.sql",
     "doctor.sql",
+    "reseal.sql",
     "locks.sql",
 )
 
@@ -52,4 +54,5 @@ class PostgresStore(KeyStore):
         self.reconcile = ReconcileStore(self._statements, self.audit)
         self.operate = OperateStore(self._statements, self.audit, vitals=POSTGRES)
         self.survey = SurveyStore(self._statements)
+        self.reseal = ResealStore(self._statements)
         self.locks = LockStore(self._statements, lambda: self.outbox)

@@ -42,7 +42,8 @@ SELECT (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database
 SELECT name, setting AS value
 FROM pg_settings
 WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'transaction_timeout',
-               'autovacuum', 'track_counts', 'default_transaction_isolation', 'default_transaction_read_only')
+               'autovacuum', 'track_counts', 'default_transaction_isolation', 'default_transaction_read_only',
+               'in_hot_standby', 'synchronous_standby_names')
 ORDER BY name;
 
 -- name: vital_ttl

@@ -17,7 +17,7 @@ CREATE TABLE IF NOT EXISTS oncekey.migration (
 );
 
 -- name: applied
-SELECT number, phase, name, checksum FROM oncekey.migration ORDER BY number;
+SELECT number, phase, name, checksum, applied_at FROM oncekey.migration ORDER BY number;
 
 -- name: record
 INSERT INTO oncekey.migration (number, phase, name, checksum, applied_at)

@@ -1,5 +1,5 @@
 -- What oncekey says to PostgreSQL: one block per statement. Every one is served by record_pkey (scope, key).
--- `:now` is NULL outside of tests: clock_timestamp(), because now() stands still in a transaction (E9).
+-- `:now` is NULL outside of tests: clock_timestamp(), because now() stands still in a transaction.
 -- {durable} makes the commit durable whatever the server's default is, inside the statement's own transaction.
 -- Statements run at READ COMMITTED; a serialisation failure under another default is said again by the driver.
 --

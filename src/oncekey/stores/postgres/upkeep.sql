@@ -185,14 +185,14 @@ SET state = 'completed', outcome = :outcome, version = record.version + 1, owner
     response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
     last_error = NULL, finished_at = clock.now, recovery_point = 'finished', expires_at = clock.now + :kept::bigint,
-    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+    memo_version = CASE WHEN seen.memo IS NULL THEN 0 ELSE record.version + 1 END
 FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND seen.scope = record.scope AND seen.key = record.key
   AND record.state = 'pending' AND record.expires_at <= clock.now
 RETURNING clock.now, {hot}, record.memo_version,
-    seen.memo, seen.intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, seen.reconcile_tries
+    seen.memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, seen.reconcile_tries
 ), {kept}, {emptied}
 SELECT written.* FROM written;
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from oncekey.cells import Seen
+from oncekey.cells import Index, Seen, indexed, place_of
 from oncekey.core.model import Effects, State
 from oncekey.testing.clock import START
 from oncekey.testing.contract.walking import line_of, records
@@ -29,9 +29,12 @@ BYTES = bytes(range(256)) + b"\x00"
 
 def _lines(count: int = 1, state: State = State.IN_PROGRESS) -> list[dict[str, Any]]:
     """Lines of different keys, each with all that a phased record can have."""
-    phased = [one for one in records(START) if one.state is state and one.effects is Effects.PHASED and one.intent]
+    phased = [one for one in records(START) if one.state is state and one.effects is Effects.PHASED]
+    phased.sort(key=lambda one: one.intent is None)
     odd = {"seed": BYTES, "request": BYTES, "operation": "é \u2028 'x'", "ttl": 1 << 62}
-    return [{**line_of(one), **odd, "created_at": number} for number, one in enumerate(phased[:count])]
+    return [
+        {**line_of(one), **odd, "created_at": number, "expires_at": number} for number, one in enumerate(phased[:count])
+    ]
 
 
 def _seen(line: Mapping[str, Any]) -> Seen:
@@ -44,6 +47,19 @@ def _put(cells: Cells, seen: Seen | None, line: Mapping[str, Any]) -> bool:
 
 def _look(cells: Cells, line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return cells.look(line["scope"], line["key"])[0]
+
+
+def _all(cells: Cells, index: Index) -> list[Mapping[str, Any]]:
+    """Every line of an index, read three at a time."""
+    after: Place = (-1, "", "")
+    found: list[Mapping[str, Any]] = []
+    while True:
+        page, _ = cells.page(index, after, 3)
+        assert len(page) <= 3  # noqa: PLR2004  (as asked)
+        found += page
+        if len(page) < 3:  # noqa: PLR2004
+            return found
+        after = place_of(page[-1])
 
 
 def _crowd(cells: Cells, seen: Seen | None, line: Mapping[str, Any], size: int = 8) -> list[str]:
@@ -114,7 +130,7 @@ class CellsContract:
         assert _put(cells, None, line)
 
     def test_keys_and_scopes_are_compared_byte_by_byte(self, cells: Cells) -> None:
-        """Neither case, nor padding, nor normal form, nor where the scope ends makes two keys one (R30)."""
+        """Neither case, nor padding, nor normal form, nor where the scope ends makes two keys one."""
         names = [
             ("s", "a"),
             ("s", "A"),
@@ -133,7 +149,7 @@ class CellsContract:
             assert cells.look(scope, key)[0] == {**line, "scope": scope, "key": key}
 
     def test_of_many_swaps_one_is_written(self, cells: Cells) -> None:
-        """Everybody has seen the same line, or none (R50)."""
+        """Everybody has seen the same line, or none."""
         there, new = _lines(2)
         assert _put(cells, None, there)
         for seen, line in ((_seen(there), there), (None, new)):
@@ -142,21 +158,28 @@ class CellsContract:
             assert after is not None
             assert won == [after["owner"]]
 
-    def test_a_page_has_what_is_unfinished_oldest_first(self, cells: Cells) -> None:
-        """From behind a place on, no more than asked for, and nothing that is done."""
-        lines, done = _lines(7), _lines(1, State.UNKNOWN)
-        for line in (*reversed(lines), *done):
+    def test_a_page_has_the_lines_of_its_index_in_order(self, cells: Cells) -> None:
+        """From behind a place on, no more than asked for, and no line of another index."""
+        lines = [line for state in State for line in _lines(7, state)]
+        lines += [{**line, "state": "roll", "key": f"{line['key']} worker"} for line in _lines(3)]
+        for line in reversed(lines):
             assert _put(cells, None, line)
-        after: Place = (-1, "", "")
-        found: list[Mapping[str, Any]] = []
-        for _ in range(len(lines)):
-            page, _ = cells.page(after, 3)
-            assert len(page) <= 3  # noqa: PLR2004  (as asked)
-            if not page:
-                break
-            found += page
-            after = (page[-1]["created_at"], page[-1]["scope"], page[-1]["key"])
-        assert found == lines
+        for index in Index:
+            meant = [line for line in lines if (where := indexed(line)) is not None and where[0] is index]
+            assert meant, index
+            assert _all(cells, index) == sorted(meant, key=place_of), index
+
+    def test_a_line_is_on_the_page_of_what_it_is_now(self, cells: Cells) -> None:
+        """It leaves the page of what it was, and goes from all of them when it is removed."""
+        (line,) = _lines()
+        there: Mapping[str, Any] | None = None
+        for version, state in enumerate((*State, None), line["version"]):
+            after = None if state is None else {**line, "state": state.value, "version": version}
+            seen = None if there is None else _seen(there)
+            assert cells.swap(line["scope"], line["key"], seen, after, None)
+            where = None if after is None else indexed(after)
+            assert [index for index in Index if _all(cells, index)] == ([] if where is None else [where[0]]), state
+            there = after
 
     def test_the_clock_goes_on(self, cells: Cells) -> None:
         """It counts microseconds, and does not go back."""

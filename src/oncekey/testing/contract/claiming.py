@@ -35,7 +35,7 @@ class Claiming:
         assert snapshot.now == world.clock.now
 
     def test_the_first_claim_stores_everything_it_says(self, world: World) -> None:
-        """Every field, and the instants by the store's clock (R56, R61)."""
+        """Every field, and the instants by the store's clock."""
         claim, now = a_claim(), world.clock.now
 
         verdict = world.begin(claim)
@@ -108,7 +108,7 @@ class Claiming:
         assert world.record(claim.id).version == 1
 
     def test_a_duplicate_waits_and_changes_nothing(self, world: World) -> None:
-        """In flight is in flight until the lease is over (R50)."""
+        """In flight is in flight until the lease is over."""
         claim = a_claim()
         world.owned(claim)
         before = world.record(claim.id)
@@ -121,7 +121,7 @@ class Claiming:
         assert world.record(claim.id) == before
 
     def test_another_request_under_the_same_key_is_told_so_in_every_state(self, world: World) -> None:
-        """The fingerprint comes first, whatever the record is doing, and nothing is written (R38, C8)."""
+        """The fingerprint comes first, whatever the record is doing, and nothing is written."""
         for state in (State.IN_PROGRESS, State.COMPLETED, State.FAILED_RETRYABLE, State.UNKNOWN):
             for wait in (0, LEASE, DEADLINE):
                 standing = stand(world, state)
@@ -134,7 +134,7 @@ class Claiming:
                 assert world.record(standing.claim.id) == before, (state, wait)
 
     def test_scopes_and_keys_do_not_meet(self, world: World) -> None:
-        """The same key of another tenant is another key, and the border cannot be shifted (R62)."""
+        """The same key of another tenant is another key, and the border cannot be shifted."""
         claim = a_claim("order-1")
         strangers = [
             replace(claim.id, scope="shop|tenant-2"),
@@ -149,7 +149,7 @@ class Claiming:
             world.owned(again(claim, id=record_id))
 
     def test_a_row_that_appears_before_our_insert_wins(self, world: World) -> None:
-        """The insert finds it and reads it; no error (R62, R63, R64, R65)."""
+        """The insert finds it and reads it; no error."""
         claim = a_claim()
         world.before("claim", lambda: world.owned(again(claim)))
 
@@ -160,7 +160,7 @@ class Claiming:
         assert world.record(claim.id).version == 1
 
     def test_a_row_that_vanishes_before_our_swap_is_claimed_anew(self, world: World) -> None:
-        """Its owner took it back while we looked (R65)."""
+        """Its owner took it back while we looked."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)

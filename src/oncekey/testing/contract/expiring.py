@@ -119,7 +119,7 @@ class Expiring:
         assert (taken.incarnation, taken.fence) == (local.claim.incarnation, 2)
 
     def test_another_request_does_not_get_an_unfinished_key_by_waiting(self, world: World) -> None:
-        """A different body is refused a day later too (R38, F3)."""
+        """A different body is refused a day later too (F3)."""
         for state in (State.IN_PROGRESS, State.UNKNOWN):
             standing = stand(world, state)
             world.advance(2 * TTL)

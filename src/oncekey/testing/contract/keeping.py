@@ -96,7 +96,7 @@ class Keeping:
                 assert world.record(claim.id).incarnation == claim.incarnation
 
     def test_long_names_fit(self, world: World) -> None:
-        """Paths, operations, methods and errors of any sensible length, without an error (R118)."""
+        """Paths, operations, methods and errors of any sensible length, without an error."""
         claim = a_claim(path="/" + "päth/" * 800, operation="o" * 500, method="VERSION-CONTROL")
         lease = world.owned(claim)
         world.settle(lease, Doubtful("x" * 5000))
@@ -118,6 +118,7 @@ class Keeping:
         begun = world.go(request.begin(world.unclocked, claim, Policy()))
         assert isinstance(begun, Proceed)
         record, lease = begun.record, begun.lease
+        assert record is not None
         assert abs(record.created_at - time.time_ns() // 1000) < HOUR
         assert record.last_run_at == record.created_at
         assert lease.lease_until == record.created_at + claim.lease

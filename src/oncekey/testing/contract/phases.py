@@ -42,7 +42,7 @@ class Stepping:
     """A finished phase is stored with its rows, by its owner, once."""
 
     def test_a_finished_phase_moves_the_memo_the_recovery_point_and_the_lease(self, world: World) -> None:
-        """In one write; everything else stays (5, R114)."""
+        """In one write; everything else stays (5)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
         assert before.recovery_point == STARTED
@@ -103,7 +103,7 @@ class Stepping:
             assert world.record(claim.id) == before
 
     def test_the_recovery_point_goes_from_start_to_finish(self, world: World) -> None:
-        """Step by step, and it is finished with its answer (R114)."""
+        """Step by step, and it is finished with its answer."""
         claim, lease = announced(world)
         points = [world.record(claim.id).recovery_point]
         assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)) is not None
@@ -233,7 +233,7 @@ class Announcing:
         assert world.go(world.store.phases.announce(lease, (), (), REPEATABLE)) is None
 
     def test_a_first_announcement_is_taken_back_and_the_record_goes_on(self, world: World) -> None:
-        """What was provably never sent leaves no doubt (33, R100, ADR 0011)."""
+        """What was provably never sent leaves no doubt (33, ADR 0011)."""
         for losses in (0, 1, 3):
             claim, lease = announced(world)
             before = world.record(claim.id)

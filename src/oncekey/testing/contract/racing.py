@@ -23,25 +23,25 @@ ROUNDS = 20
 
 
 class Racing:
-    """One statement decides, so one caller wins (R50, R62)."""
+    """One statement decides, so one caller wins."""
 
     def test_a_crowd_on_a_new_key(self, world: World) -> None:
-        """64 threads, one execution (R59, R62)."""
+        """64 threads, one execution."""
         claim = a_claim()
         verdicts = at_once([lambda: world.begin(again(claim))] * CROWD)
 
         winner = only_winner(verdicts)
         record = world.record(claim.id)
-        assert (record.owner, record.fence, record.version) == (winner.record.owner, 1, 1)
+        assert (record.owner, record.fence, record.version) == (winner.lease.owner, 1, 1)
 
     def test_two_claimers_again_and_again(self, world: World) -> None:
-        """Each round has one winner (R50)."""
+        """Each round has one winner."""
         for _ in range(ROUNDS):
             claim = a_claim()
             only_winner(at_once([partial(world.begin, again(claim)), partial(world.begin, again(claim))]))
 
     def test_a_crowd_of_retries_after_a_failure(self, world: World) -> None:
-        """Ten retries, one execution, nine are told to wait (R52)."""
+        """Ten retries, one execution, nine are told to wait."""
         claim = stand(world, State.FAILED_RETRYABLE).claim
 
         winner = only_winner(at_once([lambda: world.begin(again(claim))] * 10))

@@ -32,7 +32,7 @@ class Recalling:
     """The short read never says more than the whole record, and says all that an answer needs."""
 
     def test_only_a_completed_record_is_recalled(self, world: World) -> None:
-        """Whatever else there is, whoever asks has to look at the whole of it (C8, P6)."""
+        """Whatever else there is, whoever asks has to look at the whole of it (P6)."""
         for state in STATES:
             standing = stand(world, state)
             glimpse = world.go(world.store.recall(standing.claim.id))
@@ -96,7 +96,7 @@ class Recalling:
         assert world.go(world.store.recall(lease.id)) == (_of(world.record(lease.id)), world.clock())
 
     def test_the_stores_own_clock_says_how_old_an_answer_is(self, world: World) -> None:
-        """Without a clock of the test's the read brings the store's, as every other one does (E9)."""
+        """Without a clock of the test's the read brings the store's, as every other one does."""
         standing = stand(world, State.COMPLETED)
         glimpse = world.go(world.unclocked.recall(standing.claim.id))
         assert glimpse is not None

@@ -44,7 +44,7 @@ class Settling:
     """What an owner writes is written once, and only by the owner."""
 
     def test_completing_stores_the_answer_and_frees_the_record(self, world: World) -> None:
-        """State, answer, times and expiry in one write (R53, 7)."""
+        """State, answer, times and expiry in one write (7)."""
         for settlement, outcome in (
             (answered(), Outcome.SUCCESS),
             (answered(b"declined", status=402), Outcome.FAILURE),
@@ -73,7 +73,7 @@ class Settling:
             assert world.record(claim.id) == settled.snapshot.record
 
     def test_every_settlement_in_every_state(self, world: World) -> None:
-        """The table above, pair by pair: written, said before, or refused without a trace (R50, R54)."""
+        """The table above, pair by pair: written, said before, or refused without a trace."""
         for state in STATES:
             for name, settlement in SETTLEMENTS.items():
                 case = (state, name)
@@ -130,7 +130,7 @@ class Settling:
             assert (record and record.version) == (None if name == "discarded" else 2), name
 
     def test_a_key_that_was_never_claimed_cannot_be_completed(self, world: World) -> None:
-        """An error of the caller, and no upsert (R53)."""
+        """An error of the caller, and no upsert."""
         claim = a_claim()
         lease = replace(world.owned(a_claim()), id=claim.id)
 
@@ -180,7 +180,7 @@ class Settling:
         assert not world.settle(standing.lease, answered()).ours
 
     def test_a_replay_reads_and_writes_nothing(self, world: World) -> None:
-        """However often, and whoever asks (R66, R67)."""
+        """However often, and whoever asks."""
         standing = stand(world, State.COMPLETED)
         before = world.record(standing.claim.id)
         for _ in range(3):

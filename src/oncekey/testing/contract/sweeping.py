@@ -71,7 +71,7 @@ class Sweeping:
                 assert world.settle(lease, answered()).ours
 
     def test_a_sweep_leaves_who_was_heard_again(self, world: World) -> None:
-        """A heartbeat and an answer move the version (R50)."""
+        """A heartbeat and an answer move the version."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return

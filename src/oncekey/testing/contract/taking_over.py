@@ -51,7 +51,7 @@ class TakingOver:
         assert world.record(claim.id) == verdict.record
 
     def test_a_stale_lease_of_what_nobody_may_repeat_becomes_unknown(self, world: World) -> None:
-        """One request finds out, all hear the same; the fence stays for the late owner (15, R55)."""
+        """One request finds out, all hear the same; the fence stays for the late owner (15)."""
         claim = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
         world.owned(claim)
         before = world.record(claim.id)
@@ -74,18 +74,19 @@ class TakingOver:
         assert world.record(claim.id) == doubted
 
     def test_what_provably_did_not_happen_is_taken_over_at_once(self, world: World) -> None:
-        """The error is forgotten, the fence is not (16, R52)."""
+        """The error is forgotten, the fence is not (16)."""
         standing = stand(world, State.FAILED_RETRYABLE)
 
         verdict = world.begin(again(standing.claim))
 
         assert isinstance(verdict, Proceed)
         assert (verdict.lease.fence, verdict.lease.attempt) == (2, 2)
+        assert verdict.record is not None
         assert verdict.record.last_error is None
         assert verdict.record.incarnation == standing.claim.incarnation
 
     def test_taking_over_keeps_the_first_fingerprint_and_takes_on_its_own_effects(self, world: World) -> None:
-        """The successor works for the same request; nothing was done yet, so its own crash is what counts (R38, P2)."""
+        """The successor works for the same request; nothing was done yet, so its own crash is what counts (P2)."""
         standing = stand(world, State.FAILED_RETRYABLE)
         seen = world.record(standing.claim.id)
         other = again(
@@ -109,7 +110,7 @@ class TakingOver:
             assert getattr(taken.record, name) == getattr(other, name), name
 
     def test_a_swap_that_saw_something_older_loses_and_writes_nothing(self, world: World) -> None:
-        """Version and incarnation are compared in the statement that writes (R50, P1)."""
+        """Version and incarnation are compared in the statement that writes (P1)."""
         for state in STATES:
             standing = stand(world, state)
             world.advance(TTL)  # a lease and an expiry that are over would allow each of these
@@ -128,7 +129,7 @@ class TakingOver:
             assert world.find(standing.claim.id).record == now, state
 
     def test_a_heartbeat_beats_a_taker_that_looked_before_it(self, world: World) -> None:
-        """A lease that came back to life is not taken (4, R50)."""
+        """A lease that came back to life is not taken (4)."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)
@@ -162,7 +163,7 @@ class TakingOver:
         assert (lease.fence, world.record(standing.claim.id).version) == (2, 3)
 
     def test_who_was_taken_over_writes_nothing(self, world: World) -> None:
-        """Not one of the things an owner can say (R53, P1, F11)."""
+        """Not one of the things an owner can say (P1, F11)."""
         claim = a_claim()
         zombie = world.owned(claim)
         world.advance(LEASE)

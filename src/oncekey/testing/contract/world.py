@@ -60,7 +60,10 @@ class World:
         run: Callable[[Transaction[Any]], Any],
         share: Share | None = None,
         plant: Plant | None = None,
+        way: str = "blocking",
     ) -> None:
+        self.way = way
+        """`blocking` or `asyncio`: how the store's driver is used."""
         self.clock = ManualClock()
         self.store = make_store(clock=self.clock)
         self.unclocked = make_store()
@@ -229,7 +232,7 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver, *, plant: Plant | 
         return asyncio.run_coroutine_threadsafe(sharing(body, commit), loop).result()
 
     try:
-        yield World(make_store, run, share if isinstance(driver, AsyncShares) else None, plant)
+        yield World(make_store, run, share if isinstance(driver, AsyncShares) else None, plant, "asyncio")
         asyncio.run_coroutine_threadsafe(driver.close(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)

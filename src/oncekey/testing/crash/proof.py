@@ -42,7 +42,7 @@ PROMISES: Final = {
 }
 """What a 201 means, by the kind of effects."""
 
-ONE_RUNNER: Final = "L1 one runner"
+ONE_RUNNER: Final = "one runner"
 """The lock's own promise, which no record can tell of: while its holder runs, nobody else does."""
 
 NOW: Final = Statement("clock", "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now")

@@ -22,6 +22,7 @@ from oncekey.engine.effects import (
     Begin,
     Call,
     Commit,
+    Consult,
     Drop,
     Flush,
     Interrupted,
@@ -234,7 +235,7 @@ class Serving:
                 return self.beat(effect)
             case Later():
                 self._spawn("errand", _repeated(self.world, effect))
-            case Flush() | Rest() | TakeBack():
+            case Flush() | Rest() | TakeBack() | Consult():  # what stands in front of the store here is never there
                 pass
             case Invoke():
                 raise AssertionError("a handler is spliced in at Invoke")

@@ -152,6 +152,7 @@ class _World:
         verdict = self.engine.begin(self.claim, _POLICY)
         if not isinstance(verdict, Proceed):
             raise CallUncertainError(_OPEN)
+        assert verdict.record is not None  # it claims first
         return Course.of(verdict.record, verdict.lease, _POLICY, verdict.now, boottime)
 
     def leave(self, course: Course) -> None:

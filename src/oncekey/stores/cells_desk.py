@@ -1,0 +1,239 @@
+"""The operators' desk of a store of cells: looks at pages, and the moves that a person makes.
+
+A move is decided on the record as it is looked at, and written by a swap of that very version; if somebody else was
+faster, nothing is written and the operator looks again. There are no parcels. Lists read each index from its oldest
+line on and stop after `MOST` lines: what is unfinished or unknown is seldom that much, and of finished ones a part is
+shown. There is no audit, so who moved what and why is a line of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.cells import Index, Look, Vitals
+from oncekey.stores.cells_upkeep import FIRST, gathered, nothing, pages
+from oncekey.stores.moves import found
+from oncekey.stores.operate import STANDING
+
+if TYPE_CHECKING:
+    from oncekey.cells import Asking, Line
+    from oncekey.core.audit import AuditEntry, Note
+    from oncekey.core.model import Duration, Instant, RecordId
+    from oncekey.flow import Flow, Rows, Steps
+
+log = logging.getLogger("oncekey.audit")
+
+MOST: Final = 10_000
+"""How many lines of an index are read for one look, at most."""
+FEW: Final = 1000
+"""How many finished lines are counted where somebody asks all the time, at most."""
+_WAITING: Final = (Index.UNFINISHED, Index.UNKNOWN)
+_OPEN: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING)
+_DONE: Final = (Index.EXPIRING, Index.KEPT)
+_RECORDS: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING, Index.KEPT)
+_UNFINISHED: Final = frozenset({"in_progress", "failed_retryable", "unknown"})
+
+VITALS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"vital_clock": ("now",), "vital_cells": ("told",)})
+
+
+class LoggedMoves:
+    """In the place of an audit, where a store keeps none: what an operator did is told to the log."""
+
+    def noting(self, notes: Sequence[Note]) -> Steps[None]:
+        """Log each line."""
+        yield from ()
+        for note in notes:
+            log.warning(
+                "%s %s of %s (digest %s): %s to %s, because %s",
+                note.actor.value,
+                note.who,
+                note.operation,
+                note.key_digest,
+                None if note.source is None else note.source.value,
+                None if note.to is None else note.to.value,
+                note.why,
+            )
+
+    def history(self, record_id: RecordId, limit: int = 0) -> Flow[tuple[AuditEntry, ...]]:  # noqa: ARG002
+        """Nothing is kept."""
+        yield from ()
+        return ()
+
+    def forget(self, age: Duration, limit: int) -> Flow[int]:  # noqa: ARG002
+        """Nothing is kept."""
+        yield from ()
+        return 0
+
+
+def _every(
+    indexes: tuple[Index, ...], now: Instant | None, wanted: Callable[[Line, Instant], bool]
+) -> Asking[tuple[list[Line], Instant]]:
+    lines: list[Line] = []
+    at = 0
+    for index in indexes:
+        some, at = yield from gathered(index, FIRST, MOST, now, wanted)
+        lines += some
+    return lines, at
+
+
+def _list_records(
+    *,
+    now: Instant | None,
+    scope: str | None,
+    state: str | None,
+    operation: str | None,
+    effects: str | None,
+    age: int,
+    stale: bool,
+    limit: int,
+    before_at: int,
+    before_scope: str,
+    before_key: str,
+) -> Asking[Rows]:
+    asked = {"scope": scope, "state": state, "operation": operation, "effects": effects}
+
+    def wanted(line: Line, clock: Instant) -> bool:
+        fits = all(value is None or line[name] == value for name, value in asked.items())
+        over = line["state"] == "in_progress" and line["lease_until"] <= clock
+        before = _made(line) < (before_at, before_scope, before_key)
+        return fits and before and line["created_at"] <= clock - age and (over or not stale)
+
+    lines, at = yield from _every(_RECORDS, now, wanted)
+    return pages(sorted(lines, key=_made, reverse=True)[:limit], at)
+
+
+def _made(line: Line) -> tuple[int, str, str]:
+    return line["created_at"], line["scope"], line["key"]
+
+
+def _find_key(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:  # noqa: ARG001
+    """With its scope a key is one look; without it all pages are."""
+    if scope is None:
+        lines, at = yield from _every(_RECORDS, now, lambda line, _: line["key"] == first)
+        return pages(sorted(lines, key=lambda line: (line["key"], line["scope"]))[:limit], at)
+    line, clock = yield Look(scope, first)
+    return pages([] if line is None else [line], clock if now is None else now)
+
+
+def _beginning(indexes: tuple[Index, ...], *, unfinished: bool) -> Callable[..., Asking[Rows]]:
+    def ask(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:
+        def wanted(line: Line, _: Instant) -> bool:
+            there = scope in {None, line["scope"]} and first <= line["key"] < last
+            return there and (line["state"] in _UNFINISHED) is unfinished
+
+        lines, at = yield from _every(indexes, now, wanted)
+        return pages(sorted(lines, key=lambda line: (line["key"], line["scope"]))[:limit], at)
+
+    return ask
+
+
+def _hold_record(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
+    line, clock = yield Look(scope, key)
+    return [] if line is None else [found(dict(line), clock if now is None else now)]
+
+
+def _census(*, now: Instant | None) -> Asking[Rows]:
+    lines, at = yield from _every(_RECORDS, now, lambda _line, _clock: True)
+    groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
+    for line in lines:
+        groups[line["state"], line["effects"], line["operation"]].append(line)
+    return [
+        {
+            "state": state,
+            "effects": effects,
+            "operation": operation,
+            "records": len(some),
+            "stale": sum(_is_stale(line, at) for line in some),
+            "resumable": sum(_is_begun(line) for line in some),
+            "expired": sum(_is_over(line, at) for line in some),
+            "oldest": min(line["created_at"] for line in some),
+            "newest": max(line["created_at"] for line in some),
+        }
+        for (state, effects, operation), some in sorted(groups.items())
+    ]
+
+
+def _is_stale(line: Line, at: Instant) -> bool:
+    return bool(line["state"] == "in_progress" and line["lease_until"] <= at)
+
+
+def _is_begun(line: Line) -> bool:
+    begun = line["memo"] is not None or line["intent"] is not None
+    return bool(line["state"] == "failed_retryable" and begun)
+
+
+def _is_over(line: Line, at: Instant) -> bool:
+    return bool(line["state"] in {"completed", "failed_retryable", "expired"} and line["expires_at"] <= at)
+
+
+def _waits(lines: Sequence[Line], at: Instant) -> dict[str, list[int]]:
+    """Since when what waits for somebody does, by what it is."""
+    return {
+        "unknown": [line["created_at"] for line in lines if line["state"] == "unknown"],
+        "stale": [line["lease_until"] for line in lines if _is_stale(line, at)],
+        "resumable": [line["last_run_at"] for line in lines if _is_begun(line)],
+        "expired": [line["expires_at"] for line in lines if line["state"] != "expired" and _is_over(line, at)],
+        "parcels_due": [],
+        "dead_letters": [],
+    }
+
+
+def _unresolved(*, now: Instant | None) -> Asking[Rows]:
+    lines, at = yield from _every(_RECORDS, now, lambda _line, _clock: True)
+    return [
+        {"now": at, "what": what, "records": len(since), "oldest": min(since, default=None)}
+        for what, since in _waits(lines, at).items()
+    ]
+
+
+def _standing(*, now: Instant | None) -> Asking[Rows]:
+    """It is asked again and again, so of finished ones no more than a few pages are read."""
+    lines, at = yield from _every(_WAITING, now, lambda _line, _clock: True)
+    for index in _DONE:
+        some, at = yield from gathered(index, FIRST, FEW, now, lambda _line, _clock: True)
+        lines += some
+    row: dict[str, Any] = {"now": at}
+    for state in STANDING:
+        row[state] = sum(line["state"] == state for line in lines)
+    row["finished"] = sum(line["state"] in {"completed", "expired"} for line in lines)
+    for what, since in _waits(lines, at).items():
+        row |= {what: len(since), f"{what}_oldest": min(since, default=None)}
+    return [row]
+
+
+def _clock(*, now: Instant | None) -> Asking[Rows]:
+    _, clock = yield Look("", "")
+    return [{"now": clock if now is None else now}]
+
+
+def _told(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
+    told: Sequence[Mapping[str, Any]] = yield Vitals()
+    return [{"told": one} for one in told]
+
+
+DESK: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
+    "list_records": _list_records,
+    "find_key": _find_key,
+    "find_open_keys": _beginning(_OPEN, unfinished=True),
+    "find_done_keys": _beginning(_DONE, unfinished=False),
+    "last_results": nothing,
+    "parcels_of": nothing,
+    "hold_record": _hold_record,
+    "hold_parcels_of": nothing,
+    "letters_of": nothing,
+    "drop_deferred": nothing,
+    "bring_back": nothing,
+    "drop_dead_letter": nothing,
+    "census": _census,
+    "standing": _standing,
+    "unresolved": _unresolved,
+    "outbox_census": nothing,
+    "letter_census": nothing,
+    "vital_clock": _clock,
+    "vital_cells": _told,
+}
+"""What a store of cells says to operators, besides the moves."""

@@ -1,0 +1,260 @@
+"""Sweeping and reaping a store of cells: pages of an index, and one swap for each line that moves.
+
+A page is a hint. Each line on it is judged by the same move that a request would be judged by, on the very line whose
+version the swap compares; a line that somebody else has moved since is left to the next round. Where a server forgets
+finished lines by itself, the reaper finds fewer of them, and that is all.
+
+The roll of workers lies in cells, too. Its lines are no records: they have a scope that no request has, the state
+`roll`, and of the columns only those that they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.cells import Index, Look, Page, Seen, Swap, place_of
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.core.model import HOUR
+from oncekey.stores.moves import BLANK, MOVES, is_resumable
+
+if TYPE_CHECKING:
+    from oncekey.cells import Asking, Line, Place
+    from oncekey.core.model import Instant
+    from oncekey.flow import Rows
+
+ROUNDS: Final = 40
+"""How often a swap is tried. Each time it fails, somebody else has moved the record."""
+LOST: Final = "others moved the record each time it was looked at: nothing was written"
+GRACE: Final = HOUR
+"""How long after its expiry a line is kept: a look may be old, and clocks are corrected."""
+LONGEST_PAGE: Final = 200
+NO_COUNT: Final = "max_live_keys needs a store that counts the keys of a tenant, which this one does not"
+
+FIRST: Final[Place] = (-1, "", "")
+_ROLL: Final = "workers"
+"""The scope of the roll. That of a request begins with a digit or with `sha256:`."""
+_FORGOTTEN: Final = 24 * HOUR
+_ANSWER: Final = dict.fromkeys(name for name in BLANK if name.startswith("response_"))
+
+
+def keep_until(line: Line | None) -> Instant | None:
+    """From when on a store may forget a line; None: never, because somebody has to end it first."""
+    if line is None:
+        return None
+    plain = line["memo"] is None and line["intent"] is None
+    ended = line["state"] == "completed" or (line["state"] == "failed_retryable" and plain)
+    return int(line["expires_at"]) + GRACE if ended else None
+
+
+def gathered(
+    index: Index, after: Place, limit: int, now: Instant | None, wanted: Callable[[Line, Instant], bool]
+) -> Asking[tuple[list[Line], Instant]]:
+    """Lines of an index that are wanted, in order, and the clock of the last page."""
+    size = min(limit, LONGEST_PAGE)
+    found: list[Line] = []
+    while True:
+        page: Sequence[Line]
+        page, clock = yield Page(index, after, size)
+        at = clock if now is None else now
+        found += [line for line in page if wanted(line, at)]
+        if len(found) >= limit or len(page) < size:
+            return found[:limit], at
+        after = place_of(page[-1])
+
+
+def resumable(*, now: Instant | None, after_created: int, after_scope: str, after_key: str, limit: int) -> Asking[Rows]:
+    """What a completer may go on with, oldest first."""
+    after = (after_created, after_scope, after_key)
+    lines, at = yield from gathered(
+        Index.UNFINISHED, after, limit, now, lambda line, clock: is_resumable(dict(line), clock)
+    )
+    return [{**line, "now": at} for line in lines]
+
+
+def _stale(*, now: Instant | None, limit: int, after_at: int, after_scope: str, after_key: str) -> Asking[Rows]:
+    def over(line: Line, clock: Instant) -> bool:
+        return bool(line["state"] == "in_progress" and line["lease_until"] <= clock)
+
+    after = (after_at, after_scope, after_key)
+    return pages(*(yield from gathered(Index.UNFINISHED, after, limit, now, over)))
+
+
+def _expiring(
+    *, now: Instant | None, age: int, limit: int, after_at: int, after_scope: str, after_key: str
+) -> Asking[Rows]:
+    """What was begun is in the index of the unfinished, which has another order; there are few of them."""
+
+    def over(line: Line, clock: Instant) -> bool:
+        return bool(line["state"] != "in_progress" and line["expires_at"] <= clock - age)
+
+    def place(line: Line) -> Place:
+        return line["expires_at"], line["scope"], line["key"]
+
+    after = (after_at, after_scope, after_key)
+    begun, _ = yield from gathered(Index.UNFINISHED, FIRST, 1 << 62, now, over)
+    finished, at = yield from gathered(Index.EXPIRING, after, limit, now, over)
+    lines = sorted([*(line for line in begun if place(line) > after), *finished], key=place)
+    return pages(lines[:limit], at)
+
+
+def _kept_expired(
+    *, now: Instant | None, age: int, limit: int, after_at: int, after_scope: str, after_key: str
+) -> Asking[Rows]:
+    after = (after_at, after_scope, after_key)
+    found = gathered(Index.KEPT, after, limit, now, lambda line, clock: line["expires_at"] <= clock - age)
+    return pages(*(yield from found))
+
+
+def _ending(
+    move: str,
+    index: Index,
+    *,
+    now: Instant | None,
+    age: int,
+    until: Instant,
+    limit: int,
+    soft: bool,
+    trusted_for: int | None,
+    after_at: int,
+    after_scope: str,
+    after_key: str,
+) -> Asking[Rows]:
+    """Move what is due, longest ago first; the rows as they were before."""
+    after, size = (after_at, after_scope, after_key), min(limit, LONGEST_PAGE)
+    gone: list[Mapping[str, Any]] = []
+    while True:
+        page: Sequence[Line]
+        page, clock = yield Page(index, after, size)
+        at = clock if now is None else now
+        for line in page:
+            if line["expires_at"] > min(until, at - age) or len(gone) == limit:
+                return gone
+            if _is_due(line, move, soft=soft, trusted_for=trusted_for) and (yield from _ended(line, move, at, now)):
+                gone.append({**line, "now": at})
+        if len(page) < size:
+            return gone
+        after = place_of(page[-1])
+
+
+def _is_due(line: Line, move: str, *, soft: bool, trusted_for: int | None) -> bool:
+    if trusted_for is not None and line["ttl"] > trusted_for:
+        return False
+    if move == "mark":
+        return bool(line["state"] == "completed")
+    return not (soft and line["state"] == "completed")
+
+
+def _ended(line: Line, move: str, at: Instant, now: Instant | None) -> Asking[bool]:
+    proof = {"seen_incarnation": line["incarnation"], "seen_version": line["version"]}
+    moved = MOVES[move].apply(dict(line), at, proof)
+    if moved is None:
+        return False
+    until = keep_until(moved.line) if now is None else None
+    seen = Seen(line["incarnation"], line["version"])
+    swapped: bool = yield Swap(line["scope"], line["key"], seen, moved.line, until)
+    return swapped
+
+
+def pages(lines: Sequence[Line], at: Instant) -> Rows:
+    """Lines without their answers, with the clock; one without a record if there are none."""
+    return [{**line, **_ANSWER, "now": at} for line in lines] or [{**BLANK, "now": at}]
+
+
+def nothing(**_: object) -> Asking[Rows]:
+    """There are no parcels, and nothing is kept of how long operations took."""
+    yield from ()
+    return []
+
+
+def _uncounted(**_: object) -> Asking[Rows]:
+    yield from ()
+    raise ConfigurationError(NO_COUNT)
+
+
+# The roll of workers
+
+
+def _beat(*, now: Instant | None, name: str, tasks: str, every: int, calls: str) -> Asking[Rows]:
+    for _ in range(ROUNDS):
+        line, clock = yield Look(_ROLL, name)
+        at = clock if now is None else now
+        ours = {
+            **BLANK,
+            "scope": _ROLL,
+            "key": name,
+            "incarnation": _ROLL,
+            "version": 1 if line is None else line["version"] + 1,
+            "state": "roll",
+            "operation": tasks,
+            "memo": calls,
+            "ttl": every,
+            "created_at": at if line is None else line["created_at"],
+            "last_run_at": at,
+        }
+        until = at + every + _FORGOTTEN if now is None else None
+        if (yield Swap(_ROLL, name, _seen(line), ours, until)):
+            return [_worker(ours, at)]
+    raise StoreUnavailableError(LOST)
+
+
+def _leave(*, now: Instant | None, name: str) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
+    for _ in range(ROUNDS):
+        line, clock = yield Look(_ROLL, name)
+        if line is None:
+            return []
+        if (yield Swap(_ROLL, name, _seen(line), None, None)):
+            return [_worker(line, clock)]
+    raise StoreUnavailableError(LOST)
+
+
+def _workers(*, now: Instant | None) -> Asking[Rows]:
+    lines, at = yield from gathered(Index.ROLL, FIRST, 1 << 62, now, lambda _line, _clock: True)
+    return [_worker(line, at) for line in lines] or [{"name": None, "now": at}]
+
+
+def _forget_workers(*, now: Instant | None, age: int) -> Asking[Rows]:
+    def silent(line: Line, clock: Instant) -> bool:
+        return bool(line["last_run_at"] + line["ttl"] <= clock - age)
+
+    lines, at = yield from gathered(Index.ROLL, FIRST, 1 << 62, now, silent)
+    gone: list[Mapping[str, Any]] = []
+    for line in lines:
+        swapped = yield Swap(_ROLL, line["key"], _seen(line), None, None)
+        gone += [_worker(line, at)] if swapped else []
+    return gone
+
+
+def _seen(line: Line | None) -> Seen | None:
+    return None if line is None else Seen(line["incarnation"], line["version"])
+
+
+def _worker(line: Line, at: Instant) -> Mapping[str, Any]:
+    return {
+        "name": line["key"],
+        "tasks": line["operation"],
+        "calls": line["memo"],
+        "every": line["ttl"],
+        "started_at": line["created_at"],
+        "seen_at": line["last_run_at"],
+        "now": at,
+    }
+
+
+UPKEEP: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
+    "stale": _stale,
+    "runs": nothing,
+    "expiring": _expiring,
+    "kept_expired": _kept_expired,
+    "purge_expired": partial(_ending, "purge", Index.EXPIRING),
+    "purge_kept": partial(_ending, "purge", Index.KEPT),
+    "mark_expired": partial(_ending, "mark", Index.EXPIRING),
+    "drop_unclaimed": nothing,
+    "live_keys": _uncounted,
+    "beat": _beat,
+    "leave": _leave,
+    "workers": _workers,
+    "forget_workers": _forget_workers,
+}
+"""What a store of cells says to sweepers, reapers and the roll."""
