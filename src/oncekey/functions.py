@@ -25,7 +25,7 @@ from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.functions import Function, protected
 from oncekey.frameworks.inbox import Receipt, received
 from oncekey.options import NO_THREADS, SINGLE_TENANT, FunctionOptions, InboxOptions, settings_of
-from oncekey.wire import check_stakes
+from oncekey.wire import check_stakes, has_threads
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -146,7 +146,7 @@ class Functions:
         settings = settings_of(effects, options)
         check_stakes(self._owner.store, operation, low_stakes=settings.pop("low_stakes", False))
         policy = self._policy(operation, settings)
-        if blocking and not isinstance(self._owner.store, str):
+        if blocking and not has_threads(self._owner.store):
             raise ConfigurationError(f"{operation}: {NO_THREADS}")
         enrolment = Enrolment(operation, effects, policy, self._owner, blocking=blocking)
         op = operation_parameter(function, blocking=blocking)

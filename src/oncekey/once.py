@@ -51,15 +51,13 @@ from oncekey.options import (
 from oncekey.resolvers import Resolvers
 from oncekey.sealing import check_seal
 from oncekey.topics import Topics
-from oncekey.wire import aconnect, aconnect_sqlalchemy, check_stakes, check_store, connect, sealing
+from oncekey.wire import Source, aconnect_to, check_stakes, check_store, connect_to, has_threads, sealing
 from oncekey.workers.service import Aside, Service
 from oncekey.workers.tasks import presence_of, tasks_for
 
 if TYPE_CHECKING:
     from datetime import timedelta
     from wsgiref.types import WSGIApplication, WSGIEnvironment
-
-    from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
     from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine, Engine
@@ -81,8 +79,8 @@ class Once:
     """Makes the routes of an application safe to retry.
 
     `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `redis://...`, `memory:`; `oncekey stores` lists all), or
-    the application's own SQLAlchemy `AsyncEngine`, which stays the application's to dispose of; without one, SQLite in
-    the working folder.
+    the application's own SQLAlchemy `AsyncEngine`, which stays the application's to dispose of, or a database that its
+    framework connects to (`oncekey.ports.Borrowed`); without one, SQLite in the working folder.
     `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
     `oncekey migrate up` does, which alone runs `post` ones.
     `observers` are told what happens, event by event (`oncekey.observe`): metrics, traces, logs, or any function.
@@ -93,7 +91,7 @@ class Once:
 
     def __init__(
         self,
-        store: str | SqlalchemyEngine | None = None,
+        store: Source | None = None,
         *,
         policy: Policy | None = None,
         migrate: bool = False,
@@ -313,7 +311,7 @@ class Once:
         **options: Unpack[WebhookOptions],
     ) -> WsgiWebhook:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
-        if not isinstance(self.store, str):
+        if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
         hearing = Hearing(self, None, secret=secret, parse=parse, **options)
         self._webhooks += 1
@@ -348,7 +346,7 @@ class Once:
         path of the status resource, if there is to be one; `keep_headers` are as with `install`. WSGI has no lifespan:
         the checks of `lifespan` are made with the first request of each process.
         """
-        if not isinstance(self.store, str):
+        if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP)
         threads = Threads(
             self,
@@ -512,7 +510,7 @@ class Once:
         if engine is None:
             if not self.running:
                 raise ConfigurationError(NO_LIFESPAN)
-            connected = aconnect(self.store) if isinstance(self.store, str) else aconnect_sqlalchemy(self.store)
+            connected = aconnect_to(self.store)
             if self.tell is not None:
                 watch(connected.driver, self.tell)
             engine = self._engines[loop] = sealing(connected, self.seal)
@@ -547,11 +545,11 @@ class Once:
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
-        if not isinstance(self.store, str):
+        if not has_threads(self.store):
             raise ConfigurationError(NO_THREADS)
         with self._connecting:  # the threads of a server may all be the first
             if self._blocking is None:
-                self._blocking = sealing(connect(self.store), self.seal)
+                self._blocking = sealing(connect_to(self.store), self.seal)
                 if self.tell is not None:
                     watch_blocking(self._blocking.driver, self.tell)
             return self._blocking

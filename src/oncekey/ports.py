@@ -377,6 +377,29 @@ class AsyncShares(Protocol):
         """Open a business transaction (its first statement begins it where a store locks writers)."""
 
 
+class Borrows(Driver, Shares, Protocol):
+    """A blocking driver on the connections of the application's framework."""
+
+
+@runtime_checkable
+class Borrowed(Protocol):
+    """A database that the application's framework connects to; its keys are kept there, on the framework's connections.
+
+    `Once` takes one in the place of a URL. The framework opens, lends and closes the connections.
+    """
+
+    @property
+    def dialect(self) -> str:
+        """Which database it is: `postgresql`, `sqlite` or `mysql`."""
+
+    @property
+    def title(self) -> str:
+        """Its name in sentences and logs, without a password."""
+
+    def driver(self) -> Borrows:
+        """A new driver on the connections of this process; making it does no I/O."""
+
+
 @runtime_checkable
 class Folds(Protocol):
     """A blocking driver that sends the first statement of a business transaction in the message of its BEGIN."""

@@ -22,7 +22,7 @@ from oncekey import addresses
 from oncekey.addresses import Address, Kind
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.ports import AsyncShares, Shares, Store
+from oncekey.ports import AsyncShares, Borrowed, Shares, Store
 from oncekey.stores import mariadb, postgres, sqlite
 from oncekey.stores.cells import CellStore
 from oncekey.stores.dynamodb import DynamoStore
@@ -45,15 +45,20 @@ __all__ = [
     "Address",
     "Declared",
     "Kind",
+    "Source",
     "Way",
     "abilities",
     "aconnect",
     "aconnect_sqlalchemy",
+    "aconnect_to",
     "awithin",
+    "called",
     "check_stakes",
     "check_store",
     "connect",
+    "connect_to",
     "declared",
+    "has_threads",
     "migrations_for",
     "understand",
     "within",
@@ -62,7 +67,14 @@ __all__ = [
 Clock: TypeAlias = "Callable[[], Instant] | None"
 """Gives every instant, in tests that own time."""
 
+Source: TypeAlias = "str | SqlalchemyEngine | Borrowed"
+"""What `Once` is given: a URL, or a database that the application has connected to already."""
+
 NO_ENGINE: Final = "a store is a URL or a SQLAlchemy engine made by create_async_engine(...)"
+NO_BORROWED: Final = "there is no store for {dialect}: keys are kept in PostgreSQL, SQLite or MariaDB"
+ASYNC_ONLY: Final = (
+    "this Once has no blocking connections, because it was given a SQLAlchemy AsyncEngine: give it a URL"
+)
 ENGINES: Final = "sqlite+aiosqlite or postgresql+asyncpg or postgresql+psycopg"
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
@@ -305,8 +317,20 @@ def _begins(driver: object) -> bool:
     return isinstance(driver, type) and issubclass(driver, Shares | AsyncShares)
 
 
-def check_store(store: str | SqlalchemyEngine) -> None:
+_DIALECTS: Final[Mapping[str, Callable[..., Store]]] = {
+    "postgresql": PostgresStore,
+    "sqlite": SqliteStore,
+    "mysql": MariadbStore,
+}
+"""The stores of databases that frameworks connect to."""
+
+
+def check_store(store: Source) -> None:
     """Find a mistake in what `Once` was given when it is made: a URL, or a driver that is not installed."""
+    if isinstance(store, Borrowed):
+        if store.dialect not in _DIALECTS:
+            raise ConfigurationError(NO_BORROWED.format(dialect=store.dialect))
+        return
     if not isinstance(store, str):
         _check_engine(store)
         return
@@ -317,13 +341,43 @@ def check_store(store: str | SqlalchemyEngine) -> None:
         ways[-1].check()
 
 
-def check_stakes(store: str | SqlalchemyEngine, operation: str, *, low_stakes: bool) -> None:
+def check_stakes(store: Source, operation: str, *, low_stakes: bool) -> None:
     """Refuse to enrol an operation in a store that can forget its keys, unless that does little harm."""
     why = declared(understand(store).kind).low_stakes if isinstance(store, str) else None
     if why is not None and not low_stakes:
         raise ConfigurationError(
             f"{operation}: {why}; say low_stakes=True if that does little harm, or use another store"
         )
+
+
+def has_threads(source: Source) -> bool:
+    """Whether blocking code can use it: a SQLAlchemy AsyncEngine is for asyncio alone."""
+    return isinstance(source, str | Borrowed)
+
+
+def called(source: Source) -> str:
+    """What it is called in logs, without a password; a URL is shown by `addresses`."""
+    if isinstance(source, str):
+        return source
+    return source.title if isinstance(source, Borrowed) else source.url.render_as_string(hide_password=True)
+
+
+def connect_to(source: Source) -> Engine:
+    """An engine for blocking code, on whatever `Once` was given."""
+    if isinstance(source, str):
+        return connect(source)
+    if not isinstance(source, Borrowed):
+        raise ConfigurationError(ASYNC_ONLY)
+    return Engine(_DIALECTS[source.dialect](), source.driver())
+
+
+def aconnect_to(source: Source) -> AsyncEngine:
+    """An engine for asyncio, on whatever `Once` was given; a framework's blocking connections are used in threads."""
+    if isinstance(source, str):
+        return aconnect(source)
+    if not isinstance(source, Borrowed):
+        return aconnect_sqlalchemy(source)
+    return AsyncEngine(_DIALECTS[source.dialect](), _driver("threads").threaded(source.driver()))
 
 
 def connect(url: str, *, clock: Clock = None) -> Engine:

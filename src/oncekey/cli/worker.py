@@ -16,6 +16,7 @@ from oncekey.cli import observing
 from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
 from oncekey.observe.gauges import Page
+from oncekey.wire import called
 from oncekey.workers.health import health as serve_health
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import GRACE, Service
@@ -159,7 +160,7 @@ def _metrics(once: Once) -> Metrics | None:
 
 def _place(once: Once) -> str:
     """The store, without what may be a password in it."""
-    return address(once.store if isinstance(once.store, str) else once.store.url.render_as_string(hide_password=True))
+    return address(called(once.store))
 
 
 def _schedule(task: Task, once: Once, *, only_once: bool) -> str:
