@@ -23,6 +23,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "reference": "Reference",
     "runbooks": "Runbooks",
     "adr": "Decisions",
+    "contributing": "Working on oncekey",
 }
 """Folders, in the order of the site, and what they are called."""
 

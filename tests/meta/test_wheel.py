@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import email
+import email.message
+import re
 import subprocess
 import sys
 import zipfile
@@ -44,11 +46,26 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
         assert any(name.startswith(f"oncekey/stores/{store}/migrations/0001_") for name in packed)
 
 
-def test_the_base_depends_on_nothing(wheel: Path) -> None:
+def _metadata(wheel: Path) -> email.message.Message:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = email.message_from_bytes(archive.read(name))
-    required = metadata.get_all("Requires-Dist", [])
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_links_of_the_description_work_without_the_repository_beside_it(wheel: Path) -> None:
+    metadata = _metadata(wheel)
+    description = metadata.get_payload(decode=True).decode()
+    targets = re.findall(r"\]\(([^)\s]+)\)", description)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    named = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
+    files = [target.removeprefix(f"{named['Repository']}/blob/main/") for target in targets]
+    ours = [file.partition("#")[0] for file, target in zip(files, targets, strict=True) if file != target]
+    assert len(ours) > 20
+    assert [file for file in ours if not (ROOT / file).is_file()] == []
+
+
+def test_the_base_depends_on_nothing(wheel: Path) -> None:
+    required = _metadata(wheel).get_all("Requires-Dist", [])
     assert required
     assert [line for line in required if "extra ==" not in line] == []
 
