@@ -55,11 +55,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_runtest_teardown() -> None:
-    """Take back what a command has set up for its log: it took itself for the only one of its process."""
-    root = logging.getLogger()
-    root.setLevel(logging.WARNING)
-    for handler in [one for one in root.handlers if type(one) is logging.StreamHandler]:
-        root.removeHandler(handler)
+    """Take back what a command or a page's program has set up for its log, as if the process were its own."""
+    for name, level in ((None, logging.WARNING), ("oncekey", logging.NOTSET), ("oncekey.events", logging.NOTSET)):
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate = True
+        for handler in [one for one in logger.handlers if type(one) is logging.StreamHandler]:
+            logger.removeHandler(handler)
 
 
 _matrix = matrix.Matrix()

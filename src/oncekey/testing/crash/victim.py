@@ -43,8 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
 def mortal(crasher: Crasher) -> Any:  # noqa: ANN401  (a context)
     """All that this process says to a store or to the demo's provider passes by the crasher."""
 
-    def connect(url: str, **given: Any) -> AsyncEngine:  # noqa: ANN401  (as the real one)
-        inner = wire.aconnect(url, **given)
+    def connect(source: wire.Source) -> AsyncEngine:
+        inner = wire.aconnect_to(source)
         return AsyncEngine(inner.store, crasher.driver(inner.driver))
 
     real = outbound.ask
@@ -54,7 +54,7 @@ def mortal(crasher: Crasher) -> Any:  # noqa: ANN401  (a context)
             return await real(method, *args, **given)
         return await crasher.outside(CHARGE, lambda: real(method, *args, **given))
 
-    return patched((once, "aconnect", connect), (charging, "ask", ask))
+    return patched((once, "aconnect_to", connect), (charging, "ask", ask))
 
 
 if __name__ == "__main__":
