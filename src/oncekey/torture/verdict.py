@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import State
 from oncekey.testing.checker import Rule, check
-from oncekey.testing.story import stories
+from oncekey.testing.history import stories
 
 if TYPE_CHECKING:
     from oncekey.torture.clients import Wish
