@@ -13,13 +13,21 @@ import typer
 
 from oncekey.cli.check_config import configure
 from oncekey.conformance import Address, Failed, Profile, Target, check, chosen, planned
-from oncekey.conformance.baseline import BadBaselineError, Baseline, written
-from oncekey.conformance.carrier import KEY, MARKER, Carrier
-from oncekey.conformance.repeating import script
-from oncekey.conformance.report_html import to_html
-from oncekey.conformance.report_json import to_json
-from oncekey.conformance.report_junit import to_junit
-from oncekey.conformance.report_text import dangers, further, missing, plain, rows, run_line, verdict_line
+from oncekey.conformance.reports import (
+    dangers,
+    further,
+    missing,
+    plain,
+    rows,
+    run_line,
+    to_html,
+    to_json,
+    to_junit,
+    verdict_line,
+)
+from oncekey.conformance.running import BadBaselineError, Baseline, written
+from oncekey.conformance.scripts import script
+from oncekey.conformance.shots import KEY, MARKER, Carrier
 
 if TYPE_CHECKING:
     from oncekey.conformance import Clause, Report
