@@ -24,7 +24,7 @@ from oncekey.core.scope import whose
 from oncekey.core.survey import FINISHED, UNFINISHED, Walk
 from oncekey.core.transitions import Actor
 from oncekey.demo.history import Wanted, write_history
-from oncekey.demo.provider.ledger import Ledger
+from oncekey.demo.provider_ledger import Ledger
 from oncekey.demo.serving import _try_once, serve
 from oncekey.engine.operate import box_of, survey_of
 from oncekey.flow import drive

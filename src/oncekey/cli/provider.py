@@ -34,7 +34,7 @@ def provider(  # noqa: PLR0917  (typer reads the parameters)
 ) -> None:
     """Serve a simulated payment provider that can fail in any way, by name."""
     try:
-        from oncekey.demo.provider.serving import serve
+        from oncekey.demo.provider_server import serve
     except ImportError as error:
         _fail(f"the provider needs {error.name}: pip install 'oncekey[demo]'")
     try:

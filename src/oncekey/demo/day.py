@@ -42,16 +42,11 @@ from oncekey.core.pulse import sample_of
 from oncekey.core.seed import downstream_key
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import SWEEP_GRACE, Page
-from oncekey.demo.doubts import WORKERS, Doubts, Fate, Life, money_of, there, through
-from oncekey.demo.drawn import Clock, Draws, busyness
-from oncekey.demo.models import Order, datetime_of
-from oncekey.demo.money import Money, Payment, Transfer
-from oncekey.demo.notification_routes import CALL, declined
-from oncekey.demo.payment_routes import CHARGE, RECEIPT
-from oncekey.demo.problems import MEDIA_TYPE
-from oncekey.demo.provider.ledger import Charge
-from oncekey.demo.tenants import TENANTS
-from oncekey.demo.transfer_routes import REPEATABLE, UNREPEATABLE
+from oncekey.demo.draws import WORKERS, Clock, Doubts, Draws, Fate, Life, busyness, money_of, there, through
+from oncekey.demo.models import Money, Order, Payment, Transfer, datetime_of
+from oncekey.demo.problems import MEDIA_TYPE, TENANTS
+from oncekey.demo.provider_ledger import Charge
+from oncekey.demo.routes import CALL, CHARGE, RECEIPT, REPEATABLE, UNREPEATABLE, declined
 from oncekey.engine import operate, upkeep
 from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.parcels import Parcels

@@ -13,13 +13,13 @@ from argparse import ArgumentParser
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey import once, wire
-from oncekey.demo import charging, outbound
+from oncekey.demo import charging
 from oncekey.engine.shell import AsyncEngine
 from proof.crash.crasher import Crasher, Fault, Manner, Point
 from proof.patching import patched
 
 if TYPE_CHECKING:
-    from oncekey.demo.outbound import Reply
+    from oncekey.demo.charging import Reply
 
 
 CHARGE: Final = "charge"
@@ -48,7 +48,7 @@ def mortal(crasher: Crasher) -> Any:
         inner = wire.aconnect(url, **given)
         return AsyncEngine(inner.store, crasher.driver(inner.driver))
 
-    real = outbound.ask
+    real = charging.ask
 
     async def ask(method: str, *args: Any, **given: Any) -> Reply:
         if method != "POST":
