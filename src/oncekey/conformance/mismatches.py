@@ -1,6 +1,8 @@
 """Clauses about a key that comes back with another request: it is refused, and nothing happens.
 
-Some bodies differ in what careless comparisons do not see: they too are refused, or told apart.
+Some bodies differ in what careless comparisons do not see: they too are refused, or told apart. The
+differences are tried in a member that the API takes and compares without knowing it, where there is one, because there
+they can mean nothing else. Else they are tried in the members that the body has.
 """
 
 from __future__ import annotations

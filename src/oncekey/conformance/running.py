@@ -1,6 +1,8 @@
 """The run: every clause in turn, bounded in requests and in time, and what came of it.
 
 A baseline holds the findings that are known already, so that continuous integration fails on new ones only.
+The file names the clauses that failed and the harm that was seen. A known finding that does more harm than it did is a
+new one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a person types to repeat a finding: the command, the exchanges as `curl` lines, and a script with fresh keys.
 
-Credentials become shell variables, so that a report can be mailed.
+Credentials become shell variables, so that a report can be mailed. A text holds a variable as its name between two NUL
+characters; no header, address or printable body has one.
 """
 
 from __future__ import annotations

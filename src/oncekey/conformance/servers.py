@@ -2,7 +2,7 @@
 
 The owner of an API lends the commands that kill a server, or stop and start its store. What a killed server had
 answered stays, and what it was doing happens once. Without its store nothing runs unprotected, and all goes on when the
-store is back.
+store is back. A command is run without a shell, in a session of its own, and for a limited time.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ window over, waiting over) is a flag, and the passing of time is an event that r
 Two numbers of the real record are kept as what they mean. The version is "has anybody written since I looked"
 (`fresh`), the fence is "was I the last to get it" (`held`): both only ever go up, so a look or a fence that was
 overtaken once never fits again. That is what makes the number of worlds finite.
+
+There is one exploration per kind of effects and kind of provider, each small enough to be complete. Crashes and lost
+replies are not counted: any actor may die at any step, as often as it likes. What is bounded is how many are in the
+middle of something at the same time, how often a handler is begun before it is parked, and how often the key is used
+anew.
 """
 
 from __future__ import annotations
