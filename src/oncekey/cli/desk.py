@@ -20,10 +20,10 @@ from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.core.fronts import MEMORY, Front
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
-from oncekey.core.prospects import prospect
 from oncekey.core.scope import whose
 from oncekey.core.showing import lapse
 from oncekey.core.transitions import Actor
+from oncekey.ops.explain_retry import prospect
 from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:

@@ -15,9 +15,6 @@ from oncekey import wire
 from oncekey.cli import desk
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import colours, plain
-from oncekey.core import doctor as rules
-from oncekey.core import doctor_servers as servers
-from oncekey.core.doctor import Finding, Level
 from oncekey.core.errors import StoreError
 from oncekey.core.migrations import Phase, Standing
 from oncekey.core.model import SECOND
@@ -26,18 +23,21 @@ from oncekey.core.showing import moment
 from oncekey.drivers.sqlite_version import wal_is_safe
 from oncekey.engine import migrate, operate, rekey
 from oncekey.flow import adrive
+from oncekey.ops import doctor as rules
+from oncekey.ops import doctor_servers as servers
+from oncekey.ops.doctor import Finding, Level
 from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.core.census import Census, Roll
     from oncekey.core.envelopes import InUse
     from oncekey.core.migrations import Entry
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
     from oncekey.drivers.postgres_address import Pooling
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ops.stats import Census, Roll
 
 _RUNS: Final = 1000
 _PATIENCE: Final = 2.0

@@ -15,11 +15,11 @@ from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, State
 from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, believed_from, possible
-from oncekey.core.prospects import downstream_keys, meaning, prospect, purpose, why
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import whose
 from oncekey.core.showing import describe, in_flight, moment
+from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,9 +17,9 @@ from oncekey.flow import adrive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.census import Census, Group
     from oncekey.core.model import Instant
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ops.stats import Census, Group
 
 UNKNOWABLE: Final = (
     "Duplicates cannot be counted here: a replay writes nothing, so the store does not know of it. "

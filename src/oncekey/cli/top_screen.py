@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from oncekey.cli.glance import Glance, Waiting
     from oncekey.core.audit import AuditEntry
-    from oncekey.core.census import Worker
     from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ops.stats import Worker
 
 PATIENCE: Final = 10.0
 """Seconds until a store that does not answer is said to be silent."""

@@ -14,10 +14,10 @@ from oncekey.cli.printing import as_list, table
 from oncekey.cli.reconcile import option_pairs
 from oncekey.core.model import State
 from oncekey.core.operate import Search
-from oncekey.core.prospects import downstream_keys
 from oncekey.core.scope import whose
 from oncekey.engine import operate
 from oncekey.flow import adrive
+from oncekey.ops.explain_retry import downstream_keys
 
 if TYPE_CHECKING:
     from oncekey.core.upkeep import Page

@@ -17,7 +17,7 @@ from oncekey.client.errors import (
 )
 from oncekey.client.journal import Journal
 from oncekey.client.profiles import PROFILES, Profile
-from oncekey.core.backoff import Backoff
+from oncekey.core.pacing import Backoff
 
 __all__ = [
     "PROFILES",

@@ -1,7 +1,7 @@
 """HTTP/1.1 by hand: exactly these bytes out, and whatever comes back.
 
-A `Carrier` says where an API expects the key, and how it marks a replay. Clauses know one header for keys and one for the
-marker. The carrier writes the key where this API reads it: under another name, or into the JSON body. It translates
+A `Carrier` says where an API expects the key, and how it marks a replay. Clauses know one header for keys and one for
+the marker. The carrier writes the key where this API reads it: under another name, or into the JSON body. It translates
 answers back, and it says the API's own names in reports.
 """
 

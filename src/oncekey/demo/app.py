@@ -18,9 +18,9 @@ from fastapi.responses import PlainTextResponse
 
 from oncekey.console import Console, Ledger, Operator, Role, Tokens
 from oncekey.console.views import palette
+from oncekey.core.digests import downstream_key
 from oncekey.core.model import RecordId
 from oncekey.core.scope import scope_of
-from oncekey.core.seed import downstream_key
 from oncekey.demo.charging import Charging, ProviderFailedError
 from oncekey.demo.problems import BodyLimit, ProblemError, Tenant, add_problems, authenticate, tenant_of
 from oncekey.demo.routes import (
@@ -49,7 +49,7 @@ from oncekey.resolvers import Executed, Question, Sighting, Unexecuted
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.core.policy import Policy
-    from oncekey.core.pulse import History
+    from oncekey.ops.stats import History
 
 
 def health_routes(tables: Tables, once: Once, metrics: Prometheus) -> APIRouter:

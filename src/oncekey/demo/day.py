@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from oncekey.core.audit import Mover
+from oncekey.core.digests import downstream_key
 from oncekey.core.memo import digest_of, encode, rejected
 from oncekey.core.model import (
     HOUR,
@@ -38,8 +39,6 @@ from oncekey.core.model import (
 )
 from oncekey.core.onecommit import Ground, Kind
 from oncekey.core.policy import micros
-from oncekey.core.pulse import sample_of
-from oncekey.core.seed import downstream_key
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import SWEEP_GRACE, Page
 from oncekey.demo.draws import WORKERS, Clock, Doubts, Draws, Fate, Life, busyness, money_of, there, through
@@ -52,6 +51,7 @@ from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, begin_call, end_call, fail_message, lease_of
 from oncekey.flow import Statement
+from oncekey.ops.stats import sample_of
 from oncekey.topics import Reply
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 
     from oncekey.core.deferred import TakenUp
     from oncekey.core.model import Duration, HeldParcel, Instant, Parcel
-    from oncekey.core.pulse import Sample
     from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps, Value
     from oncekey.once import Once
+    from oncekey.ops.stats import Sample
     from oncekey.ports import Store
 
 Say: TypeAlias = Callable[[str, "dict[str, Value]"], Statement]

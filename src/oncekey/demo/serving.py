@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from oncekey.core.policy import Policy
-    from oncekey.core.pulse import Recent
+    from oncekey.ops.stats import Recent
 
 
 _COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "provider", "--until-eof", "--port", "0")

@@ -11,8 +11,8 @@ from oncekey.flow import adrive, drive
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.core.census import Standing
     from oncekey.flow import Flow
+    from oncekey.ops.stats import Standing
     from oncekey.ports import AsyncDriver, Driver, Store
 
 

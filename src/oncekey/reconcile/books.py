@@ -11,12 +11,12 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core import memo
+from oncekey.core.digests import downstream_key
 from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.operate import Search
 from oncekey.core.resolution import standing
-from oncekey.core.seed import downstream_key
 from oncekey.engine.operate import desk_of
 from oncekey.engine.reconcile import reconcile_of
 from oncekey.flow import adrive

@@ -1,7 +1,7 @@
 """What a run keeps in the store's own database, and what it reads there when everything is over.
 
-Of a store of cells its records are read, page by page, and nothing else. Such a store shares no transaction, so there are
-no business rows, no messages and no log of writes: what happened once is what the provider's own ledger says.
+Of a store of cells its records are read, page by page, and nothing else. Such a store shares no transaction, so there
+are no business rows, no messages and no log of writes: what happened once is what the provider's own ledger says.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from oncekey.boottime import boottime
+from oncekey.core.digests import downstream_key, seed_of
 from oncekey.core.model import MINUTE, Code, Effects, State
 from oncekey.core.policy import Policy
-from oncekey.core.seed import downstream_key, seed_of
 from oncekey.engine import steps
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.effects import Beat, Begin, Call, Commit, Drop, Keep, Later, Life, Rollback, Sleep

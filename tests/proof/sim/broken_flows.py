@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid5
 
+from oncekey.core.digests import seed_of
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import UNAVAILABLE, Completed, Discarded, Lease, Replay, State
 from oncekey.core.onecommit import Sealed
-from oncekey.core.seed import seed_of
 from oncekey.engine import admit, request, serve, settle
 from oncekey.engine.answering import refused
 from oncekey.engine.effects import Beat, Call, Commit, Life

@@ -12,9 +12,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import NotExecuted, Rejected
 from oncekey.core.model import Effects
-from oncekey.core.seed import downstream_key
 from oncekey.engine import steps as taken
 from oncekey.engine.effects import Call, Life
 from oncekey.testing.history import Effect

@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.memo import encode, recovery_point
 from oncekey.core.model import Effects, EntryKind, Lease, MemoEntry, State, StoredResponse
 from oncekey.core.rulings import LOCK_EXPIRED
-from oncekey.core.seed import downstream_key
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.rows import memo_text, owner_proof, record_of, response_params, version_proof

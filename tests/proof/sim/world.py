@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from oncekey.core.digests import seed_of
 from oncekey.core.model import MINUTE, SECOND, Code, RecordId, State
-from oncekey.core.seed import seed_of
 from oncekey.engine import admit
 from oncekey.engine.recent import Hints
 from oncekey.stores.keystore import KeyStore

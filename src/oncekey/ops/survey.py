@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oncekey.core.audit import AuditEntry
     from oncekey.core.model import Duration, Effects, Instant, Record
 
+
 LOOKED: Final = 5000
 """How many entries of an index one page looks at."""
 MOST: Final = 10_000

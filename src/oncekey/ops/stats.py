@@ -1,23 +1,132 @@
-"""How things are at a glance: a sentence, how requests ended as the store tells it, and what waited as it was seen.
+"""How a store stands: how many records and parcels it has, which of them wait, and how things are at a glance.
 
-The console's overview and `oncekey top` show the same. The store has no history of its numbers, so each look at them is
-kept for a while in this process. Whoever has a better memory, such as a metrics backend, hands in another `History`.
+The console's overview and `oncekey top` show the same: a sentence, how requests ended as the store tells it, and what
+waited as it was seen. The store has no history of its numbers, so each look at them is kept for a while in this
+process. An application with a better memory, such as a metrics backend, hands in another `History`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.model import MINUTE, SECOND, Outcome, State
 from oncekey.core.upkeep import percentile
 
 if TYPE_CHECKING:
-    from oncekey.core.census import Roll
-    from oncekey.core.model import Duration, Instant
-    from oncekey.core.survey import End, Tally
+    from oncekey.core.model import Duration, Effects, Instant, ParcelKind
+    from oncekey.ops.survey import End, Tally
+
+
+MISSED_BEATS: Final = 3
+"""After how many of its own beats that did not come a worker is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Records of one operation in one state."""
+
+    state: State
+    effects: Effects
+    operation: str
+    records: int
+    stale: int
+    """In progress, with a lease that is over."""
+    resumable: int
+    """Handed back with work done, and not gone on with yet."""
+    expired: int
+    """Past their time, and not reaped yet."""
+    oldest: Instant
+    newest: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Parcels of one topic that wait to be sent."""
+
+    topic: str
+    kind: ParcelKind
+    parcels: int
+    held: int
+    oldest_due: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Parcels of one topic that nobody tries any more."""
+
+    topic: str
+    kind: ParcelKind
+    letters: int
+    oldest: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for somebody: how many, and since when the oldest does."""
+
+    what: str
+    count: int
+    oldest: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a gauge shows: what is read is served by indexes, however many records have been finished."""
+
+    now: Instant
+    records: Mapping[str, int]
+    """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
+    waiting: tuple[Waiting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """All of it, at one look."""
+
+    now: Instant
+    groups: tuple[Group, ...]
+    queues: tuple[Queue, ...]
+    letters: tuple[Letters, ...]
+    waiting: tuple[Waiting, ...]
+
+    def waiting_for(self, what: str) -> Waiting:
+        """One line of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+        return next((one for one in self.waiting if one.what == what), Waiting(what, 0, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that works behind the requests, as it wrote itself down last."""
+
+    name: str
+    tasks: tuple[str, ...]
+    started_at: Instant
+    seen_at: Instant
+    every: Duration
+    """After how long it promises to be seen again."""
+    calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By operation, the calls of INLINE handlers, as the worker's application names them."""
+
+    def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
+        """Whether it was seen lately: within `silence`, or else within a few of its own beats."""
+        allowed = MISSED_BEATS * self.every if silence is None else silence
+        return now - self.seen_at <= allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """All workers that have written themselves down and have not left, by the store's clock."""
+
+    now: Instant
+    workers: tuple[Worker, ...]
+
+    def inline_calls(self, operation: str) -> tuple[str, ...]:
+        """The calls of an INLINE operation, as far as any worker's application names them."""
+        return tuple(dict.fromkeys(name for one in self.workers for name in one.calls.get(operation, ())))
+
 
 WINDOWS: Final = {"15 min": 15 * MINUTE, "1 h": 60 * MINUTE, "6 h": 360 * MINUTE, "24 h": 1440 * MINUTE}
 BUCKETS: Final = 60

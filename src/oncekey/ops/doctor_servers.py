@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.doctor import MANY_ROWS, Finding, Level
 from oncekey.core.model import HOUR, MINUTE, SECOND
+from oncekey.ops.doctor import MANY_ROWS, Finding, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from oncekey.core.doctor import Rows
     from oncekey.core.model import Duration, Instant
+    from oncekey.ops.doctor import Rows
+
 
 LONG_IDLE: Final = MINUTE
 LONG_TRANSACTION: Final = HOUR

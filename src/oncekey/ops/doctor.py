@@ -18,11 +18,12 @@ from oncekey.core.showing import lapse
 from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, short_leases
 
 if TYPE_CHECKING:
-    from oncekey.core.census import Census, Roll, Waiting
     from oncekey.core.envelopes import InUse
     from oncekey.core.migrations import Entry, Migration
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
+    from oncekey.ops.stats import Census, Roll, Waiting
+
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from oncekey.core.model import MINUTE, SECOND, Outcome, State
-from oncekey.core.pulse import pace
-from oncekey.core.survey import End
+from oncekey.ops.stats import pace
+from oncekey.ops.survey import End
 
 NOW = 10_000 * MINUTE
 
