@@ -19,7 +19,7 @@ from observe.shop import AsgiShop
 from oncekey.core.model import SECOND, Code
 from oncekey.kit.making import ALERTS, OPERATOR_RULES, made
 from oncekey.kit.settings import SETTINGS, Part, chosen, seconds
-from oncekey.observe.gauges import TASKS
+from oncekey.observe.measuring import TASKS
 from oncekey.ops.doctor import Limits
 from oncekey.stores.operate import WAITING
 

@@ -7,8 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cli.desk import age, possibility
-from oncekey.cli.finding import typed, words_of
+from oncekey.cli.options import age, possibility, typed, words_of
 from oncekey.cli.printing import broken, pairs, plain
 from oncekey.core.envelopes import key_of_text, shown_text
 from oncekey.core.keys import key_digest

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from oncekey import wire
-from oncekey.cli.desk import age
 from oncekey.cli.dlq import said as letter_said
-from oncekey.cli.finding import Several, find, typed
 from oncekey.cli.glance import glance, server_of
 from oncekey.cli.keys import known_of
 from oncekey.cli.keys_show import said as key_said
 from oncekey.cli.keys_show import shown, shown_entry
+from oncekey.cli.options import Several, age, find, typed
 from oncekey.cli.printing import address, pairs
 from oncekey.cli.top_frame import HELP, Panel, Place, Setting, Sheet, frame
 from oncekey.core.errors import StoreError

@@ -7,7 +7,7 @@ package. The journal, `oncekey.client.journal`, needs none.
 from __future__ import annotations
 
 from oncekey.client.attempts import Rules
-from oncekey.client.errors import (
+from oncekey.client.exchange import (
     ClientError,
     JournalError,
     KeyExpiredError,

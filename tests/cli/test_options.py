@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cli.operating import KEY, SCOPE, oncekey
-from oncekey.cli import desk, printing
+from oncekey.cli import options, printing
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, RecordId
 from oncekey.core.policy import Policy
@@ -146,21 +146,21 @@ def test_exit_codes(shop, url, reason, code, said):
     [("90", 90 * SECOND), ("90s", 90 * SECOND), ("15m", 15 * MINUTE), ("2h", 2 * HOUR), ("1d", 24 * HOUR)],
 )
 def test_spans(text, span):
-    assert desk.span(text) == span
+    assert options.span(text) == span
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "inf", "nan", "1w"])
 def test_no_spans(text):
     # A negative one would let "not executed" be believed too early.
     with pytest.raises(ConfigurationError):
-        desk.span(text)
+        options.span(text)
 
 
 @pytest.mark.parametrize("text", ["2026-11-16T01:50:00", "yesterday"])
 def test_instants_have_an_offset(text):
     with pytest.raises(ConfigurationError):
-        desk.instant(text)
-    assert desk.instant("1970-01-01T01:00:01+01:00") == SECOND
+        options.instant(text)
+    assert options.instant("1970-01-01T01:00:01+01:00") == SECOND
 
 
 def test_a_lost_reply_says_where_to_look(shop, url):
@@ -169,4 +169,4 @@ def test_a_lost_reply_says_where_to_look(shop, url):
         raise CommitAmbiguousError("gone")
 
     with pytest.raises(CommitAmbiguousError, match="keys history"):
-        desk.work(url, losing)
+        options.work(url, losing)
