@@ -109,7 +109,7 @@ mariadb: ## Look for the MariaDB of the tests, and get it where that can be done
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p harness
+	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p harness -p proof.model -p proof.sim -p proof.crash
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")

@@ -363,7 +363,7 @@ def test_modules_that_share_something_go_to_one_worker() -> None:
     # A name that is wrong would share nothing, and nobody would see it but the clock.
     root = Path(__file__).parents[1]
     assert [module for module in TOGETHER if not (root / module).is_file()] == []
-    demo, town = "tests/demo/test_orders.py", "tests/crash/test_real_processes.py"
+    demo, town = "tests/demo/test_orders.py", "tests/proof/test_real_processes.py"
     assert group_of(f"{demo}::test_one[a]") == group_of(f"{demo}::test_other") == demo
     assert group_of(f"{town}::test_it[sqlite-before:claim:1]") != group_of(f"{town}::test_it[postgresql+asyncpg-x]")
     assert group_of("tests/core/test_keys.py::test_one[a@b]") == "tests/core/test_keys.py::test_one[a@b]"

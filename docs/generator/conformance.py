@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Final
 
 from oncekey.conformance import CLAUSES, Area, Clause, Profile, planned
-from oncekey.conformance.references import references
+from oncekey.conformance.catalogue import references
 
 from .markdown import code, table, title
 from .markdown import page as put_together

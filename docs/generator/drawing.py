@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import html
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def layers() -> str:
     parts: list[str] = []
     top = 30
     for row in rows:
-        for name in (name.strip().removeprefix("oncekey.") for name in row.split("|")):
+        for name in (name.strip() for name in re.split("[|:]", row)):
             parts.append(_box((_WIDE / 2 + 10, top), name))
             parts.append(f'<text class="told" x="{_WIDE + 30}" y="{top + 5}">{html.escape(_told(name))}</text>')
             top += _HIGH + 6

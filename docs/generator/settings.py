@@ -9,12 +9,11 @@ from enum import Enum
 from typing import Any, Final
 
 from oncekey.core.checks import check_of
-from oncekey.core.choices import On5xx, StoreErrorPolicy
+from oncekey.core.choices import BY_EFFECTS, STANCES, On5xx, Stance, StoreErrorPolicy
 from oncekey.core.fingerprint import Selection
 from oncekey.core.headers import NEVER_KEPT
 from oncekey.core.model import Effects, Recovery
 from oncekey.core.policy import Policy, never_proven
-from oncekey.core.strictness import BY_EFFECTS, STANCES, Stance
 from oncekey.options import OFFERED, Options
 
 from .markdown import code, table, title

@@ -119,7 +119,7 @@ The fingerprint is compared before anything is done: another request under a liv
 and learns only that the key is taken."""
 
 _BELIEF: Final = """\
-`oncekey.testing.model` visits every world that one key can be in: requests with the same and with another body, owners
+`proof.model` visits every world that one key can be in: requests with the same and with another body, owners
 of all four kinds of effects, workers, sweeper, reaper, completer, resolver and operator, a provider that counts, a
 crash or a lost reply at every step, and a clock that moves whenever it may. It runs over these very tables and looks
 for a double effect, a lost or wrong answer, a stranger's answer, and a record that nothing ends. Then it leaves out one

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, 
 from oncekey.core.calls import Chooses, Shape, operation_name
 from oncekey.core.choices import InProgress
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.fingerprint import Selection
 from oncekey.core.model import Effects
-from oncekey.core.selection import Selection
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.annotations import operation_parameter

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from oncekey.core import memo
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome
 from oncekey.core.operate import Order, Wish
 from oncekey.core.resolution import Declined, Executed, Resolution, Undecided, Unexecuted
-from oncekey.core.seed import downstream_key
 from oncekey.topics import Reply, reply_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from oncekey.core.digests import Hmac
 from oncekey.core.envelopes import KEY_ID
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.core.frames import Hmac
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

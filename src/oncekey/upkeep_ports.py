@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import AuditEntry, Mover, Note
-    from oncekey.core.census import Census, Roll, Standing
     from oncekey.core.envelopes import InUse
     from oncekey.core.model import (
         Completed,
@@ -25,11 +24,12 @@ if TYPE_CHECKING:
     )
     from oncekey.core.operate import Forbidden, Move, Moved, Search, Whereabouts
     from oncekey.core.resolution import Call, Evidence, Heard, Verdict
-    from oncekey.core.survey import End, Lines, ParcelView, Stretch, Tally, Walk
-    from oncekey.core.survey import Place as Spot
     from oncekey.core.transitions import Actor
     from oncekey.core.upkeep import Expired, Gone, Page, Place, Run
     from oncekey.flow import Flow, Steps
+    from oncekey.ops.stats import Census, Roll, Standing
+    from oncekey.ops.survey import End, Lines, ParcelView, Stretch, Tally, Walk
+    from oncekey.ops.survey import Place as Spot
 
 
 class Upkeep(Protocol):

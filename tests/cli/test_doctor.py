@@ -12,15 +12,15 @@ import pytest
 from cli.operating import oncekey
 from cli.test_stats import fill
 from oncekey import wire
-from oncekey.core import doctor, doctor_servers
-from oncekey.core.census import Census, Queue, Roll, Waiting, Worker
-from oncekey.core.doctor import Level
 from oncekey.core.migrations import Phase
 from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Run
 from oncekey.engine import migrate
 from oncekey.flow import drive
+from oncekey.ops import doctor, doctor_servers
+from oncekey.ops.doctor import Level
+from oncekey.ops.stats import Census, Queue, Roll, Waiting, Worker
 from oncekey.testing.claims import a_claim
 
 

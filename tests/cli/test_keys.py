@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from cli.operating import KEY, SCOPE, oncekey, refused
 from oncekey.cli.app import make_app
+from oncekey.core.digests import downstream_key
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
 from oncekey.core.model import (
@@ -33,7 +34,6 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
-from oncekey.core.seed import downstream_key
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.testing.claims import a_claim, answered
 

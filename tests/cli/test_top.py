@@ -21,10 +21,10 @@ from oncekey.cli.glance import LISTED, Glance
 from oncekey.cli.top_frame import Place, Setting, Sheet, frame
 from oncekey.cli.top_screen import Keyboard
 from oncekey.core.audit import AuditEntry, Mover, Note
-from oncekey.core.census import Roll, Worker
 from oncekey.core.model import MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
-from oncekey.core.survey import Count, Tally
 from oncekey.core.transitions import Actor, Trigger
+from oncekey.ops.stats import Roll, Worker
+from oncekey.ops.survey import Count, Tally
 from operate.rows import a_row
 
 MAIN = (sys.executable, "-c", "from oncekey.cli import main; main()", "top", "--interval", "0.2", "--store")

@@ -22,9 +22,9 @@ from oncekey.client.attempts import (
 )
 from oncekey.client.exchange import Call, Failure, Loss, Reply
 from oncekey.client.profiles import ADYEN, PAYPAL, SQUARE, STRIPE
-from oncekey.core.backoff import Backoff
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code
+from oncekey.core.pacing import Backoff
 from oncekey.core.policy import Policy
 from oncekey.core.problems import PROBLEMS, render
 

@@ -12,14 +12,17 @@ import pytest
 
 from oncekey.client.attempts import Answered, Misused, Unknown, Unsettled
 from oncekey.client.desk import Desk, Operation
-from oncekey.client.errors import (
+from oncekey.client.exchange import (
+    Call,
+    Failure,
     JournalError,
     KeyExpiredError,
     KeyReusedError,
+    Loss,
     OutcomeUnknownError,
     PersonalKeyWarning,
+    Reply,
 )
-from oncekey.client.exchange import Call, Failure, Loss, Reply
 from oncekey.client.journal import Journal, Standing
 
 SECRET = "Bearer s3cr3t-token"

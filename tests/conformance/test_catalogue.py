@@ -11,13 +11,11 @@ import pytest
 from conformance.shop import Shop
 from harness.pages import ROOT
 from oncekey.conformance import CLAUSES, Address, Need, Target, bodies, chosen
-from oncekey.conformance.catalogue import NoSuchClauseError
+from oncekey.conformance.bodies import amount_at, is_same, volatile
+from oncekey.conformance.catalogue import REFERENCES, NoSuchClauseError
 from oncekey.conformance.clauses import UndecidedError
 from oncekey.conformance.headlines import HEADLINES, Evidence, Harm, told_of
-from oncekey.conformance.pointer import amount_at
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.references import REFERENCES
-from oncekey.conformance.sameness import is_same, volatile
 from oncekey.conformance.shots import Answer
 from oncekey.conformance.target import is_secret, replaced
 

@@ -25,9 +25,7 @@ from oncekey.conformance import (
     Undecided,
     check,
 )
-from oncekey.conformance.report_json import to_json
-from oncekey.conformance.report_junit import to_junit
-from oncekey.conformance.report_text import missing, verdict_line
+from oncekey.conformance.reports import missing, to_json, to_junit, verdict_line
 
 AT_ONCE = 12
 UNCOUNTED = [way for way in Way if way is not Way.PAGED]  # a page that is full matters to who counts

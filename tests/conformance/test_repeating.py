@@ -15,14 +15,10 @@ from conformance.aiming import shop_target
 from conformance.fronts import Front
 from conformance.shop import Bug, Shop
 from oncekey.conformance import CLAUSES, Address, Failed, Finding, Profile, Target, check
-from oncekey.conformance.carrier import Carrier
-from oncekey.conformance.clauses import Exchange
-from oncekey.conformance.curl import curl_line
-from oncekey.conformance.manner import Manner, Way
-from oncekey.conformance.repeating import script
-from oncekey.conformance.report_text import MARK, plain
-from oncekey.conformance.shell import FreshKeys, octets, quoted, variable
-from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.clauses import Exchange, Manner, Way
+from oncekey.conformance.reports import MARK, plain
+from oncekey.conformance.scripts import FreshKeys, curl_line, octets, quoted, script, variable
+from oncekey.conformance.shots import Answer, Carrier, Shot
 
 WAIT = 409
 CREDENTIALS = {"AUTHORIZATION": "Bearer alpha", "OTHER_AUTHORIZATION": "Bearer beta"}

@@ -17,13 +17,9 @@ from conformance.shop import Bug, Shop
 from oncekey import __version__
 from oncekey.conformance import CLAUSES, Failed, Profile, Report, check
 from oncekey.conformance.clauses import Exchange
-from oncekey.conformance.curl import transcript
 from oncekey.conformance.headlines import Harm
-from oncekey.conformance.invocation import invocation
-from oncekey.conformance.report_html import to_html
-from oncekey.conformance.report_json import to_json
-from oncekey.conformance.report_junit import to_junit
-from oncekey.conformance.report_text import dangers, missing, plain
+from oncekey.conformance.reports import dangers, missing, plain, to_html, to_json, to_junit
+from oncekey.conformance.scripts import invocation, transcript
 from oncekey.conformance.shots import Address, Answer, Shot
 
 FAST = [clause for clause in CLAUSES if not clause.id.startswith(("races", "hang-ups"))]

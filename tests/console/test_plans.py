@@ -9,10 +9,10 @@ import pytest
 
 from harness.filling import fill_beside, fill_postgres
 from harness.plans import check_plan, explained
-from oncekey.core.survey import LOOKED, MOST
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
+from oncekey.ops.survey import LOOKED, MOST
 from oncekey.stores import survey
 from oncekey.stores.sqlite import SqliteStore
 

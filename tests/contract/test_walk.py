@@ -24,7 +24,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.testing.contract import Walk, blocking
 from oncekey.testing.contract.walking import EXCEPTIONS, UNWALKED, walked_rows
-from oncekey.testing.sim.broken_statements import pretending
+from proof.sim.broken_statements import pretending
 
 
 class TestMemory(Walk):

@@ -16,15 +16,14 @@ from core.golden import MEDIA, SECRETS, WORDS, Dice, bodies, header_lines, json_
 from core.records import a_record
 from oncekey.core.answers import marks, replay
 from oncekey.core.choices import Flavor, On5xx
-from oncekey.core.fingerprint import Request, Selection, fingerprint, fingerprint_of
+from oncekey.core.digests import downstream_key, seed_of
+from oncekey.core.fingerprint import Request, Selection, fingerprint, fingerprint_of, media_type_of
 from oncekey.core.jcs import BigInts, canonical_json
 from oncekey.core.keys import HeaderSyntax, KeyFormat, key_digest, looks_personal, parse_key
 from oncekey.core.locks import lock_number, lock_of
-from oncekey.core.media import media_type_of
 from oncekey.core.model import Effects, RecordId, Replay, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.core.scope import BindTo, bound_scope, scope_of
-from oncekey.core.seed import downstream_key, seed_of
 from oncekey.core.settle import Ending, Progress, decide, kept_headers
 
 SELECTIONS = (Selection(), Selection(), Selection(include=("amount", "/a")), Selection(exclude=("a", "/b/0")))

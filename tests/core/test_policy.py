@@ -9,6 +9,8 @@ from itertools import product
 import pytest
 
 from oncekey.core.choices import (
+    BY_EFFECTS,
+    STANCES,
     ErrorFormat,
     ExpiryMode,
     Flavor,
@@ -26,7 +28,6 @@ from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import SECOND, Effects, Recovery
 from oncekey.core.policy import Policy, lifetime, micros, never_proven
 from oncekey.core.scope import BindTo
-from oncekey.core.strictness import BY_EFFECTS, STANCES
 
 DEFAULTS = {
     "flavor": Flavor.IETF,

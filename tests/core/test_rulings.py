@@ -8,6 +8,7 @@ import pytest
 
 from core.records import INCARNATION, MEMO, NOW, a_claim, a_record, an_intent
 from oncekey.core.answers import LONGEST_WAIT
+from oncekey.core.choices import BY_EFFECTS
 from oncekey.core.guards import Facts
 from oncekey.core.model import (
     HOUR,
@@ -39,7 +40,6 @@ from oncekey.core.rulings import (
     rule_finished,
     situate,
 )
-from oncekey.core.strictness import BY_EFFECTS
 from oncekey.core.transitions import Actor, Row, Trigger, judge
 
 POLICY = Policy()

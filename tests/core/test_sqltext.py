@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.sqltext import LEADING, Dialect, sentences
+from oncekey.core.sqltext import LEADING, Dialect, plainly_reads, sentences
 
 BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
 TRIGGER = "create trigger t after insert on a begin update b set c = case when 1 then 2 end; select 1; end"
@@ -128,3 +128,22 @@ def test_any_text_is_read_to_its_end_and_nothing_of_it_is_invented(dialect, part
         assert found >= 0
         assert sentence.tokens
         at = found + len(sentence.text)
+
+
+@pytest.mark.parametrize(
+    ("sql", "reads"),
+    [
+        ("SELECT name FROM users WHERE token = $1", True),
+        (" select count(*) from orders", True),
+        ("VALUES (1)", True),
+        ("SELECT id FROM orders FOR UPDATE", False),
+        ("SELECT id INTO copies FROM orders", False),
+        ("SELECT set_config('app.tenant', $1, true)", False),
+        ("SELECT pg_advisory_xact_lock(1)", False),
+        ("SELECT 1, pg_try_advisory_lock(1)", False),
+        ("WITH gone AS (DELETE FROM orders RETURNING id) SELECT id FROM gone", False),
+        ("INSERT INTO orders VALUES (1)", False),
+    ],
+)
+def test_what_leaves_nothing_behind(sql: str, reads: bool) -> None:
+    assert plainly_reads(sql) is reads

@@ -19,15 +19,15 @@ from oncekey import wire
 from oncekey.cli.demo import policy_for
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, Effects, State
-from oncekey.core.pulse import WINDOWS, series
 from oncekey.core.scope import whose
-from oncekey.core.survey import FINISHED, UNFINISHED, Walk
 from oncekey.core.transitions import Actor
 from oncekey.demo.history import Wanted, write_history
-from oncekey.demo.provider.ledger import Ledger
+from oncekey.demo.provider_ledger import Ledger
 from oncekey.demo.serving import _try_once, serve
 from oncekey.engine.operate import box_of, survey_of
 from oncekey.flow import drive
+from oncekey.ops.stats import WINDOWS, series
+from oncekey.ops.survey import FINISHED, UNFINISHED, Walk
 
 LEDGER_OPTIONS = (
     "--column", "provider_id=id", "--column", "amount=amount_cents", "--amount", "/amount_cents", "--currency",

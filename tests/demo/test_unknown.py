@@ -20,8 +20,8 @@ import pytest
 from harness.demo import MONEY, Demo
 from harness.patience import wait_until
 from harness.provider import Provider
-from oncekey.demo.provider.webhooks import sign
-from oncekey.demo.reconciling import SECRET, WEBHOOKS
+from oncekey.demo.app import SECRET, WEBHOOKS
+from oncekey.demo.provider_server import sign
 
 _until = partial(wait_until, every=0.05)
 QUICK = ("--lease", "3", "--call-timeout", "1.5", "--interval", "0.5")

@@ -12,7 +12,7 @@ from harness.pages import ROOT, Page, generator, pages
 from oncekey.core.answers import Answer, refuse, replay
 from oncekey.core.choices import Flavor
 from oncekey.core.fingerprint import Request, fingerprint
-from oncekey.core.firstsent import FIRST_SENT
+from oncekey.core.headers import FIRST_SENT
 from oncekey.core.model import (
     Code,
     Effects,

@@ -17,8 +17,8 @@ from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import abandon, serve
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.testing.claims import a_claim, again
-from oncekey.testing.crash.lives import Unasked
 from oncekey.wire import connect
+from proof.crash.runtime import Unasked
 
 POLICY = Policy()
 

@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 
 from oncekey.core.choices import PiiCheck
+from oncekey.core.digests import seed_of
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 from oncekey.core.fingerprint import Request, Selection, fingerprint, fingerprint_of
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse
 from oncekey.core.policy import Policy, micros
 from oncekey.core.scope import BindTo, bound_scope
-from oncekey.core.seed import seed_of
 from oncekey.engine.claiming import PROCESS, Caller, Parts, about_of, chosen_of, claim_of, fingerprint_for
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.kept_request import unseal

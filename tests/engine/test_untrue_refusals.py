@@ -20,9 +20,8 @@ from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim
-from oncekey.testing.crash.lives import Unasked
-from oncekey.testing.crash.runtime import Still
-from oncekey.testing.lives import Heard, Said, life
+from proof.crash.runtime import Still, Unasked
+from proof.lives import Heard, Said, life
 
 POLICY = Policy()
 

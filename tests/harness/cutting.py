@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.proxy import Proxy, _Link
+from harness.proxy import Proxy, _Loss
+from oncekey.torture.proxy import Link
 
 _CHUNK = 65_536
 
@@ -67,7 +68,7 @@ class CuttingProxy(Proxy):
             return stop.message in self._said[-1][Side.CLIENT]
         return stop.message == len(self._said) - 1
 
-    async def _requests(self, link: _Link) -> None:
+    async def _requests(self, link: Link[_Loss]) -> None:
         with contextlib.suppress(OSError):
             while chunk := await link.from_client.read(_CHUNK):
                 if self._answered:
@@ -77,7 +78,7 @@ class CuttingProxy(Proxy):
                 await link.to_server.drain()
             link.to_server.write_eof()
 
-    async def _replies(self, link: _Link) -> None:
+    async def _replies(self, link: Link[_Loss]) -> None:
         with contextlib.suppress(OSError):
             while chunk := await link.from_server.read(_CHUNK):
                 self._answered = True
@@ -85,7 +86,7 @@ class CuttingProxy(Proxy):
                 await link.to_client.drain()
             link.to_client.write_eof()
 
-    async def _passed(self, link: _Link, side: Side, chunk: bytes) -> bytes:
+    async def _passed(self, link: Link[_Loss], side: Side, chunk: bytes) -> bytes:
         """What of a chunk is passed on now; what was passed on before a stop is on its way already."""
         if not self._said:
             return chunk

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import socket
-import struct
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -19,9 +17,9 @@ from typing import Any, Self
 from harness.dsn import address
 from harness.patience import PATIENCE
 from harness.ports import free_port
+from oncekey.torture.proxy import Link
 
 _CHUNK = 65_536
-_RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
@@ -35,7 +33,7 @@ class Proxy:
         self.accepted = 0
         self._target = (host, port)
         self._losses: list[_Loss] = []
-        self._links: set[_Link] = set()
+        self._links: set[Link[_Loss]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._delay = 0.0
         self._passing = asyncio.Event()
@@ -155,7 +153,7 @@ class Proxy:
         except OSError:
             to_client.transport.abort()
             return
-        link = _Link(from_client, to_client, from_server, to_server)
+        link: Link[_Loss] = Link(from_client, to_client, from_server, to_server)
         self._links.add(link)
         try:
             await asyncio.gather(self._requests(link), self._replies(link))
@@ -163,7 +161,7 @@ class Proxy:
             self._links.discard(link)
             link.end()
 
-    async def _requests(self, link: _Link) -> None:
+    async def _requests(self, link: Link[_Loss]) -> None:
         before = b""
         # An error of either side is the end of the connection, like any other.
         with contextlib.suppress(OSError):
@@ -185,7 +183,7 @@ class Proxy:
                 await link.to_server.drain()
             link.to_server.write_eof()
 
-    async def _replies(self, link: _Link) -> None:
+    async def _replies(self, link: Link[_Loss]) -> None:
         dropped = b""
         with contextlib.suppress(OSError):
             while chunk := await link.from_server.read(_CHUNK):
@@ -239,27 +237,3 @@ class _Loss:
     keep: int = 0
     happened: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(eq=False, slots=True)
-class _Link:
-    """One client's connection and the one that was made for it."""
-
-    from_client: asyncio.StreamReader
-    to_client: asyncio.StreamWriter
-    from_server: asyncio.StreamReader
-    to_server: asyncio.StreamWriter
-    loss: _Loss | None = None
-
-    def end(self) -> None:
-        """Close both sides without sending what is still waiting."""
-        self.to_client.transport.abort()
-        self.to_server.transport.abort()
-
-    def reset(self) -> None:
-        """Close both sides so that each peer sees a reset instead of an end."""
-        for writer in (self.to_client, self.to_server):
-            connection = writer.get_extra_info("socket")
-            if connection is not None and connection.fileno() >= 0:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.end()

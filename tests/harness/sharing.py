@@ -22,7 +22,7 @@ TOGETHER = {
             "tests/conformance/test_reports.py",
             "tests/console/test_browser.py",
             "tests/console/test_plans.py",
-            "tests/crash/test_real_processes.py",
+            "tests/proof/test_real_processes.py",
             "tests/demo/test_bad_input.py",
             "tests/demo/test_browser.py",
             "tests/demo/test_faults.py",
@@ -45,7 +45,7 @@ def group_of(test: str) -> str:
     """What is given to a worker at once: the tests that have the same group."""
     module = test.partition("::")[0]
     group = TOGETHER.get(module, test)
-    store = _STORE.search(test) if module == "tests/crash/test_real_processes.py" else None
+    store = _STORE.search(test) if module == "tests/proof/test_real_processes.py" else None
     return f"{group} on {store[1]}" if store else group
 
 

@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.checkers import Case, check, try_out
 from kit.exported import exported, labels_in, names_in
 from observe.shop import AsgiShop
-from oncekey.core.doctor import Limits
 from oncekey.core.model import SECOND, Code
 from oncekey.kit.making import ALERTS, OPERATOR_RULES, made
 from oncekey.kit.settings import SETTINGS, Part, chosen, seconds
-from oncekey.observe.gauges import TASKS
+from oncekey.observe.measuring import TASKS
+from oncekey.ops.doctor import Limits
 from oncekey.stores.operate import WAITING
 
 

@@ -44,8 +44,8 @@ from oncekey.observe.events import (
     telling,
 )
 from oncekey.observe.logs import JsonLines, Logs, fields_of, level_of
+from oncekey.observe.measuring import OTHERS, Tenants
 from oncekey.observe.prometheus import Prometheus
-from oncekey.observe.tenants import OTHERS, Tenants
 
 KEY = "a-key-that-nobody-may-see-01"
 LIFE = uuid4()

@@ -21,7 +21,7 @@ from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
-from oncekey.observe.gauges import gauges_of
+from oncekey.observe.measuring import gauges_of
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from upkeep.test_plans import nodes

@@ -11,9 +11,9 @@ from oncekey.core.audit import Mover
 from oncekey.core.guards import Facts
 from oncekey.core.model import SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
 from oncekey.core.operate import Forbidden, Moved, Order, Whereabouts, Wish, decide, possible
-from oncekey.core.prospects import prospect
 from oncekey.core.transitions import Actor, Fence, Illegal, Row, Trigger, judge
 from oncekey.engine import operate
+from oncekey.ops.explain_retry import prospect
 from operate.rows import NOW, a_parcel, copy_of, every_row, look, write
 
 ANN = Mover(Actor.OPERATOR, "ann")

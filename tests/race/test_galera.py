@@ -12,13 +12,13 @@ from harness.mariadb import MariadbServer, migrated
 from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
 from local.databases import lock_for
-from oncekey.core.doctor import Level
-from oncekey.core.doctor_servers import mariadb
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Completed, Outcome, StoredResponse
 from oncekey.core.onecommit import Ground, Kind
 from oncekey.drivers.pymysql import PymysqlDriver
 from oncekey.flow import drive
+from oncekey.ops.doctor import Level
+from oncekey.ops.doctor_servers import mariadb
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.testing.claims import a_claim
 

@@ -14,9 +14,8 @@ from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.reconcile import Kind, LedgerEntry, compare
-from oncekey.reconcile.books import Books, Pointers, read
+from oncekey.reconcile.books import Books, Pointers, entries, read
 from oncekey.reconcile.ledger import MEANING, Belief, Expected
-from oncekey.reconcile.sources import entries
 from oncekey.resolvers import Declined, Executed
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import CallUncertainError, ConfigurationError, NotExecuted, Rejected, ReplayDivergedError
-from oncekey.core.seed import downstream_key
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once

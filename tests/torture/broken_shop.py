@@ -6,9 +6,8 @@ import json
 import uuid
 from typing import Any
 
-from oncekey.torture.provider import Wanted, charge
-from oncekey.torture.settings import Settings
-from oncekey.torture.shop import Shop
+from oncekey.torture.plan import Settings
+from oncekey.torture.shop import Shop, Wanted, charge
 
 settings = Settings.from_environment()
 shop = Shop(settings)

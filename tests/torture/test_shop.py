@@ -11,9 +11,8 @@ from harness.asgi import Caller
 from harness.cutting import CuttingProxy
 from harness.dsn import through
 from harness.tables import make_tables
-from oncekey.torture.provider import Wanted
-from oncekey.torture.settings import Settings
-from oncekey.torture.shop import Shop
+from oncekey.torture.plan import Settings
+from oncekey.torture.shop import Shop, Wanted
 
 BODY = json.dumps(Wanted("c", 7).data()).encode()
 

@@ -12,9 +12,8 @@ from oncekey.core.model import State
 from oncekey.testing.checker import Rule
 from oncekey.testing.history import Effect, Kind, Operation, Write
 from oncekey.torture.clients import Wish
-from oncekey.torture.evidence import ROW, Charge, Evidence, Kept
-from oncekey.torture.provider import Wanted
-from oncekey.torture.verdict import judge, story_of, stuck
+from oncekey.torture.shop import Wanted
+from oncekey.torture.verdict import ROW, Charge, Evidence, Kept, judge, story_of, stuck
 
 SCOPE, KEY = "s", "torture-1-01-000001"
 BODY = json.dumps({"charge": "ch_1", "attempt": 1}).encode()

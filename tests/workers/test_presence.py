@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from oncekey import INLINE, PHASED, Once, Operation
-from oncekey.core.census import Worker
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.flow import adrive
+from oncekey.ops.stats import Worker
 from oncekey.wire import aconnect
 from oncekey.workers.declared import inline_calls_of
 from oncekey.workers.presence import FORGOTTEN, Presence

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "audit": ("audit", "Find routes without protection, and calls that nothing announces."),
+        "audit": ("routes", "Find routes without protection, and calls that nothing announces."),
         "check": ("check", "Try whether an API keeps the promises of its keys."),
         "client": ("client", "Look into a client's journal, and finish what it began."),
         "console": ("console", "Serve the operators' pages: what waits, what happened, what to do."),
@@ -22,11 +22,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "keys": ("keys", "Look at keys, and settle by hand what nothing else can."),
         "kit": ("kit", "Write alerts, a dashboard, units, manifests and runbooks."),
         "migrate": ("migrate", "Create and update oncekey's own tables."),
-        "openapi": ("openapi", "Print an OpenAPI document that says what keys protect."),
-        "provider": ("provider", "Serve a simulated payment provider that can fail in any way."),
+        "openapi": ("routes", "Print an OpenAPI document that says what keys protect."),
+        "provider": ("demo", "Serve a simulated payment provider that can fail in any way."),
         "reap": ("upkeep", "End keys whose time is over."),
         "reconcile": ("reconcile", "Ask resolvers about unknown keys; compare the provider's books."),
-        "rekey": ("rekey", "Seal what is stored under the current key."),
+        "rekey": ("upkeep", "Seal what is stored under the current key."),
         "routes": ("routes", "List the routes that change something, and how each is protected."),
         "stats": ("stats", "Count keys, and what waits."),
         "stores": ("stores", "List the stores, what is installed, and what each can do."),

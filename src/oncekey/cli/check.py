@@ -1,29 +1,96 @@
-"""`oncekey check URL`: whether an API keeps the promises of its idempotency keys."""
+"""`oncekey check URL`: whether an API keeps the promises of its idempotency keys.
+
+Its options may come from a TOML file, so that a pipeline needs one short command.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
-from oncekey.cli.check_config import configure
 from oncekey.conformance import Address, Failed, Profile, Target, check, chosen, planned
-from oncekey.conformance.baseline import BadBaselineError, Baseline, written
-from oncekey.conformance.carrier import KEY, MARKER, Carrier
-from oncekey.conformance.repeating import script
-from oncekey.conformance.report_html import to_html
-from oncekey.conformance.report_json import to_json
-from oncekey.conformance.report_junit import to_junit
-from oncekey.conformance.report_text import dangers, further, missing, plain, rows, run_line, verdict_line
+from oncekey.conformance.reports import (
+    dangers,
+    further,
+    missing,
+    plain,
+    rows,
+    run_line,
+    to_html,
+    to_json,
+    to_junit,
+    verdict_line,
+)
+from oncekey.conformance.running import BadBaselineError, Baseline, written
+from oncekey.conformance.scripts import script
+from oncekey.conformance.shots import KEY, MARKER, Carrier
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oncekey.conformance import Clause, Report
     from oncekey.conformance.shots import Header
+
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_OWN: Final = frozenset({"config", "help"})
+
+
+def configure(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the file's values as defaults: what stands on the command line is stronger."""
+    # Help and completion ask for the value without running the command.
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} is no TOML: {error}") from None
+    context.default_map = {**(context.default_map or {}), **_values(context, given)}
+    return path
+
+
+def _values(context: typer.Context, given: Mapping[str, object]) -> dict[str, object]:
+    """The values by the names of the command's parameters."""
+    names: dict[str, tuple[str, bool]] = {}
+    for parameter in context.command.params:
+        if parameter.name not in _OWN:
+            longest = max(parameter.opts, key=len).lstrip("-")
+            names[longest] = parameter.name, bool(getattr(parameter, "multiple", False))
+    values: dict[str, object] = {}
+    for option, value in given.items():
+        if option not in names:
+            raise typer.BadParameter(f"there is no option {option!r}; its options are {', '.join(sorted(names))}")
+        name, multiple = names[option]
+        if isinstance(value, dict) or (isinstance(value, list) and not multiple):
+            raise typer.BadParameter(f"{option} takes one value")
+        values[name] = [_filled(one) for one in value] if isinstance(value, list) else _filled(value)
+        if multiple and not isinstance(value, list):
+            values[name] = [_filled(value)]
+    return values
+
+
+def _filled(value: object) -> object:
+    """The value with `${NAME}` taken from the environment: credentials have no place in a file."""
+    if not isinstance(value, str):
+        return value
+
+    def taken(met: re.Match[str]) -> str:
+        if met[1] not in os.environ:
+            raise typer.BadParameter(f"the environment has no {met[1]}")
+        return os.environ[met[1]]
+
+    return _VARIABLE.sub(taken, value)
+
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STYLES = {

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from oncekey.cli import desk
+from oncekey.cli import options
 from oncekey.core.errors import ConfigurationError
 from oncekey.sealing import from_environment
 
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def console(
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8002,
@@ -39,7 +39,7 @@ def console(
     tokens: Annotated[
         Path | None, typer.Option(help=f"Lines of NAME:ROLE:TOKEN; else {TOKENS} has them.", metavar="FILE")
     ] = None,
-    namespace: desk.Namespace = None,
+    namespace: options.Namespace = None,
     trace_url: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +76,7 @@ def console(
         trace_url=trace_url,
         seal=from_environment(),
     )
-    desk.there(store)
+    options.there(store)
 
     def announce(address: str) -> None:
         link = f"{address}/login#{made}" if name is not None else address

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import typer
 
-from oncekey.cli import desk, observing
+from oncekey.cli import observing, options
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
-from oncekey.cli.finding import typed
+from oncekey.cli.options import typed
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import as_list, lines, pairs, table
 from oncekey.core.envelopes import shown_text
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
     """Add the group `dlq`."""
     group = typer.Typer(
         help="Dead letters: parcels of the outbox that were tried too often, or whose call may have been made and may "
-        f"not be repeated. A `defer` is a request's own call, an `emit` a message to others.\n\n{desk.CODES}",
+        f"not be repeated. A `defer` is a request's own call, an `emit` a message to others.\n\n{options.CODES}",
         no_args_is_help=True,
     )
     for name, command in (("list", list_letters), ("show", show), ("retry", retry), ("discard", discard)):
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="dlq")
 
 
-def list_letters(store: desk.StoreUrl, *, limit: desk.Limit = 100, as_json: desk.AsJson = False) -> None:
+def list_letters(store: options.StoreUrl, *, limit: options.Limit = 100, as_json: options.AsJson = False) -> None:
     """List the dead letters, the oldest first. Changes nothing.
 
     JSON: {"now", "items": [{"id", "kind", "topic", "key", "scope", "downstream_key", "attempts", "created_at",
@@ -53,7 +53,7 @@ def list_letters(store: desk.StoreUrl, *, limit: desk.Limit = 100, as_json: desk
     async def looking(engine: AsyncEngine) -> tuple[DeadLetter, ...]:
         return await adrive(operate.box_of(engine.store).dead_letters(limit), engine.driver.run)
 
-    letters = desk.work(store, looking)
+    letters = options.work(store, looking)
     if as_json:
         as_list([line_of(letter) for letter in letters])
         return
@@ -65,7 +65,7 @@ def list_letters(store: desk.StoreUrl, *, limit: desk.Limit = 100, as_json: desk
         typer.echo("What to do about one: oncekey dlq show ID", err=True)
 
 
-def show(letter_id: LetterId, store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
+def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
     """Show one dead letter with its payload and both its errors. Changes nothing. Exit code 1 if there is none.
 
     JSON: what `dlq list` shows of it, and "payload" (as it was written), "incarnation", "order_by".
@@ -74,9 +74,9 @@ def show(letter_id: LetterId, store: desk.StoreUrl, *, as_json: desk.AsJson = Fa
     async def looking(engine: AsyncEngine) -> DeadLetter | None:
         return await adrive(operate.box_of(engine.store).find_dead_letter(letter_id), engine.driver.run)
 
-    letter = desk.work(store, looking)
+    letter = options.work(store, looking)
     if letter is None:
-        desk.refuse(Forbidden(operate.NO_LETTER), json_wanted=as_json)
+        options.refuse(Forbidden(operate.NO_LETTER), json_wanted=as_json)
     if as_json:
         as_json_document(_shape(letter))
     else:
@@ -97,12 +97,12 @@ def said(letter: DeadLetter) -> Iterator[str]:
 
 def retry(
     letter_id: LetterId,
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     *,
-    reason: desk.Reason,
-    by: desk.By = None,
-    verbose: desk.Verbose = False,
-    as_json: desk.AsJson = False,
+    reason: options.Reason,
+    by: options.By = None,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Let a dead letter be tried again, from its first attempt.
 
@@ -116,8 +116,8 @@ def retry(
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
     `emit`, or {"changed": false, "why", "possible"}.
     """
-    wish = Wish(Order.RETRY, desk.given(reason))
-    mover = desk.operator(by)
+    wish = Wish(Order.RETRY, options.given(reason))
+    mover = options.operator(by)
     _settle(
         store,
         letter_id,
@@ -129,16 +129,16 @@ def retry(
 
 def discard(
     letter_id: LetterId,
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     *,
-    reason: desk.Reason,
+    reason: options.Reason,
     status: Status = None,
     body: Body = None,
     content_type: ContentType = "application/json",
     header: Header = None,
-    by: desk.By = None,
-    verbose: desk.Verbose = False,
-    as_json: desk.AsJson = False,
+    by: options.By = None,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Give a dead letter up: it is not tried any more.
 
@@ -153,8 +153,8 @@ def discard(
     {"changed": false, "why", "possible"}.
     """
     answer = answer_of(status, body, content_type, header, final_no=True) or operate.given_up()
-    wish = Wish(Order.DISCARD, desk.given(reason), answer=answer)
-    mover = desk.operator(by)
+    wish = Wish(Order.DISCARD, options.given(reason), answer=answer)
+    mover = options.operator(by)
     _settle(
         store,
         letter_id,
@@ -179,10 +179,10 @@ def _settle(
         about.extend(() if letter is None else (letter.parcel.record_id,))
         return await adrive(flow(engine), engine.driver.run)
 
-    done = desk.work(store, doing)
+    done = options.work(store, doing)
     match done:
         case Forbidden():
-            desk.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
+            options.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
         case LetterMoved(letter, trigger):
             if json_wanted:
                 as_json_document({"changed": True, "letter": {**line_of(letter), "trigger": trigger.value}})
@@ -190,7 +190,7 @@ def _settle(
             again = letter.parcel.kind is ParcelKind.EMIT and trigger.value == "dlq_retry"
             typer.echo(f"{letter.parcel.id} {'is due again' if again else 'is deleted'} (audited)")
         case _:
-            desk.told(done, json_wanted=json_wanted, verbose=verbose)
+            options.told(done, json_wanted=json_wanted, verbose=verbose)
 
 
 def _shape(letter: DeadLetter) -> dict[str, Any]:

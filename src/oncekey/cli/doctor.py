@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from oncekey import wire
-from oncekey.cli import desk
+from oncekey.cli import options
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import colours, plain
-from oncekey.core import doctor as rules
-from oncekey.core import doctor_servers as servers
-from oncekey.core.doctor import Finding, Level
 from oncekey.core.errors import StoreError
 from oncekey.core.migrations import Phase, Standing
 from oncekey.core.model import SECOND
@@ -26,18 +23,21 @@ from oncekey.core.showing import moment
 from oncekey.drivers.sqlite_version import wal_is_safe
 from oncekey.engine import migrate, operate, rekey
 from oncekey.flow import adrive
+from oncekey.ops import doctor as rules
+from oncekey.ops import doctor_servers as servers
+from oncekey.ops.doctor import Finding, Level
 from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.core.census import Census, Roll
     from oncekey.core.envelopes import InUse
     from oncekey.core.migrations import Entry
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
     from oncekey.drivers.postgres_address import Pooling
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ops.stats import Census, Roll
 
 _RUNS: Final = 1000
 _PATIENCE: Final = 2.0
@@ -75,7 +75,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     *,
     lease: Annotated[
         str, typer.Option(help="The policy's lease, to compare with what operations take.", metavar="SPAN")
@@ -101,9 +101,9 @@ def doctor(
         str, typer.Option(help="Parcels that are due for longer are a warning.", metavar="SPAN")
     ] = "5m",
     dead_after: Annotated[str, typer.Option(help="Dead letters that are older are a warning.", metavar="SPAN")] = "0",
-    replay_cache: desk.ReplayCache = None,
+    replay_cache: options.ReplayCache = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only what is not in order.")] = False,
-    as_json: desk.AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Look a store over: schema, indexes, clock, workers, what waits, dead rows, old transactions, settings.
 
@@ -118,16 +118,16 @@ def doctor(
     "error"}.
     """
     limits = rules.Limits(
-        unknown=desk.span(unknown_after),
-        stale=desk.span(stale_after),
-        resumable=desk.span(resumable_after),
-        expired=desk.span(expired_after),
-        due=desk.span(due_after),
-        dead=desk.span(dead_after),
-        silent=None if silent_after is None else desk.span(silent_after),
+        unknown=options.span(unknown_after),
+        stale=options.span(stale_after),
+        resumable=options.span(resumable_after),
+        expired=options.span(expired_after),
+        due=options.span(due_after),
+        dead=options.span(dead_after),
+        silent=None if silent_after is None else options.span(silent_after),
         workers=workers,
     )
-    findings = tuple(_findings(store, desk.span(lease), limits))
+    findings = tuple(_findings(store, options.span(lease), limits))
     if replay_cache is not None:
         findings += (_front(replay_cache),)
     level = rules.worst(findings)
@@ -143,7 +143,7 @@ def doctor(
 
 def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Finding]:
     try:
-        checkup = desk.work(url, _examine, checked=False)
+        checkup = options.work(url, _examine, checked=False)
     except StoreError as error:
         yield Finding(
             Level.ERROR,
@@ -194,7 +194,7 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
 
 def _front(place: str) -> Finding:
     """How what stands in front of the store is."""
-    shown = desk.shared_front(place).shown
+    shown = options.shared_front(place).shown
     import redis
 
     try:

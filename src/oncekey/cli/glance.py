@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from oncekey.cli.dlq import line_of as letter_line
 from oncekey.cli.keys_show import in_doubt, shown_entry
 from oncekey.core.model import MINUTE, DeadLetter, State
-from oncekey.core.pulse import ENDINGS, RANKS, headline, pace
 from oncekey.core.showing import moment
-from oncekey.core.survey import Walk
 from oncekey.engine.operate import box_of, desk_of, pulse, survey_of
+from oncekey.ops.stats import ENDINGS, RANKS, headline, pace
+from oncekey.ops.survey import Walk
 
 if TYPE_CHECKING:
     from oncekey.core.audit import AuditEntry
-    from oncekey.core.census import Roll
     from oncekey.core.model import Record
-    from oncekey.core.pulse import Pace
-    from oncekey.core.survey import End, Tally
     from oncekey.flow import Flow
+    from oncekey.ops.stats import Pace, Roll
+    from oncekey.ops.survey import End, Tally
     from oncekey.ports import Store
 
 ENDS: Final = 1000

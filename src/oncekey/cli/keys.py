@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
-from oncekey.cli import desk, observing
+from oncekey.cli import observing, options
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, checked_by, result_of
-from oncekey.cli.finding import Several, called, find, scope_named
 from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, row_of, said, shown, shown_entry
+from oncekey.cli.options import Several, called, find, scope_named
 from oncekey.cli.printing import as_json as to_json
 from oncekey.cli.printing import as_list, lines, table
 from oncekey.core.errors import ConfigurationError
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
     """Add the group `keys`."""
     group = typer.Typer(
         help="Look at keys, and settle by hand what nothing else can. Every change is a legal move of the record, "
-        f"needs a reason and is audited; a forbidden one says why, and what is possible.\n\n{desk.CODES}",
+        f"needs a reason and is audited; a forbidden one says why, and what is possible.\n\n{options.CODES}",
         no_args_is_help=True,
     )
     for name, command in (
@@ -69,12 +69,12 @@ def register(app: typer.Typer) -> None:
 
 
 def list_keys(
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     *,
-    tenant: desk.Tenant = None,
-    namespace: desk.Namespace = None,
-    principal: desk.Principal = None,
-    scope: desk.Scope = None,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
     state: Annotated[State | None, typer.Option(help="Only these.")] = None,
     operation: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
     effects: Annotated[Effects | None, typer.Option(help="Only of this kind.")] = None,
@@ -83,11 +83,11 @@ def list_keys(
     digest: Annotated[
         str | None, typer.Option(help="Only the key with this digest, which is what logs show.", metavar="HEX")
     ] = None,
-    limit: desk.Limit = 50,
+    limit: options.Limit = 50,
     before: Annotated[
         str | None, typer.Option(help="Go on where the last list ended: its `next`.", metavar="PLACE")
     ] = None,
-    as_json: desk.AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List keys, the newest first. Changes nothing.
 
@@ -101,10 +101,10 @@ def list_keys(
         state=state,
         operation=operation,
         effects=effects,
-        older_than=desk.span(older_than),
+        older_than=options.span(older_than),
         stale=stale,
     )
-    now, records, place = desk.work(store, lambda engine: _list(engine, wanted, limit, _place(before), digest))
+    now, records, place = options.work(store, lambda engine: _list(engine, wanted, limit, _place(before), digest))
     if as_json:
         as_list([line_of(record, now) for record in records], now=now, following=place)
         return
@@ -114,20 +114,20 @@ def list_keys(
 
 
 def show(
-    key: desk.Key,
-    store: desk.StoreUrl,
+    key: options.Key,
+    store: options.StoreUrl,
     *,
-    tenant: desk.Tenant = None,
-    namespace: desk.Namespace = None,
-    principal: desk.Principal = None,
-    scope: desk.Scope = None,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
     call: Annotated[
         list[str] | None,
         typer.Option(help="INLINE: a call's name, as in op.downstream_key(NAME). Repeatable.", metavar="NAME"),
     ] = None,
     app: App = None,
-    verbose: desk.Verbose = False,
-    as_json: desk.AsJson = False,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show one key: what its state means, what a retry will do, and what to do, ready to be copied. Changes nothing.
 
@@ -154,7 +154,7 @@ def show(
             return found
         return await known_of(engine, found, tuple(call or ()), app)
 
-    known = _one(desk.work(store, looking), key, json_wanted=as_json)
+    known = _one(options.work(store, looking), key, json_wanted=as_json)
     shape = shown(known, key)
     if as_json:
         to_json(shape)
@@ -165,14 +165,14 @@ def show(
 
 
 def history(
-    key: desk.Key,
-    store: desk.StoreUrl,
+    key: options.Key,
+    store: options.StoreUrl,
     *,
-    tenant: desk.Tenant = None,
-    namespace: desk.Namespace = None,
-    principal: desk.Principal = None,
-    scope: desk.Scope = None,
-    as_json: desk.AsJson = False,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what the audit knows of a key: every move by sweeper, reaper, resolver, worker and operators.
 
@@ -193,7 +193,7 @@ def history(
             raise ConfigurationError(operate.NOT_HERE)
         return await adrive(audit.history(found), engine.driver.run)
 
-    found = _one(desk.work(store, looking), key, json_wanted=as_json)
+    found = _one(options.work(store, looking), key, json_wanted=as_json)
     entries = [shown_entry(entry) for entry in found]
     if as_json:
         as_list(entries)
@@ -204,14 +204,14 @@ def history(
 
 
 def resolve(
-    key: desk.Key,
-    store: desk.StoreUrl,
+    key: options.Key,
+    store: options.StoreUrl,
     *,
-    reason: desk.Reason,
-    tenant: desk.Tenant = None,
-    namespace: desk.Namespace = None,
-    principal: desk.Principal = None,
-    scope: desk.Scope = None,
+    reason: options.Reason,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
     executed: Annotated[bool, typer.Option("--executed", help="It happened.")] = False,
     declined: Annotated[bool, typer.Option("--declined", help="The provider said no, for good.")] = False,
     not_executed: Annotated[bool, typer.Option("--not-executed", help="It did not happen.")] = False,
@@ -233,14 +233,14 @@ def resolve(
     content_type: ContentType = "application/json",
     header: Header = None,
     result: Annotated[str | None, typer.Option(help="PHASED: the open call's result, as JSON.", metavar="JSON")] = None,
-    version: desk.Version = None,
-    by: desk.By = None,
+    version: options.Version = None,
+    by: options.By = None,
     app: Annotated[
         str | None,
         typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, to check --result by."),
     ] = None,
-    verbose: desk.Verbose = False,
-    as_json: desk.AsJson = False,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Settle a key whose outcome is unknown, because you looked at the provider.
 
@@ -269,13 +269,13 @@ def resolve(
     order = Order.NOT_EXECUTED if not_executed else Order.DECLINED if declined else Order.EXECUTED
     wish = Wish(
         order,
-        desk.given(reason),
+        options.given(reason),
         answer=answer_of(status, body, content_type, header, final_no=declined),
         result=None if result is None else result_of(result, final_no=declined),
         closed=closed,
-        asked_at=None if asked_at is None else desk.instant(asked_at),
+        asked_at=None if asked_at is None else options.instant(asked_at),
         version=version,
-        lag=desk.span(provider_lag),
+        lag=options.span(provider_lag),
     )
     whose = scope_named(tenant, namespace, principal, scope)
     check = checked_by(None if declined else app, result)
@@ -283,18 +283,18 @@ def resolve(
 
 
 def release(
-    key: desk.Key,
-    store: desk.StoreUrl,
+    key: options.Key,
+    store: options.StoreUrl,
     *,
-    reason: desk.Reason,
-    tenant: desk.Tenant = None,
-    namespace: desk.Namespace = None,
-    principal: desk.Principal = None,
-    scope: desk.Scope = None,
-    version: desk.Version = None,
-    by: desk.By = None,
-    verbose: desk.Verbose = False,
-    as_json: desk.AsJson = False,
+    reason: options.Reason,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
+    version: options.Version = None,
+    by: options.By = None,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Take a key from an owner that did not come back, as the sweeper would.
 
@@ -307,28 +307,28 @@ def release(
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
-    wish = Wish(Order.RELEASE, desk.given(reason), version=version)
+    wish = Wish(Order.RELEASE, options.given(reason), version=version)
     whose = scope_named(tenant, namespace, principal, scope)
     _act(Target(store, key, whose), wish, by, verbose=verbose, json_wanted=as_json)
 
 
 def bust(
-    key: desk.Key,
-    store: desk.StoreUrl,
+    key: options.Key,
+    store: options.StoreUrl,
     *,
-    reason: desk.Reason,
-    tenant: desk.Tenant = None,
-    namespace: desk.Namespace = None,
-    principal: desk.Principal = None,
-    scope: desk.Scope = None,
+    reason: options.Reason,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
     runs_again: Annotated[
         bool, typer.Option("--runs-again", help="I know that it succeeded, and that a retry executes it again.")
     ] = False,
-    replay_cache: desk.ReplayCache = None,
-    version: desk.Version = None,
-    by: desk.By = None,
-    verbose: desk.Verbose = False,
-    as_json: desk.AsJson = False,
+    replay_cache: options.ReplayCache = None,
+    version: options.Version = None,
+    by: options.By = None,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Take a stored answer away, so that the next retry executes.
 
@@ -342,7 +342,7 @@ def bust(
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
-    wish = Wish(Order.BUST, desk.given(reason), runs_again=runs_again, version=version)
+    wish = Wish(Order.BUST, options.given(reason), runs_again=runs_again, version=version)
     whose, cache = scope_named(tenant, namespace, principal, scope), _cache_of(replay_cache)
 
     async def first(engine: AsyncEngine, record_id: RecordId) -> None:
@@ -356,7 +356,7 @@ def _cache_of(url: str | None) -> Policy | None:
     """The policy of a shared cache of answers, as far as its names and seals go."""
     if url is None:
         return None
-    policy = Policy().override(replay_cache=desk.shared_front(url), secret=desk.secret())
+    policy = Policy().override(replay_cache=options.shared_front(url), secret=options.secret())
     check_fronts((policy,), b"")
     return policy
 
@@ -395,7 +395,7 @@ def _act(
     verbose: bool,
     json_wanted: bool,
 ) -> None:
-    mover = desk.operator(by)
+    mover = options.operator(by)
     about: list[RecordId] = []
 
     async def doing(engine: AsyncEngine) -> Moved | Several | Forbidden:
@@ -410,18 +410,18 @@ def _act(
         await first(engine, found)
         return await adrive(operate.act(engine.store, found, wish, mover, tell=observing.tell()), engine.driver.run)
 
-    done = desk.work(target.store, doing)
+    done = options.work(target.store, doing)
     if isinstance(done, Forbidden):
-        desk.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
-    desk.told(_one(done, target.key, json_wanted=json_wanted), json_wanted=json_wanted, verbose=verbose)
+        options.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
+    options.told(_one(done, target.key, json_wanted=json_wanted), json_wanted=json_wanted, verbose=verbose)
 
 
 def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
     """What was found, or why there is nothing to show."""
     if isinstance(found, Several):
-        desk.refuse_several(found, key, json_wanted=json_wanted)
+        options.refuse_several(found, key, json_wanted=json_wanted)
     if isinstance(found, Forbidden):
-        desk.refuse(found, json_wanted=json_wanted)
+        options.refuse(found, json_wanted=json_wanted)
     return found
 
 
@@ -429,7 +429,7 @@ async def known_of(
     engine: AsyncEngine, record_id: RecordId, calls: tuple[str, ...] = (), app: str | None = None
 ) -> Known | Forbidden:
     """A key as it stands, and what else is known of its call: its name, and what it returned the last time."""
-    number = lock_number(_SCHEMA, record_id, desk.secret())
+    number = lock_number(_SCHEMA, record_id, options.secret())
     sight = await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
     if sight.snapshot.record is None and not sight.busy:
         return Forbidden(NO_KEY)

@@ -7,19 +7,18 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cli.desk import age, possibility
-from oncekey.cli.finding import typed, words_of
+from oncekey.cli.options import age, possibility, typed, words_of
 from oncekey.cli.printing import broken, pairs, plain
 from oncekey.core.envelopes import key_of_text, shown_text
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, State
 from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, believed_from, possible
-from oncekey.core.prospects import downstream_keys, meaning, prospect, purpose, why
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import whose
 from oncekey.core.showing import describe, in_flight, moment
+from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.cli import desk, observing
+from oncekey.cli import observing, options
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import table
 from oncekey.core.errors import ConfigurationError
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="reconcile")
 
 
-def reconcile(context: typer.Context, *, app: App = None, once: Once = False, as_json: desk.AsJson = False) -> None:
+def reconcile(context: typer.Context, *, app: App = None, once: Once = False, as_json: options.AsJson = False) -> None:
     """Ask the application's resolvers about keys whose outcome is unknown, and apply what webhooks brought.
 
     What was executed or declined is settled at once. "Not executed" is believed only from a question that began after
@@ -81,7 +81,7 @@ async def _reconcile(application: Application, *, only_once: bool) -> dict[str, 
 
 
 def ledger(  # noqa: PLR0917  (typer reads the parameters)
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     books: Annotated[
         str,
         typer.Option("--ledger", metavar="FILE|URL", help="The provider's charges: CSV, or JSON from a file or URL."),
@@ -112,7 +112,7 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
     ] = None,
     app: App = None,
     *,
-    as_json: desk.AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare the provider's charges with what our records say of each call. Changes nothing.
 
@@ -126,15 +126,14 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
     Exit code: 0 the books agree, 1 they differ, 2 a mistake or no store.
     """
     from oncekey.reconcile import compare
-    from oncekey.reconcile.books import Books, Pointers
-    from oncekey.reconcile.sources import FIELDS, entries
+    from oncekey.reconcile.books import FIELDS, Books, Pointers, entries
 
     columns = option_pairs(column, "--column")
     for name in columns:
         if name not in FIELDS:
             raise ConfigurationError(f"--column {name}=...: a field is one of {', '.join(FIELDS)}")
     ours = Books(
-        since=0 if since is None else desk.instant(since),
+        since=0 if since is None else options.instant(since),
         pointers=Pointers(_pointer(amount, "--amount"), _pointer(currency, "--currency")),
         inline={**inline_calls(app), **option_pairs(inline, "--inline")},
     )
@@ -155,7 +154,7 @@ def _read(store: str, ours: Books) -> list[Expected]:
     async def reading(engine: AsyncEngine) -> list[Expected]:
         return await adrive(read(engine.store, ours), engine.driver.run)
 
-    return desk.work(store, reading)
+    return options.work(store, reading)
 
 
 def inline_calls(app: str | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from oncekey.cli import desk
+from oncekey.cli import options
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import table
 from oncekey.core.model import SECOND
@@ -17,9 +17,9 @@ from oncekey.flow import adrive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.census import Census, Group
     from oncekey.core.model import Instant
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ops.stats import Census, Group
 
 UNKNOWABLE: Final = (
     "Duplicates cannot be counted here: a replay writes nothing, so the store does not know of it. "
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command("stats")(stats)
 
 
-def stats(store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
+def stats(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
     """Count keys by state, effects and operation, and what waits in the outbox and with the dead letters.
 
     Changes nothing. It counts the whole table, which takes its time on a large one. How many requests were duplicates
@@ -47,7 +47,7 @@ def stats(store: desk.StoreUrl, *, as_json: desk.AsJson = False) -> None:
     async def counting(engine: AsyncEngine) -> Census:
         return await adrive(operate.desk_of(engine.store).census(), engine.driver.run)
 
-    census = desk.work(store, counting)
+    census = options.work(store, counting)
     if as_json:
         as_json_document(shape_of(census))
         return
@@ -147,8 +147,8 @@ def _say(census: Census) -> None:
                 group.stale,
                 group.resumable,
                 group.expired,
-                desk.age(group.oldest, now),
-                desk.age(group.newest, now),
+                options.age(group.oldest, now),
+                options.age(group.newest, now),
             )
             for group in census.groups
         ],
@@ -158,15 +158,15 @@ def _say(census: Census) -> None:
     typer.echo("")
     table(
         ("waiting", "count", "oldest since"),
-        [(one.what.replace("_", " "), one.count, desk.age(one.oldest, now)) for one in census.waiting],
+        [(one.what.replace("_", " "), one.count, options.age(one.oldest, now)) for one in census.waiting],
         empty="",
     )
     if census.queues:
         typer.echo("")
-        rows = [(one.topic, one.kind, one.parcels, one.held, desk.age(one.oldest_due, now)) for one in census.queues]
+        rows = [(one.topic, one.kind, one.parcels, one.held, options.age(one.oldest_due, now)) for one in census.queues]
         table(("outbox topic", "kind", "parcels", "held", "due since"), rows, empty="")
     if census.letters:
         typer.echo("")
-        dead = [(one.topic, one.kind, one.letters, desk.age(one.oldest, now)) for one in census.letters]
+        dead = [(one.topic, one.kind, one.letters, options.age(one.oldest, now)) for one in census.letters]
         table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
     typer.echo(f"\n{UNKNOWABLE}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from oncekey.cli.desk import AsJson
+from oncekey.cli.options import AsJson
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import table
 from oncekey.wire import STORES, abilities

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oncekey import wire
-from oncekey.cli import desk
+from oncekey.cli import options
 from oncekey.cli.glance import envelope, glance, server_of
 from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError, StoreError
@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def top(
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     *,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.", metavar="SECONDS")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="One frame as plain text; also what a pipe gets.")] = False,
@@ -58,7 +58,7 @@ def top(
 
     Exit code: 0 ended by q, Ctrl-C or --count, 2 a mistake, or no store at the first of some frames.
     """
-    desk.there(store)
+    options.there(store)
     wanted = 1 if once else count
     if wanted is None and not as_json:
         if _is_terminal():

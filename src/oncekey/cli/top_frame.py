@@ -17,16 +17,16 @@ from rich.text import Text
 from oncekey.cli.glance import LISTED, TILES
 from oncekey.cli.printing import plain
 from oncekey.core.model import SECOND, DeadLetter
-from oncekey.core.prospects import WHY, why
-from oncekey.core.pulse import ENDINGS
 from oncekey.core.scope import whose
 from oncekey.core.showing import lapse
+from oncekey.ops.explain_retry import WHY, why
+from oncekey.ops.stats import ENDINGS
 
 if TYPE_CHECKING:
     from oncekey.cli.glance import Glance, Waiting
     from oncekey.core.audit import AuditEntry
-    from oncekey.core.census import Worker
     from oncekey.core.model import Duration, Instant
+    from oncekey.ops.stats import Worker
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SMALLEST: Final = (40, 12)

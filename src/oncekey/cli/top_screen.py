@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from oncekey import wire
-from oncekey.cli.desk import age
 from oncekey.cli.dlq import said as letter_said
-from oncekey.cli.finding import Several, find, typed
 from oncekey.cli.glance import glance, server_of
 from oncekey.cli.keys import known_of
 from oncekey.cli.keys_show import said as key_said
 from oncekey.cli.keys_show import shown, shown_entry
+from oncekey.cli.options import Several, age, find, typed
 from oncekey.cli.printing import address, pairs
 from oncekey.cli.top_frame import HELP, Panel, Place, Setting, Sheet, frame
 from oncekey.core.errors import StoreError
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 
     from oncekey.cli.glance import Glance, Waiting
     from oncekey.core.audit import AuditEntry
-    from oncekey.core.census import Worker
     from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ops.stats import Worker
 
 PATIENCE: Final = 10.0
 """Seconds until a store that does not answer is said to be silent."""

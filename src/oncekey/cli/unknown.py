@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oncekey.cli import desk
-from oncekey.cli.desk import age
-from oncekey.cli.finding import called, scope_named
+from oncekey.cli import options
 from oncekey.cli.keys_show import in_doubt
+from oncekey.cli.options import age, called, scope_named
 from oncekey.cli.printing import as_list, table
 from oncekey.cli.reconcile import option_pairs
 from oncekey.core.model import State
 from oncekey.core.operate import Search
-from oncekey.core.prospects import downstream_keys
 from oncekey.core.scope import whose
 from oncekey.engine import operate
 from oncekey.flow import adrive
+from oncekey.ops.explain_retry import downstream_keys
 
 if TYPE_CHECKING:
     from oncekey.core.upkeep import Page
@@ -36,12 +35,12 @@ def register(app: typer.Typer) -> None:
 
 
 def list_unknown(
-    store: desk.StoreUrl,
+    store: options.StoreUrl,
     *,
-    tenant: desk.Tenant = None,
-    namespace: desk.Namespace = None,
-    principal: desk.Principal = None,
-    scope: desk.Scope = None,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
     older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
     given_up: Annotated[
         bool, typer.Option("--given-up", help="Only what no resolver asks about any more: the operators' own.")
@@ -56,8 +55,8 @@ def list_unknown(
         str | None,
         typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, whose code names calls."),
     ] = None,
-    limit: desk.Limit = 100,
-    as_json: desk.AsJson = False,
+    limit: options.Limit = 100,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the keys whose outcome is unknown, the newest first. Changes nothing.
 
@@ -74,14 +73,14 @@ def list_unknown(
     wanted = Search(
         scope=scope_named(tenant, namespace, principal, scope),
         state=State.UNKNOWN,
-        older_than=desk.span(older_than),
+        older_than=options.span(older_than),
     )
 
     async def looking(engine: AsyncEngine) -> tuple[Page, dict[str, tuple[str, ...]]]:
         page = await adrive(operate.desk_of(engine.store).search(wanted, limit), engine.driver.run)
         return page, await called(engine, app)
 
-    page, calls = desk.work(store, looking)
+    page, calls = options.work(store, looking)
     records = [one for one in page.records if one.reconcile_after is None or not given_up]
     for operation, name in option_pairs(call, "--call").items():
         calls[operation] = (name,)

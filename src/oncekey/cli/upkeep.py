@@ -1,25 +1,31 @@
-"""`oncekey sweep` and `oncekey reap`: one round of the upkeep, or rounds until told to stop."""
+"""`oncekey sweep`, `reap` and `rekey`: the upkeep by hand, one round of it or rounds until told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.cli import desk, observing
+from oncekey.cli import observing, options
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.engine.operate import NOT_HERE
+from oncekey.engine.rekey import PAGE, WALKS, Walked
+from oncekey.flow import adrive
+from oncekey.sealing import KEYS_VARIABLE, from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.engine.shell import AsyncEngine
     from oncekey.observe.events import Tell
+    from oncekey.sealing import Seal
     from oncekey.workers.service import Task
+
 
 Once = Annotated[bool, typer.Option("--once", help="Do what is due now, and exit; without it, go on until SIGTERM.")]
 App = Annotated[
@@ -29,12 +35,13 @@ App = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands `sweep` and `reap`."""
+    """Add the commands `sweep`, `reap` and `rekey`."""
     app.command("sweep")(sweep)
     app.command("reap")(reap)
+    app.command("rekey")(rekey)
 
 
-def sweep(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: desk.AsJson = False) -> None:
+def sweep(store: options.StoreUrl, *, once: Once = False, app: App = None, as_json: options.AsJson = False) -> None:
     """Move keys whose owner did not come back where their own effects say. Runs no handler.
 
     LOCAL and resumable PHASED become retryable, everything that may have happened becomes unknown. A live lease is
@@ -62,7 +69,7 @@ def sweep(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json:
     _run(store, task, shape, only_once=once, json_wanted=as_json)
 
 
-def reap(store: desk.StoreUrl, *, once: Once = False, app: App = None, as_json: desk.AsJson = False) -> None:
+def reap(store: options.StoreUrl, *, once: Once = False, app: App = None, as_json: options.AsJson = False) -> None:
     """End keys whose time is over, 5 minutes after it.
 
     Answers and failures are deleted, or marked where the policy keeps them; work that was begun and never gone on with
@@ -120,7 +127,7 @@ def _run(
         await service.run()
         return None
 
-    done = desk.work(store, doing)
+    done = options.work(store, doing)
     if done is None:
         return
     if json_wanted:
@@ -130,3 +137,60 @@ def _run(
     lines = done["by"] if isinstance(done["by"], list) else [done["by"]]
     for line in lines:
         typer.echo("  " + ", ".join(f"{name} {value}" for name, value in line.items()))
+
+
+NO_KEYS = f"there is no key to seal with: {KEYS_VARIABLE} has them, NAME:BASE64 of 32 bytes, the current one first"
+_LEFT = 1
+
+
+def rekey(
+    store: options.StoreUrl,
+    *,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="How many records are read at once.")] = PAGE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Seal all stored content under the current key, while the application runs; it may be interrupted and begun again.
+
+    The keys are in ONCEKEY_SEAL_KEYS, the current one first: k2:BASE64,k1:BASE64. Give every process the new key before
+    that, and take the old one away when `oncekey doctor` names it no longer. Content that was never sealed is sealed.
+    Records that somebody is at work on are left: run it again when they have ended.
+
+    JSON: {"looked", "resealed", "owned", "closed", "moved"}. Exit code: 0 nothing was left, 1 some was, 2 a mistake
+    or no store.
+    """
+    seal = from_environment()
+    if seal is None:
+        raise ConfigurationError(NO_KEYS)
+
+    async def doing(engine: AsyncEngine) -> Walked:
+        return await _walk(engine, seal, batch, quiet=as_json)
+
+    done = options.work(store, doing)
+    left = done.owned + done.closed + done.moved
+    if as_json:
+        as_json_document(asdict(done))
+    else:
+        typer.echo(f"{done.looked} looked at, {done.resealed} sealed under {seal.current}.")
+        for count, why in (
+            (done.owned, "somebody is at work on: run it again when they have ended"),
+            (done.moved, "changed just then: run it again"),
+            (done.closed, "did not open: their key is not among those in " + KEYS_VARIABLE),
+        ):
+            if count:
+                typer.echo(f"{count} left, which {why}.")
+    raise typer.Exit(_LEFT if left else 0)
+
+
+async def _walk(engine: AsyncEngine, seal: Seal, batch: int, *, quiet: bool) -> Walked:
+    done = Walked()
+    for walk in WALKS:
+        after: Any = None
+        while True:
+            stop = await adrive(walk(engine.store, seal, after, batch), engine.driver.run)
+            done += stop.walked
+            after = stop.after
+            if after is None:
+                break
+            if not quiet:
+                typer.echo(f"{done.looked} looked at, {done.resealed} sealed", err=True)
+    return done

@@ -15,7 +15,7 @@ import typer
 from oncekey.cli import observing
 from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
-from oncekey.observe.gauges import Page
+from oncekey.observe.measuring import Page
 from oncekey.wire import called
 from oncekey.workers.health import health as serve_health
 from oncekey.workers.relay import CONCURRENCY, Relay

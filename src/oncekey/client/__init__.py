@@ -7,7 +7,7 @@ package. The journal, `oncekey.client.journal`, needs none.
 from __future__ import annotations
 
 from oncekey.client.attempts import Rules
-from oncekey.client.errors import (
+from oncekey.client.exchange import (
     ClientError,
     JournalError,
     KeyExpiredError,
@@ -17,7 +17,7 @@ from oncekey.client.errors import (
 )
 from oncekey.client.journal import Journal
 from oncekey.client.profiles import PROFILES, Profile
-from oncekey.core.backoff import Backoff
+from oncekey.core.pacing import Backoff
 
 __all__ = [
     "PROFILES",

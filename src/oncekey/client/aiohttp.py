@@ -20,8 +20,7 @@ from yarl import URL
 
 from oncekey.client.attempts import Rules, adrive
 from oncekey.client.desk import Desk, Operation
-from oncekey.client.errors import OutcomeUnknownError
-from oncekey.client.exchange import Call, Failure, Loss, Reply, fields
+from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
 from oncekey.core.errors import ConfigurationError
 
 _HOPELESS: Final = (

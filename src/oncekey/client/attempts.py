@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 from oncekey.client.exchange import Call, Failure, Reply, same_origin
 from oncekey.client.matrix import Move, is_ours, judge, polled
 from oncekey.client.profiles import IETF, Profile
-from oncekey.core.backoff import Backoff, retry_after
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.pacing import Backoff, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Collection

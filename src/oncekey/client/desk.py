@@ -21,8 +21,15 @@ from oncekey.client.attempts import (
     World,
     attempts,
 )
-from oncekey.client.errors import KeyExpiredError, KeyReusedError, OutcomeUnknownError, PersonalKeyWarning
-from oncekey.client.exchange import Call, Failure, Reply
+from oncekey.client.exchange import (
+    Call,
+    Failure,
+    KeyExpiredError,
+    KeyReusedError,
+    OutcomeUnknownError,
+    PersonalKeyWarning,
+    Reply,
+)
 from oncekey.client.journal import Entry, Journal
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import looks_personal

@@ -1,4 +1,4 @@
-"""What goes out and what comes back, as plain values that every adapter can make."""
+"""What goes out and what comes back, as values that every adapter can make; and what is raised without an answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
+from oncekey.core.errors import OncekeyError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
 
 Fields: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -111,3 +114,42 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 def _first(headers: Fields, name: str) -> str | None:
     wanted = name.lower()
     return next((value for field_name, value in headers if field_name.lower() == wanted), None)
+
+
+class ClientError(OncekeyError):
+    """Everything that oncekey's client raises."""
+
+
+class KeyReusedError(ClientError):
+    """The key belongs to another request: a bug of the calling program, which no retry mends."""
+
+    def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.reply = reply
+
+
+class OutcomeUnknownError(ClientError):
+    """The operation may have happened, and no answer says so. Do not send it with a new key.
+
+    `call` and `key` are what it takes to ask again: hand the error to the transport's `ask_again`. `reply` is the
+    last answer, if there was one.
+    """
+
+    def __init__(self, message: str, *, call: Call, key: str, reply: Reply | None = None) -> None:
+        super().__init__(message)
+        self.call = call
+        self.key = key
+        self.reply = reply
+
+
+class KeyExpiredError(OutcomeUnknownError):
+    """The key is too old to be sent: find out by other means whether it happened, then use a new key if not."""
+
+
+class JournalError(ClientError):
+    """The journal cannot be used, so nothing was sent."""
+
+
+class PersonalKeyWarning(UserWarning):
+    """A key that the caller chose looks like somebody's address or number; keys end up in logs."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from httpx import AsyncBaseTransport, BaseTransport, Request, Response
 
-    from oncekey.client.errors import OutcomeUnknownError
+    from oncekey.client.exchange import OutcomeUnknownError
 else:
     # Clients ask for the methods, not for the class; the class is for type checkers.
     BaseTransport = AsyncBaseTransport = object

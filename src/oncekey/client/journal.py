@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from oncekey.client.errors import JournalError, KeyReusedError
-from oncekey.client.exchange import Call, Fields, Reply, fields
+from oncekey.client.exchange import Call, Fields, JournalError, KeyReusedError, Reply, fields
 
 KEPT_FIELDS: Final = frozenset({"accept", "accept-language", "content-encoding", "content-language", "content-type"})
 _KEPT_OF_ANSWERS: Final = KEPT_FIELDS | {"location", "etag"}

@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.keys import NotAStringItemError, parse_string_item
 from oncekey.core.model import Code
 from oncekey.core.problems import PROBLEMS
-from oncekey.core.sfstring import NotAStringItemError, parse_string_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

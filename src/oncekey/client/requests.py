@@ -19,8 +19,7 @@ from urllib3.response import HTTPResponse
 
 from oncekey.client.attempts import Rules, drive
 from oncekey.client.desk import Desk, Operation
-from oncekey.client.errors import OutcomeUnknownError
-from oncekey.client.exchange import Call, Failure, Loss, Reply, fields
+from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
 from oncekey.client.journal import Entry, Journal
 
 PATIENCE: Final = 30.0

@@ -1,10 +1,44 @@
-"""Bodies made from the one that was given: other ones that an API would take too, and other spellings of the same."""
+"""Bodies and answers compared: other bodies that an API would take too, and answers that tell the same.
+
+JSON pointers (RFC 6901) are here as far as counting needs them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
+
+from oncekey.conformance.shots import Answer
+
+
+def amount_at(document: object, pointer: str) -> int:
+    """The number at a place, or the length of the list there; `ValueError` says what is there instead."""
+    if pointer and not pointer.startswith("/"):
+        raise ValueError(f"the pointer {pointer!r} must begin with a slash, or be empty for the whole document")
+    place = document
+    for step in pointer.split("/")[1:]:
+        place = _inside(place, step.replace("~1", "/").replace("~0", "~"), pointer)
+    match place:
+        case bool():
+            pass
+        case int():
+            return place
+        case float() if place.is_integer():
+            return int(place)
+        case list():
+            return len(place)
+    raise ValueError(f"there is neither a whole number nor a list at {pointer!r}")
+
+
+def _inside(place: object, step: str, pointer: str) -> object:
+    match place:
+        case dict() if step in place:
+            return place[step]
+        case list() if step.isdecimal() and int(step) < len(place):
+            return place[int(step)]
+    raise ValueError(f"there is no {step!r} on the way to {pointer!r}")
+
 
 Path: TypeAlias = tuple[str | int, ...]
 """The names and numbers that lead to a place in a document."""
@@ -135,3 +169,41 @@ def _escaped(document: Any) -> str:  # noqa: ANN401  (JSON is anything)
             escapes = [f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)]
             return f'"{"".join(escapes)}"'
     return json.dumps(document)
+
+
+def is_same(first: Answer, again: Answer, ignored: frozenset[Path] = frozenset()) -> bool:
+    """Whether both tell of the same outcome; that status and bytes are equal too has clauses of its own."""
+    places = {answer.header("Location") for answer in (first, again)} - {None}
+    if first.ok != again.ok or len(places) > 1:
+        return False
+    return first.body == again.body or _meaning(first, ignored) == _meaning(again, ignored)
+
+
+def volatile(fresh: Answer, first: Answer, again: Answer) -> frozenset[Path]:
+    """The places of an answer that are new in every one, such as the number of a request.
+
+    They are those that differ between an answer and its replay. Where nothing else tells two operations apart, the
+    retry was no replay, and nothing is known to be volatile.
+    """
+    one, two = _leaves(first), _leaves(again)
+    found = frozenset(path for path in one if path in two and one[path] != two[path])
+    if one.keys() != two.keys() or is_same(fresh, first, found):
+        return frozenset()
+    return found
+
+
+def _meaning(answer: Answer, ignored: frozenset[Path]) -> object:
+    try:
+        document = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return answer.body
+    if not ignored:
+        return document
+    return {path: value for path, value in leaves(document) if path not in ignored}
+
+
+def _leaves(answer: Answer) -> dict[Path, Any]:
+    try:
+        return dict(leaves(json.loads(answer.body)))
+    except (ValueError, RecursionError):
+        return {}

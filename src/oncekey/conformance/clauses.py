@@ -1,4 +1,7 @@
-"""The words of the tester: what a clause is, what it may find, and by which profile it is judged."""
+"""The words of the tester: what a clause is, what it may find, and by which profile it is judged.
+
+`Manner` says in which way the requests of a finding were sent, so that a script can send them in the same way again.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,48 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oncekey.conformance.manner import PLAIN, Manner
 from oncekey.conformance.shots import Answer, Shot
 
 if TYPE_CHECKING:
     from oncekey.conformance.probe import Probe
+
+
+class Way(StrEnum):
+    """How a request reached the server."""
+
+    PLAIN = "plain"
+    """On a connection of its own."""
+    TOGETHER = "together"
+    """At the same moment as others."""
+    PIPELINED = "pipelined"
+    """In one go with others on one connection."""
+    SLOWLY = "slowly"
+    """The body in pieces."""
+    CUT = "cut"
+    """The client hung up."""
+    OVERLAPPING = "overlapping"
+    """The second one while the first one ran."""
+    INTERRUPTED = "interrupted"
+    """A command was run while the request ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """A way, and its details. `many` consecutive exchanges belong together."""
+
+    way: Way = Way.PLAIN
+    many: int = 1
+    seconds: float = 0.0
+    """The distance between two requests, or how long the client stayed."""
+    sent: int = 0
+    """The bytes that were sent before the client hung up."""
+    listened: bool = False
+    """Whether the client waited for the beginning of the answer before it hung up."""
+    after: tuple[str, ...] = ()
+    """The options whose commands were run before the request, or while it ran."""
+
+
+PLAIN = Manner()
 
 
 class Profile(StrEnum):

@@ -1,9 +1,15 @@
-"""Clauses about failures: which ones are remembered, and that none of them holds a key for ever."""
+"""Clauses about requests that do not end well: failures, clients that hang up or send slowly, and unusual answers.
+
+Which failures are remembered, and that none holds a key for ever; one effect or none after a hang-up; a refusal for
+good and a very large answer are final.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -11,6 +17,7 @@ from oncekey.conformance import bodies
 from oncekey.conformance.clauses import (
     DRAFT,
     EVERY,
+    MARKED,
     Area,
     Clause,
     Failed,
@@ -20,9 +27,9 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, shown
+from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, is_marked, needs_replays, one_operation, shown
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.shots import Answer, Shot
 from oncekey.conformance.target import replaced
 
 _MOST_LACKING: Final = 3
@@ -93,6 +100,140 @@ def _after_failure(probe: Probe) -> tuple[Answer, Answer]:
     return failed, probe.until_settled(shot)
 
 
+_PLACES: Final = {
+    "head": "in the head",
+    "body": "in the middle of the body",
+    "last-byte": "before the last byte",
+}
+
+
+def unfinished(probe: Probe, place: str) -> Verdict:
+    """A client that hangs up before its request is complete."""
+    key, before = probe.fresh(), probe.count()
+    shot = probe.shot(key)
+    probe.cut_off(shot, _position(shot, place))
+    time.sleep(probe.lead)  # the server must have seen that the client left, or there is nothing to see
+    answer = probe.until_settled(shot)
+    effects = probe.since(before, at_least=int(answer.ok))
+    if not answer.ok:
+        return Failed(f"within {probe.target.patience:g} s a retry of the whole request is executed", shown(answer))
+    if effects is not None and effects > 1:
+        return Failed("1 effect", f"{effects} effects; {shown(answer)}")
+    return Passed()
+
+
+def sent(probe: Probe) -> Verdict:
+    """A client that hangs up when everything is sent."""
+    before = probe.count()
+    shot = _abandoned(probe)
+    return _one_effect(probe, shot, before)
+
+
+def answered(probe: Probe) -> Verdict:
+    """A client that hangs up when the answer begins."""
+    key, before = probe.fresh(), probe.count()
+    shot = probe.shot(key)
+    probe.cut_off(shot, len(shot.wire()), listen=True)
+    return _one_effect(probe, shot, before)
+
+
+def retried(probe: Probe) -> Verdict:
+    """A client that hung up asks again."""
+    needs_replays(probe)
+    shot = _abandoned(probe)
+    first = probe.until_settled(shot, over_errors=True)
+    if not first.ok:
+        return Failed(f"within {probe.target.patience:g} s a retry gets the answer", shown(first))
+    again = probe.until_settled(shot)
+    if not probe.same(first, again):
+        return Failed("the same answer for every retry", f"{shown(first)}, then {shown(again)}")
+    return Passed()
+
+
+def slowly(probe: Probe) -> Verdict:
+    """A body that comes in slow pieces is the same body."""
+    key, before = probe.fresh(), probe.count()
+    first = probe.dribble(probe.shot(key))
+    if not first.ok:
+        raise UndecidedError(f"a body in slow pieces gets {first.status or first.reason} under a fresh key")
+    again = probe.send(key)
+    return one_operation(probe, probe.since(before, at_least=1), first, again, "the same body in one piece")
+
+
+def _abandoned(probe: Probe) -> Shot:
+    """A request that was sent, and whose client did not wait for its answer."""
+    shot = probe.shot(probe.fresh(), slow=True)
+    probe.cut_off(shot, len(shot.wire()), stay=probe.lead / 2)
+    return shot
+
+
+def _one_effect(probe: Probe, shot: Shot, before: int | None) -> Verdict:
+    first = probe.until_settled(shot, over_errors=True)
+    probe.until_settled(shot, over_errors=True)
+    effects = probe.since(before, at_least=int(first.ok))
+    if effects is not None and effects > 1:
+        return Failed("1 effect of the abandoned request and its retries", f"{effects} effects; {shown(first)}")
+    return Passed()
+
+
+def _position(shot: Shot, place: str) -> int:
+    head = len(shot.head())
+    return {"head": head // 2, "body": head + len(shot.body) // 2}.get(place, head + len(shot.body) - 1)
+
+
+def _unfinished(place: str, words: str) -> Clause:
+    return Clause(
+        id=f"hang-ups.{place}",
+        title=f"A client that hangs up {words} has done nothing, and may retry",
+        why="Half a request must not be executed, and must not keep its key.",
+        area=Area.HANGUPS,
+        severity=Severity.HIGH,
+        shots=8,
+        judge=partial(unfinished, place=place),
+        sight=True,
+    )
+
+
+LARGE: Final = 64 * 1024
+"""Bytes from which an answer counts as large."""
+
+
+def declined(probe: Probe) -> Verdict:
+    """A request that was refused for good gets the same refusal again."""
+    key, body = probe.fresh(), probe.target.declined_body
+    first = probe.send(key, body=body)
+    if not BAD_REQUEST <= first.status < SERVER_ERROR or probe.busy(first):
+        raise UndecidedError(f"--declined-body got {first.status or first.reason} and no final 4xx", Need.DECLINED)
+    again = probe.send(key, body=body)
+    if first.status != again.status or not probe.same(first, again):
+        return Failed(f"{shown(first)} again", f"{shown(again)}, another answer")
+    if is_marked(again):
+        return Passed()
+    # Equal answers prove something only where two decisions would differ.
+    if probe.same(first, probe.send(probe.fresh(), body=body)):
+        raise UndecidedError("a refusal that is decided anew looks the same as a stored one")
+    return Passed()
+
+
+def large(probe: Probe) -> Verdict:
+    """A large answer is given again, or the client is told that it is not kept; nothing is executed again."""
+    shot, header = probe.shot(probe.fresh()), probe.target.large
+    shot = replace(shot, headers=replaced(shot.headers, () if header is None else (header,)))
+    before = probe.count()
+    first = probe.fire(shot)
+    if not first.ok or len(first.body) < LARGE:
+        raise UndecidedError(f"with --large-header the answer was {shown(first)}, and not {LARGE} bytes", Need.LARGE)
+    again = probe.fire(shot)
+    effects = probe.since(before)
+    if effects not in {None, 1}:
+        return Failed("1 effect of a request with a large answer and its retry", f"{effects} effects; {shown(again)}")
+    if again.ok and not probe.same(first, again):
+        return Failed(f"{shown(first)} again, or a refusal that says why not", f"{shown(again)}, another answer")
+    if not again.ok and not BAD_REQUEST <= again.status < SERVER_ERROR:
+        return Failed(f"{shown(first)} again, or a refusal that says why not", shown(again))
+    return Passed()
+
+
 CLAUSES: Final = (
     Clause(
         id="failures.5xx-forgotten",
@@ -135,5 +276,71 @@ CLAUSES: Final = (
         should=EVERY,
         shots=12,
         judge=corrected,
+    ),
+    *(_unfinished(place, words) for place, words in _PLACES.items()),
+    Clause(
+        id="hang-ups.sent",
+        title="A client that hangs up when all is sent, and retries, has one effect",
+        why="It is the case for which keys were invented: the answer is lost, the work is not.",
+        area=Area.HANGUPS,
+        severity=Severity.CRITICAL,
+        needs=(Need.COUNT,),
+        shots=14,
+        judge=sent,
+        sight=True,
+    ),
+    Clause(
+        id="hang-ups.answered",
+        title="A client that hangs up during the answer, and retries, has one effect",
+        why="A server that forgets what it could not deliver executes the retry.",
+        area=Area.HANGUPS,
+        severity=Severity.CRITICAL,
+        needs=(Need.COUNT,),
+        shots=8,
+        judge=answered,
+        sight=True,
+    ),
+    Clause(
+        id="hang-ups.retried",
+        title="A client that hung up gets the answer with its retry",
+        why="The work is done, and the client would never learn what came of it.",
+        area=Area.HANGUPS,
+        severity=Severity.HIGH,
+        shots=14,
+        judge=retried,
+        sight=True,
+    ),
+    Clause(
+        id="hang-ups.slowly",
+        title="A body that comes in slow pieces is the same request",
+        why="A bad line must not change what a request means.",
+        area=Area.HANGUPS,
+        severity=Severity.MEDIUM,
+        shots=4,
+        judge=slowly,
+        sight=True,
+    ),
+    Clause(
+        id="finals.declined",
+        title="A final refusal is replayed",
+        why="A card that is declined and charged at the second try was not declined.",
+        area=Area.FINALS,
+        severity=Severity.MEDIUM,
+        must=MARKED,
+        should=EVERY - MARKED,
+        needs=(Need.DECLINED,),
+        shots=3,
+        judge=declined,
+    ),
+    Clause(
+        id="finals.large",
+        title="A request with a large answer is not executed again",
+        why="What does not fit into the store is easily not stored at all, and then forgotten.",
+        area=Area.FINALS,
+        severity=Severity.HIGH,
+        needs=(Need.LARGE,),
+        shots=4,
+        judge=large,
+        sight=True,
     ),
 )

@@ -1,10 +1,19 @@
-"""Clauses about a key that comes back with another request: it is refused, and nothing happens."""
+"""Clauses about a key that comes back with another request: it is refused, and nothing happens.
+
+Some bodies differ in what careless comparisons do not see: they too are refused, or told apart. The
+differences are tried in a member that the API takes and compares without knowing it, where there is one, because there
+they can mean nothing else. Else they are tried in the members that the body has.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from itertools import islice
+from typing import Any, Final, TypeAlias
 
+from oncekey.conformance import bodies
 from oncekey.conformance.clauses import (
     EVERY,
     SAFE,
@@ -15,16 +24,21 @@ from oncekey.conformance.clauses import (
     Passed,
     Profile,
     Severity,
+    Undecided,
     UndecidedError,
     Verdict,
 )
 from oncekey.conformance.judging import (
+    BAD_REQUEST,
     CONFLICT,
     MISMATCH,
+    SERVER_ERROR,
     gets_by_profile,
+    needs_comparison,
     needs_replays,
     not_replayed,
     shown,
+    worst_of,
 )
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.shots import Answer
@@ -123,6 +137,247 @@ def _while_running(probe: Probe) -> tuple[Answer, Answer]:
     return first, other
 
 
+Pair: TypeAlias = tuple[bodies.Path, bytes, bytes]
+"""A place in the body, and two bodies that differ there."""
+
+_MORE: Final = "a --body with more in it"
+_MOST_PLACES: Final = 3
+_MOST_MEMBERS: Final = 8
+_FAR: Final = 5000
+_DEPTHS: Final = (40, 200)
+_LARGE: Final = ("9007199254740992", "9007199254740993")
+_LONELY: Final = (("\\ud800", "\\udbff"), ("\\ud800", "\\ufffd"))
+_ALIKE: Final = (("1", '"1"'), ("true", '"true"'), ("true", "1"), ("false", "0"), ("null", '"null"'), ("null", '""'))
+
+
+def every_member(probe: Probe) -> Verdict:
+    """Other values, one at a time, in every member that takes another one."""
+    needs_comparison(probe)
+    document = bodies.parsed(probe.target.body)
+    changed = [(path, bodies.put(document, path, _changed(value))) for path, value in bodies.leaves(document)]
+    return worst_of(
+        probe, (_member(probe, path, json.dumps(other).encode()) for path, other in changed[:_MOST_MEMBERS])
+    )
+
+
+def large_integers(probe: Probe) -> Verdict:
+    """Two integers that are one number in floating point."""
+    one, two = _LARGE
+    places = [path for path, _ in _numbers(probe)]
+    pairs = ((path, _spelt(probe, path, one), _spelt(probe, path, two)) for path in _free(probe) or places)
+    return _told_apart(probe, pairs, "integers that differ beyond 2 to the power of 53")
+
+
+def lonely_surrogates(probe: Probe) -> Verdict:
+    """Halves of characters, which UTF-8 cannot write and lenient encoders replace by one sign."""
+    places = dict.fromkeys(_free(probe), "") or _texts(probe)
+    texts = ((path, json.dumps(text)[:-1], pair) for path, text in places.items() for pair in _LONELY)
+    pairs = (
+        (path, _spelt(probe, path, f'{text}{one}"'), _spelt(probe, path, f'{text}{two}"'))
+        for path, text, (one, two) in texts
+    )
+    return _told_apart(probe, pairs, "texts with different halves of characters")
+
+
+def types(probe: Probe) -> Verdict:
+    """Values that are equal as texts, or to a language that takes one for the other."""
+    free = _free(probe)
+    if free:
+        pairs = ((path, _spelt(probe, path, one), _spelt(probe, path, two)) for path in free for one, two in _ALIKE)
+        return _told_apart(probe, pairs, "values of different types")
+    numbers = _numbers(probe)
+    if not numbers:
+        raise _no_place()
+    return worst_of(probe, (_as_text(probe, path, json.dumps(value)) for path, value in numbers))
+
+
+def order_of_arrays(probe: Probe) -> Verdict:
+    """The same elements in another order."""
+    document = bodies.parsed(probe.target.body)
+    arrays = [(path, value) for path, value in bodies.containers(document) if isinstance(value, list)]
+    turned = [(path, value[::-1]) for path, value in arrays if value[::-1] != value]
+    free = [(path, _spelt(probe, path, "[1, 2]"), _spelt(probe, path, "[2, 1]")) for path in _free(probe)]
+    known = [
+        (path, probe.target.body, json.dumps(bodies.put(document, path, value)).encode()) for path, value in turned
+    ]
+    return _told_apart(probe, free or known[:_MOST_PLACES], "arrays in another order")
+
+
+def depth(probe: Probe) -> Verdict:
+    """Bodies that differ only in their depth, and one that is nothing but deep."""
+    needs_comparison(probe)
+    far = b"[" * _FAR + b"]" * _FAR
+    pairs = (
+        (path, _spelt(probe, path, _nested(levels, "1")), _spelt(probe, path, _nested(levels, "2")))
+        for path in _free(probe)
+        for levels in _DEPTHS
+    )
+    answer = probe.send(probe.fresh(), body=far)
+    if not answer.status or answer.status >= SERVER_ERROR:
+        return _server_error(probe, far, f"{_FAR} arrays in each other")
+    return _told_apart(probe, pairs, "bodies that differ far inside") if _free(probe) else Passed()
+
+
+def duplicate_names(probe: Probe) -> Verdict:
+    """Two members of one name, of which parsers take the first or the last."""
+    document = bodies.parsed(probe.target.body)
+    if not isinstance(document, dict) or not document:
+        raise UndecidedError("the body has no members", _MORE)
+    name = next((name for name, value in document.items() if not isinstance(value, dict | list)), min(document))
+    whole, spelt = json.dumps(document)[1:-1], json.dumps(name)
+    one, two = _variants(document[name])
+    pairs = (
+        ((name,), f"{{{spelt}: {one}, {whole}}}".encode(), f"{{{spelt}: {two}, {whole}}}".encode()),
+        ((name,), f"{{{whole}, {spelt}: {one}}}".encode(), f"{{{whole}, {spelt}: {two}}}".encode()),
+    )
+    return _told_apart(probe, pairs, "bodies with two members of one name")
+
+
+def _told_apart(probe: Probe, pairs: Iterable[Pair], what: str) -> Verdict:
+    """The second body of each pair is not taken for the first; a body that is refused cannot be mistaken."""
+    needs_comparison(probe)
+    tried = list(pairs)
+    if not tried:
+        raise _no_place()
+    return worst_of(probe, (_pair(probe, pair, what) for pair in tried))
+
+
+def _pair(probe: Probe, pair: Pair, what: str) -> Verdict:
+    path, one, two = pair
+    key = probe.fresh()
+    first = probe.send(key, body=one)
+    if BAD_REQUEST <= first.status < SERVER_ERROR:
+        return Passed()
+    if not first.ok:
+        return _server_error(probe, one, what)
+    again = probe.send(key, body=two)
+    if not again.ok:
+        return Passed()
+    if not _is_compared(probe, path):
+        return Undecided(f"other values of {_named(path)} are not refused either")
+    return Failed(f"{what}: the second one under a key is refused", f"{shown(first)}, then {shown(again)}")
+
+
+def _is_compared(probe: Probe, path: bodies.Path) -> bool:
+    """Whether any other value at a place makes another request; if not, that is said by a clause of its own."""
+    document = bodies.parsed(probe.target.body)
+    value = next((value for known, value in bodies.leaves(document) if known == path), None)
+    if value is None:
+        return True
+    key = probe.fresh()
+    probe.control(probe.shot(key))
+    other = json.dumps(bodies.put(document, path, _changed(value))).encode()
+    return not probe.control(probe.shot(key, body=other)).ok
+
+
+def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
+    """A value that the API refuses under a fresh key, too, says nothing about what it compares."""
+    if not probe.control(probe.shot(probe.fresh(), body=other)).ok:
+        return Passed()
+    key = probe.fresh()
+    first, again = probe.first(key), probe.send(key, body=other)
+    if not again.ok:
+        return Passed()
+    return Failed(f"another value of {_named(path)}: refused under a used key", f"{shown(first)}, then {shown(again)}")
+
+
+def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
+    """A number, and its digits as a text. An API that takes both for the same value may take them for one request."""
+    needs_comparison(probe)
+    key, body = probe.fresh(), _spelt(probe, path, f'"{number}"')
+    first = probe.first(key)
+    again = probe.send(key, body=body)
+    if not again.ok:
+        return Passed()
+    if probe.control(probe.shot(probe.fresh(), body=body)).ok:
+        return Undecided(f'this API takes "{number}" for {number}')
+    return Failed(f'{number} and "{number}": the second one is refused', f"{shown(first)}, then {shown(again)}")
+
+
+def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:
+    """A server error is held against keys only if the same body goes well without one."""
+    if probe.habits.optional:
+        control = probe.control(probe.shot(None, body=body))
+        if control.status and control.status < SERVER_ERROR:
+            return Failed(f"{what}: refused, or told apart", f"a server error with a key, {shown(control)} without")
+    return Undecided(f"{what} get a server error, and nothing shows that this is because of the key")
+
+
+def _no_place() -> UndecidedError:
+    return UndecidedError("the body has no place where it could be tried, and none may be added", _MORE)
+
+
+def _free(probe: Probe) -> list[bodies.Path]:
+    """The member that was added, if the API takes and compares it."""
+    return [] if probe.habits.free is None else [probe.habits.free]
+
+
+def _numbers(probe: Probe) -> list[tuple[bodies.Path, object]]:
+    found = bodies.leaves(bodies.parsed(probe.target.body))
+    return list(islice(((path, value) for path, value in found if bodies.is_number(value)), _MOST_PLACES))
+
+
+def _texts(probe: Probe) -> dict[bodies.Path, str]:
+    found = bodies.leaves(bodies.parsed(probe.target.body))
+    return dict(islice(((path, value) for path, value in found if isinstance(value, str)), _MOST_PLACES))
+
+
+def _spelt(probe: Probe, path: bodies.Path, text: str) -> bytes:
+    return bodies.spelt(bodies.parsed(probe.target.body), path, text)
+
+
+def _named(path: bodies.Path) -> str:
+    return "/".join(map(str, path))
+
+
+def _nested(levels: int, text: str) -> str:
+    return f"{'[' * levels}{text}{']' * levels}"
+
+
+def _changed(value: Any) -> object:  # noqa: ANN401  (JSON is anything)
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}x"
+    return "x"
+
+
+def _variants(value: object) -> tuple[str, str]:
+    """Two other values of the same kind."""
+    match value:
+        case bool() | None | list() | dict():
+            return '"a"', '"b"'
+        case int() | float():
+            return json.dumps(value + 1), json.dumps(value + 2)
+    return json.dumps(f"{value}a"), json.dumps(f"{value}b")
+
+
+def _clause(
+    name: str,
+    title: str,
+    why: str,
+    judge: Callable[[Probe], Verdict],
+    *,
+    shots: int,
+    severity: Severity = Severity.HIGH,
+) -> Clause:
+    return Clause(
+        id=f"mismatches.{name}",
+        title=title,
+        why=why,
+        area=Area.MISMATCHES,
+        severity=severity,
+        must=SAFE,
+        should=EVERY - SAFE,
+        needs=(Need.JSON, Need.OTHER_BODY),
+        shots=shots,
+        judge=judge,
+    )
+
+
 CLAUSES: Final = (
     Clause(
         id="mismatches.status",
@@ -210,5 +465,56 @@ CLAUSES: Final = (
         shots=2,
         judge=other_method,
         sight=True,
+    ),
+    _clause(
+        "every-member",
+        "Another value of any member is another request",
+        "A server that compares the amount and not the currency pays in the wrong one.",
+        every_member,
+        shots=16,
+    ),
+    _clause(
+        "large-integers",
+        "Integers beyond 2 to the power of 53 are refused, or told apart",
+        "A server that reads them as floating point takes two amounts for one.",
+        large_integers,
+        shots=4,
+    ),
+    _clause(
+        "types",
+        'A number and the text of its digits are told apart, as are true and 1, null and ""',
+        "A comparison of texts takes them for one, and another operation is answered with the first one's success.",
+        types,
+        shots=14,
+    ),
+    _clause(
+        "array-order",
+        "The order of an array is part of the request",
+        "From A to B is another transfer than from B to A.",
+        order_of_arrays,
+        shots=6,
+    ),
+    _clause(
+        "duplicate-names",
+        "Bodies with two members of one name are refused, or told apart",
+        "Parsers differ in which one they take: what is compared may not be what is executed.",
+        duplicate_names,
+        shots=6,
+    ),
+    _clause(
+        "surrogates",
+        "Halves of characters are refused, or told apart",
+        "They cannot be written as UTF-8: a server that replaces them takes different texts for one.",
+        lonely_surrogates,
+        shots=6,
+        severity=Severity.MEDIUM,
+    ),
+    _clause(
+        "depth",
+        "Bodies that differ far inside are refused, or told apart",
+        "A comparison that stops at some depth does not see what is below.",
+        depth,
+        shots=7,
+        severity=Severity.MEDIUM,
     ),
 )

@@ -10,17 +10,14 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
-from oncekey.conformance import carrier, shots
-from oncekey.conformance.bodies import Path
-from oncekey.conformance.clauses import Exchange, Need, UndecidedError
-from oncekey.conformance.manner import PLAIN, Manner, Way
-from oncekey.conformance.pointer import amount_at
-from oncekey.conformance.sameness import is_same
+from oncekey.conformance import shots
+from oncekey.conformance.bodies import Path, amount_at, is_same
+from oncekey.conformance.clauses import PLAIN, Exchange, Manner, Need, UndecidedError, Way
 from oncekey.conformance.shots import Answer, Shot
 from oncekey.conformance.target import Target, is_secret, replaced
 
-KEY: Final = carrier.KEY
-MARKER: Final = carrier.MARKER
+KEY: Final = shots.KEY
+MARKER: Final = shots.MARKER
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
 _SERVER_ERROR: Final = 500

@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 
 from oncekey.conformance import bodies, shots
+from oncekey.conformance.bodies import is_same, volatile
 from oncekey.conformance.clauses import Profile, UndecidedError
 from oncekey.conformance.probe import Habits, Probe
-from oncekey.conformance.sameness import is_same, volatile
 from oncekey.conformance.shots import Answer
 from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError

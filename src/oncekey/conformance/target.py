@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncekey.conformance.carrier import Carrier
 from oncekey.conformance.clauses import Need
-from oncekey.conformance.shots import Address, Header
+from oncekey.conformance.shots import Address, Carrier, Header
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SECRET_WORDS: Final = ("authorization", "cookie", "token", "secret", "api-key", "apikey", "password", "signature")

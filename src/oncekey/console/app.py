@@ -28,9 +28,9 @@ from oncekey.console.moves import Moves
 from oncekey.console.pages import Pages
 from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
-from oncekey.core.pulse import Recent
 from oncekey.engine.operate import NOT_HERE
 from oncekey.flow import adrive
+from oncekey.ops.stats import Recent
 from oncekey.wire import aconnect, declared, sealing, understand
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from oncekey.console.access import Session
     from oncekey.core.model import Record, RecordId
-    from oncekey.core.pulse import History
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
     from oncekey.once import Once
+    from oncekey.ops.stats import History
     from oncekey.reconcile.books import Ledger
     from oncekey.sealing import Seal
 

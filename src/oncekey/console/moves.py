@@ -22,10 +22,10 @@ from oncekey.core.memo import encode, rejected
 from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome, ParcelKind, Snapshot, StoredResponse
 from oncekey.core.operate import Forbidden, Move, Order, Wish, decide
 from oncekey.core.policy import Policy
-from oncekey.core.prospects import prospect
 from oncekey.core.transitions import Actor
 from oncekey.engine import operate
 from oncekey.engine.operate import desk_of
+from oncekey.ops.explain_retry import prospect
 
 if TYPE_CHECKING:
     from starlette.responses import Response

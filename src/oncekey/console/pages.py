@@ -16,12 +16,12 @@ from oncekey.console.dossier import TRIGGERS, gather, is_text, record_id_of, tok
 from oncekey.console.views import Refused
 from oncekey.core.audit import Mover
 from oncekey.core.model import HOUR, MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
-from oncekey.core.prospects import downstream_keys
-from oncekey.core.pulse import ENDS, FRESH, WINDOWS, headline, sample_of, series
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope
-from oncekey.core.survey import FINISHED, UNFINISHED, Walk
 from oncekey.core.transitions import Actor
 from oncekey.engine.operate import box_of, disclose, pulse, roll_of, survey_of
+from oncekey.ops.explain_retry import downstream_keys
+from oncekey.ops.stats import ENDS, FRESH, WINDOWS, headline, sample_of, series
+from oncekey.ops.survey import FINISHED, UNFINISHED, Walk
 from oncekey.reconcile.ledger import MEANING
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from oncekey.console.dossier import Dossier
     from oncekey.console.views import Handler, Visit
     from oncekey.core.model import Duration, Instant
-    from oncekey.core.survey import End, Place, Stretch
     from oncekey.flow import Flow
+    from oncekey.ops.survey import End, Place, Stretch
     from oncekey.ports import Store
 
 PAGE: Final = 50

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.core.pulse import sample_of
 from oncekey.engine.operate import survey_of
+from oncekey.ops.stats import sample_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -17,9 +17,9 @@ from starlette.responses import HTMLResponse, Response
 
 from oncekey.console.dossier import body_of, indented, token_of
 from oncekey.core.model import SECOND, Outcome, State
-from oncekey.core.prospects import WHY
 from oncekey.core.scope import whose
 from oncekey.core.showing import lapse, moment
+from oncekey.ops.explain_retry import WHY
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -22,8 +22,8 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oncekey.core.digests import frame, raw
 from oncekey.core.errors import RecordUnreadableError
-from oncekey.core.frames import frame, raw
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SEALED_SCHEMA, StoredResponse
 

@@ -6,7 +6,9 @@ algorithm, method, path, query, and what the body is:
 * **JSON** (`application/json`, anything `+json`): its canonical form, see `oncekey.core.jcs`. A JSON body
   that has none is refused, because two different ones could look alike.
 * **Form**: its pairs, decoded, in the order they came; `+` and `%20` are the same, `%ff` and `%fe` are not.
-* **Multipart**: its parts, whatever the boundary was; header names of a part in any case and order.
+* **Multipart**: its parts, whatever the boundary was; header names of a part in any case and order. This takes only
+  what RFC 2046 says exactly: a body that a lenient parser might read in some other way has no parts here, and its bytes
+  count as they are.
 * **Empty**: nothing, whatever the media type says. `{}` is a body and so is another request.
 * **Anything else**: media type and bytes.
 
@@ -15,8 +17,8 @@ keeps the order of its pairs; only percent-encoding is brought to one spelling (
 stays what it is. Method and path count as they are.
 
 A value is `jcs1:sha256:` or, with a secret, `jcs1:hmac-sha256:` and the digest in hex. What a body says can
-often be guessed, and then a plain hash tells whether the guess is right: set a secret where that matters
-. A change of any rule here changes `jcs1`, and fingerprints of two algorithms are never the same.
+often be guessed, and then a plain hash tells whether the guess is right: set a secret where that matters.
+A change of any rule here changes `jcs1`, and fingerprints of two algorithms are never the same.
 
 A known value: `POST /payments?draft=false` with `Content-Type: application/json` and the body
 `{"currency": "EUR", "amount": 10.00}` hashes
@@ -34,20 +36,244 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
+from oncekey.core.digests import Hmac, frame
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
-from oncekey.core.frames import Hmac, frame
 from oncekey.core.jcs import MAX_DEPTH, BigInts, canonical_json, parse_json, serialize, serialize_parsed
-from oncekey.core.media import LONGEST_KEPT, MediaType, media_type_of
-from oncekey.core.multipart import parts_of
-from oncekey.core.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["ALGORITHM", "EVERYTHING", "Fingerprints", "Request", "Selection", "fingerprint", "fingerprint_of", "same"]
+
+
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_ESSENCE: Final = re.compile(rb"[ \t]*(" + _TOKEN + rb"/" + _TOKEN + rb")[ \t]*")
+_PARAMETER: Final = re.compile(
+    rb";[ \t]*(?:(" + _TOKEN + rb')=(?:"((?:[^"\\]|\\.)*)"|(' + _TOKEN + rb")))?[ \t]*", re.DOTALL
+)
+_ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
+LONGEST_KEPT: Final = 200
+"""Longer ones are parsed every time, so that nobody can fill memory with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaType:
+    """A media type in lower case and its parameters, sorted by name."""
+
+    essence: bytes
+    parameters: tuple[tuple[bytes, bytes], ...] = ()
+
+    def __getitem__(self, name: bytes) -> bytes | None:
+        return next((value for other, value in self.parameters if other == name), None)
+
+    def without(self, *names: bytes) -> MediaType:
+        """The same without some parameters."""
+        return MediaType(self.essence, tuple(pair for pair in self.parameters if pair[0] not in names))
+
+    @property
+    def is_json(self) -> bool:
+        """`application/json`, `text/json` or anything that ends in `+json`."""
+        return self.essence in (b"application/json", b"text/json") or self.essence.endswith(b"+json")
+
+    @property
+    def is_form(self) -> bool:
+        """What an HTML form sends unless it has files."""
+        return self.essence == b"application/x-www-form-urlencoded"
+
+    @property
+    def is_multipart(self) -> bool:
+        """Any multipart type."""
+        return self.essence.startswith(b"multipart/")
+
+
+def media_type_of(content_type: bytes | None) -> MediaType:
+    """The media type of a body. One that cannot be parsed counts byte for byte, as a nameless parameter."""
+    if not content_type:
+        return MediaType(b"")
+    return _parsed(content_type) if len(content_type) <= LONGEST_KEPT else _parsed.__wrapped__(content_type)
+
+
+@lru_cache(maxsize=256)
+def _parsed(content_type: bytes) -> MediaType:
+    essence = _ESSENCE.match(content_type)
+    parameters = parameters_of(content_type[essence.end() :]) if essence else None
+    if essence is None or parameters is None:
+        return MediaType(b"", ((b"", content_type),))
+    return MediaType(essence[1].lower(), parameters)
+
+
+def parameters_of(text: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
+    """The parameters in `; name=value; name="value"`; None if that is not what it is."""
+    parameters: list[tuple[bytes, bytes]] = []
+    position = 0
+    while position < len(text):
+        found = _PARAMETER.match(text, position)
+        if found is None:
+            return None
+        position = found.end()
+        name, quoted, plain = found.groups()
+        if name is None:
+            continue
+        value = plain if quoted is None else _ESCAPE.sub(rb"\1", quoted)
+        # A charset is the one value that is known to be the same in either case.
+        parameters.append((name.lower(), value.lower() if name.lower() == b"charset" else value))
+    return tuple(sorted(parameters))
+
+
+_PADDED_LINE_END: Final = re.compile(rb"[ \t]*\r\n")
+_CLOSING: Final = re.compile(rb"--[ \t]*(?:\r\n)?")
+_FIELD_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part: its header fields, names in lower case and sorted, and its bytes."""
+
+    headers: tuple[tuple[bytes, bytes], ...]
+    content: bytes
+
+    @property
+    def name(self) -> str:
+        """The form field it fills; empty if it has none."""
+        disposition = dict(self.headers).get(b"content-disposition", b"")
+        _, semicolon, rest = disposition.partition(b";")
+        return dict(parameters_of(semicolon + rest) or ()).get(b"name", b"").decode("utf-8", "surrogateescape")
+
+
+def parts_of(body: bytes, boundary: bytes) -> tuple[Part, ...] | None:
+    """The parts of `body`; None if it is not exactly parts, each between delimiters."""
+    preamble, *chunks = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    if preamble or not boundary or not chunks or not _CLOSING.fullmatch(chunks[-1]):
+        return None
+    parts = [_part(chunk) for chunk in chunks[:-1]]
+    found = tuple(part for part in parts if part is not None)
+    return found if len(found) == len(parts) else None
+
+
+def _part(chunk: bytes) -> Part | None:
+    line_end = _PADDED_LINE_END.match(chunk)
+    if line_end is None:
+        return None
+    # With the line end kept in front, a part without header fields looks like any other.
+    head, blank_line, content = chunk[line_end.end() - 2 :].partition(b"\r\n\r\n")
+    fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
+    if not blank_line or not all(colon and _FIELD_NAME.fullmatch(name) for name, colon, _ in fields):
+        return None
+    return Part(tuple(sorted((name.lower(), value.strip(b" \t")) for name, _, value in fields)), content)
+
+
+Path: TypeAlias = tuple[str, ...]
+
+_BAD_ESCAPE: Final = re.compile(r"~(?![01])")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The fields that count, or the fields that do not; nothing given means that everything counts.
+
+    A field is a top-level name (`amount`) or, when it begins with a slash, a JSON pointer of RFC 6901
+    (`/customer/id`, `/items/0/sku`). In forms and in multipart bodies it is the name of a field. A body that
+    has none of the included fields counts as a whole, so that unlike bodies never share an empty selection;
+    so does a body without fields, such as an image.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.include and self.exclude:
+            raise ConfigurationError(
+                "A selection has include and exclude at once; give the fields that count or those that don't."
+            )
+        _require_fields(self.include, "include")
+        _require_fields(self.exclude, "exclude")
+
+    def __bool__(self) -> bool:
+        return bool(self.include or self.exclude)
+
+    def included(self, value: object) -> dict[str, object]:
+        """The included fields that a parsed JSON value has, by their pointers."""
+        found: dict[str, object] = {}
+        for field in self.include:
+            _find(value, path_of(field), found)
+        return found
+
+    def rest(self, value: object) -> object:
+        """A parsed JSON value without the excluded fields."""
+        return _without(value, [path_of(field) for field in self.exclude]) if self.exclude else value
+
+    def of_names(self, names: Sequence[str]) -> list[int]:
+        """The positions in `names` of the form fields that count."""
+        everything = range(len(names))
+        if self.include:
+            wanted = {path_of(field) for field in self.include}
+            return [at for at in everything if (names[at],) in wanted] or list(everything)
+        unwanted = {path_of(field) for field in self.exclude}
+        return [at for at in everything if (names[at],) not in unwanted]
+
+
+@lru_cache(maxsize=1024)
+def path_of(field: str) -> Path:
+    """The steps from the top of a body to `field`."""
+    if not field.startswith("/"):
+        return (field,)
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in field[1:].split("/"))
+
+
+def _require_fields(fields: Iterable[object], where: str) -> None:
+    if not isinstance(fields, tuple) or not all(isinstance(field, str) and field for field in fields):
+        raise ConfigurationError(
+            f"{where} of a selection is not a tuple of field names; write {where}=('amount', '/customer/id')."
+        )
+    for field in fields:
+        if field.startswith("/") and _BAD_ESCAPE.search(field):
+            raise ConfigurationError(
+                f"{field!r} in {where} is not a JSON pointer: only 0 (for ~) and 1 (for /) may follow a ~."
+            )
+
+
+def _find(value: object, path: Path, found: dict[str, object]) -> None:
+    for step in path:
+        match value:
+            case dict() if step in value:
+                value = value[step]
+            case list() if step in (indices := _indices(value)):
+                value = value[indices[step]]
+            case _:
+                return
+    found["".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in path)] = value
+
+
+def _without(value: object, paths: Sequence[Path]) -> object:
+    gone = {path[0] for path in paths if len(path) == 1}
+    deeper: dict[str, list[Path]] = {}
+    for path in paths:
+        if len(path) > 1:
+            deeper.setdefault(path[0], []).append(path[1:])
+    match value:
+        case dict():
+            return {
+                name: _without(member, deeper.get(name, ())) if name in deeper else member
+                for name, member in value.items()
+                if name not in gone
+            }
+        case list():
+            return [
+                _without(value[index], deeper.get(step, ())) if step in deeper else value[index]
+                for step, index in _indices(value).items()
+                if step not in gone
+            ]
+        case _:
+            return value
+
+
+def _indices(items: Sequence[object]) -> dict[str, int]:
+    """The only spellings of indices that RFC 6901 allows: no sign, no leading zero."""
+    return {str(index): index for index in range(len(items))}
+
 
 ALGORITHM: Final = "jcs1"
 EVERYTHING: Final = Selection()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Self, cast
 
 from oncekey.core import checks
 from oncekey.core.choices import (
+    BY_EFFECTS,
     ErrorFormat,
     ExpiryMode,
     Flavor,
@@ -19,6 +20,7 @@ from oncekey.core.choices import (
     OnExpired,
     PiiCheck,
     StoreErrorPolicy,
+    objection,
 )
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fingerprint import Selection
@@ -28,7 +30,6 @@ from oncekey.core.jcs import BigInts
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.scope import BindTo
-from oncekey.core.strictness import BY_EFFECTS, objection
 
 __all__ = [
     "ErrorFormat",

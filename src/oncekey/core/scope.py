@@ -14,8 +14,8 @@ from hashlib import sha256
 from typing import Final, assert_never
 from urllib.parse import unquote_to_bytes
 
+from oncekey.core.digests import frame, raw
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.frames import frame, raw
 
 MAX_SCOPE_LENGTH: Final = 200
 NO_NAMESPACE: Final = "-"

@@ -1,34 +1,211 @@
-"""The application: the shop's routes behind oncekey."""
+"""The application: the shop's routes behind oncekey, its resolvers and webhooks, and what a person sees in a browser.
+
+`/demo/ledger` and `/demo/charges` are the provider's own books, read-only. `/healthz` is 200 when the demo serves,
+which takes a store that answers; `/metrics` is what it has done so far.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from decimal import Decimal
+from http import HTTPStatus
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Path, Response
+from fastapi.responses import PlainTextResponse
 
-from oncekey.demo.charging import Charging
-from oncekey.demo.health import health_routes
-from oncekey.demo.ledger_route import ledger_routes
-from oncekey.demo.limits import BodyLimit
-from oncekey.demo.movements import Movements
-from oncekey.demo.notification_routes import notification_routes
-from oncekey.demo.order_routes import order_routes
-from oncekey.demo.orders import Orders
-from oncekey.demo.pages import add_console, page_routes
-from oncekey.demo.payment_routes import payment_routes, payment_topics
-from oncekey.demo.problems import add_problems
-from oncekey.demo.reconciling import resolvers, webhooks
-from oncekey.demo.tables import Tables
-from oncekey.demo.tenants import authenticate, tenant_of
-from oncekey.demo.transfer_routes import transfer_routes, transfer_topics
+from oncekey.console import Console, Ledger, Operator, Role, Tokens
+from oncekey.console.views import palette
+from oncekey.core.digests import downstream_key
+from oncekey.core.model import RecordId
+from oncekey.core.scope import scope_of
+from oncekey.demo.charging import Charging, ProviderFailedError
+from oncekey.demo.problems import BodyLimit, ProblemError, Tenant, add_problems, authenticate, tenant_of
+from oncekey.demo.routes import (
+    CALL,
+    CHARGE,
+    REPEATABLE,
+    UNREPEATABLE,
+    notification_routes,
+    notified,
+    order_routes,
+    payment_routes,
+    payment_topics,
+    transfer_routes,
+    transfer_topics,
+    transferred,
+)
+from oncekey.demo.tables import Movements, Orders, Tables
+from oncekey.engine.enrolment import NO_NAMESPACE
+from oncekey.flow import adrive
 from oncekey.observe.prometheus import Prometheus
 from oncekey.once import Once
+from oncekey.reconcile.books import Pointers
+from oncekey.reconcile.ledger import LedgerEntry
+from oncekey.resolvers import Executed, Question, Sighting, Unexecuted
 
 if TYPE_CHECKING:
+    from oncekey.core.model import Instant
     from oncekey.core.policy import Policy
-    from oncekey.core.pulse import History
+    from oncekey.ops.stats import History
+
+
+def health_routes(tables: Tables, once: Once, metrics: Prometheus) -> APIRouter:
+    """The routes for whoever watches over the process."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz", summary="Whether the demo can serve")
+    async def healthz() -> dict[str, str]:
+        await tables.read("look")
+        return {"status": "ok"}
+
+    @router.get("/metrics", summary="Counters and gauges as Prometheus reads them", response_class=PlainTextResponse)
+    async def show_metrics() -> Response:
+        return Response(await metrics.page(once), media_type=metrics.content_type)
+
+    return router
+
+
+CALLS: Final = {
+    "create_payment": (CHARGE,),
+    "create_transfer": (REPEATABLE, UNREPEATABLE),
+    "send_notification": (CALL,),
+}
+"""The names under which each operation may call the provider; its downstream keys come from them."""
+
+ClientKey = Annotated[str, Path(pattern=r"^[\x21-\x7e]{1,255}$", description="The request's `Idempotency-Key`")]
+
+
+def ledger_routes(once: Once, charging: Charging) -> APIRouter:
+    """The routes that let a person compare what was answered with what was charged."""
+    router = APIRouter(tags=["provider"])
+
+    @router.get("/demo/ledger", summary="What the provider has charged")
+    async def read_ledger() -> dict[str, Any]:
+        try:
+            return {"charges": await charging.charges()}
+        except ProviderFailedError as error:
+            raise _silent() from error
+
+    @router.get("/demo/charges/{key}", summary="What the provider has charged for one request")
+    async def read_charges(key: ClientKey, tenant: Tenant) -> dict[str, Any]:
+        engine = once.asynchronous()
+        found = await adrive(engine.store.find(RecordId(scope_of(NO_NAMESPACE, tenant), key)), engine.driver.run)
+        if found.record is None:
+            raise ProblemError(HTTPStatus.NOT_FOUND, "request_not_found", "No request with this key is stored.")
+        keys = [downstream_key(found.record.seed, name) for name in CALLS.get(found.record.operation, ())]
+        try:
+            return {"charges": [charge for sent in keys for charge in await charging.charges(sent)]}
+        except ProviderFailedError as error:
+            raise _silent() from error
+
+    return router
+
+
+def _silent() -> ProblemError:
+    detail = "The provider does not answer."
+    return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "provider_unavailable", detail, {"retry-after": "1"})
+
+
+WEBHOOKS: Final = "/webhooks/provider"
+SECRET: Final = "whsec_demo_of_oncekey"  # noqa: S105  (a demo's)
+"""What the provider signs its webhooks with, if it is not told otherwise."""
+
+
+def resolvers(once: Once, charging: Charging) -> None:
+    """One for each operation that charges; the provider is asked by the key that the charge was sent with."""
+
+    @once.resolver("create_payment")
+    async def payment(question: Question) -> Executed | Unexecuted:
+        charge = await charging.find(question.downstream_key)
+        return Unexecuted() if charge is None else Executed(charge, provider_id=charge["id"])
+
+    @once.resolver("create_transfer", answer=transferred)
+    async def transfer(question: Question) -> Executed | Unexecuted:
+        charge = await charging.find(question.downstream_key)
+        return Unexecuted() if charge is None else Executed(transferred(question, charge), provider_id=charge["id"])
+
+    @once.resolver("send_notification", call=CALL, answer=notified)
+    async def notification(question: Question) -> Executed | Unexecuted:
+        charge = await charging.find(question.downstream_key)
+        return Unexecuted() if charge is None else Executed(notified(question, charge), provider_id=charge["id"])
+
+
+def webhooks(once: Once, app: FastAPI, secret: str = SECRET) -> None:
+    """Where the provider tells of its charges."""
+    once.webhook(app, WEBHOOKS, secret=secret, parse=_sighting, name="provider")
+
+
+def _sighting(event: dict[str, Any]) -> Sighting | None:
+    charge = event["charge"]
+    if event["type"] != "charge.succeeded" or charge["downstream_key"] is None:
+        return None
+    return Sighting(
+        Executed(charge), downstream_key=charge["downstream_key"], provider_id=charge["id"], event_id=event["id"]
+    )
+
+
+_MEDIA_TYPES: Final = {
+    "index.html": "text/html",
+    "demo.css": "text/css",
+    "demo.js": "text/javascript",
+    "verdict.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_HEADERS: Final = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def page_routes() -> APIRouter:
+    """The page and what it loads; everything comes from the package and nothing from elsewhere."""
+    router = APIRouter(include_in_schema=False)
+    for name in _MEDIA_TYPES:
+        _serve(router, "/" if name == "index.html" else f"/{name}", name)
+    return router
+
+
+def _serve(router: APIRouter, path: str, name: str) -> None:
+    content = files(__package__).joinpath("page", name).read_bytes()
+    if name == "demo.css":
+        content = palette() + content
+
+    async def page() -> Response:
+        return Response(content, media_type=_MEDIA_TYPES[name], headers=_HEADERS)
+
+    router.add_api_route(path, page, methods=["GET", "HEAD"])
+
+
+# The console
+
+PATH: Final = "/console"
+OPERATOR: Final = "demo"
+"""Who whoever comes by the printed link is, for the audit."""
+
+
+def add_console(app: FastAPI, once: Once, charging: Charging, token: str, seen: History | None = None) -> None:
+    """Mount the console for whoever has the token; its charts begin with what was seen before."""
+
+    async def booked(_: Instant) -> list[LedgerEntry]:
+        return [
+            LedgerEntry(one["downstream_key"], one["id"], Decimal(one["amount_cents"]), one["currency"])
+            for one in await charging.charges()
+        ]
+
+    books = Ledger(booked, Pointers("/amount_cents", "/currency"), inline={"send_notification": CALL})
+    tokens = Tokens([(token, Operator(OPERATOR, Role.OPERATE))])
+    app.mount(PATH, Console(once, tokens=tokens, ledger=books, title="oncekey demo", history=seen))
+
+
+def link_to(address: str, token: str) -> str:
+    """The address that logs in; what stands behind the # is sent to nobody."""
+    return f"{address}{PATH}/login#{token}"
+
 
 DEFAULT_PROVIDER = "http://127.0.0.1:8001"
 """Where `oncekey provider` listens if it is not told otherwise."""

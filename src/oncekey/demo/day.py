@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from oncekey.core.audit import Mover
+from oncekey.core.digests import downstream_key
 from oncekey.core.memo import digest_of, encode, rejected
 from oncekey.core.model import (
     HOUR,
@@ -38,25 +39,19 @@ from oncekey.core.model import (
 )
 from oncekey.core.onecommit import Ground, Kind
 from oncekey.core.policy import micros
-from oncekey.core.pulse import sample_of
-from oncekey.core.seed import downstream_key
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import SWEEP_GRACE, Page
-from oncekey.demo.doubts import WORKERS, Doubts, Fate, Life, money_of, there, through
-from oncekey.demo.drawn import Clock, Draws, busyness
-from oncekey.demo.models import Order, datetime_of
-from oncekey.demo.money import Money, Payment, Transfer
-from oncekey.demo.notification_routes import CALL, declined
-from oncekey.demo.payment_routes import CHARGE, RECEIPT
-from oncekey.demo.problems import MEDIA_TYPE
-from oncekey.demo.provider.ledger import Charge
-from oncekey.demo.tenants import TENANTS
-from oncekey.demo.transfer_routes import REPEATABLE, UNREPEATABLE
+from oncekey.demo.draws import WORKERS, Clock, Doubts, Draws, Fate, Life, busyness, money_of, there, through
+from oncekey.demo.models import Money, Order, Payment, Transfer, datetime_of
+from oncekey.demo.problems import MEDIA_TYPE, TENANTS
+from oncekey.demo.provider_ledger import Charge
+from oncekey.demo.routes import CALL, CHARGE, RECEIPT, REPEATABLE, UNREPEATABLE, declined
 from oncekey.engine import operate, upkeep
 from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, begin_call, end_call, fail_message, lease_of
 from oncekey.flow import Statement
+from oncekey.ops.stats import sample_of
 from oncekey.topics import Reply
 
 if TYPE_CHECKING:
@@ -64,10 +59,10 @@ if TYPE_CHECKING:
 
     from oncekey.core.deferred import TakenUp
     from oncekey.core.model import Duration, HeldParcel, Instant, Parcel
-    from oncekey.core.pulse import Sample
     from oncekey.engine.enrolment import Enrolment
     from oncekey.flow import Steps, Value
     from oncekey.once import Once
+    from oncekey.ops.stats import Sample
     from oncekey.ports import Store
 
 Say: TypeAlias = Callable[[str, "dict[str, Value]"], Statement]

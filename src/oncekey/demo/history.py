@@ -8,16 +8,16 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.pulse import Recent, Sample
 from oncekey.core.showing import moment
-from oncekey.core.survey import FINISHED, UNFINISHED, Walk
 from oncekey.demo.app import create_app
 from oncekey.demo.day import Day
-from oncekey.demo.drawn import Clock
-from oncekey.demo.provider.ledger import Ledger
+from oncekey.demo.draws import Clock
+from oncekey.demo.provider_ledger import Ledger
 from oncekey.demo.tables import Tables
 from oncekey.engine.operate import survey_of
 from oncekey.flow import adrive
+from oncekey.ops.stats import Recent, Sample
+from oncekey.ops.survey import FINISHED, UNFINISHED, Walk
 from oncekey.ports import AsyncShares
 from oncekey.wire import aconnect
 

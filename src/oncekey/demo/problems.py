@@ -1,4 +1,7 @@
-"""The demo's own errors, in the shape that oncekey's refusals have: `application/problem+json` with a `code`."""
+"""What the shop refuses by itself, in the shape of oncekey's refusals: `application/problem+json` with a `code`.
+
+A body that is too large is refused before anything is parsed, and a caller who is none of the two tenants at all.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from oncekey.core.errors import NotExecuted, StoreError
-from oncekey.demo.provider_errors import ProviderFailedError
+from oncekey.demo.charging import ProviderFailedError
+from oncekey.frameworks.resuming import resumed_as
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 log = logging.getLogger("oncekey.demo")
 
@@ -115,3 +124,95 @@ async def _unexpected(_: Request, __: Exception) -> Response:
 
 def _where(location: Sequence[str | int]) -> str:
     return ".".join(map(str, location))
+
+
+_LENGTH: Final = b"content-length"
+
+
+class BodyLimit:
+    """Answers 413 to a body that is larger than `limit` bytes, announced or not."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = next((value for name, value in scope["headers"] if name == _LENGTH), None)
+        if announced is None:
+            await self._counted(scope, receive, send)
+        elif int(announced) > self._limit:
+            await self._refuse(scope, receive, send)
+        else:
+            # The server reads no more than was announced, so there is nothing to count.
+            await self._app(scope, receive, send)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A body in chunks: when it gets too large the application sees its client leave, and is not heard."""
+        size = 0
+
+        def over() -> bool:
+            return size > self._limit
+
+        async def counted() -> Message:
+            nonlocal size
+            message = {"type": "http.disconnect"} if over() else await receive()
+            size += len(message.get("body", b""))
+            return {"type": "http.disconnect"} if over() else message
+
+        async def heard(message: Message) -> None:
+            if not over():
+                await send(message)
+
+        try:
+            await self._app(scope, counted, heard)
+        except Exception:
+            if not over():
+                raise
+        if over():
+            await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        detail = f"A request body may have {self._limit} bytes."
+        await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", detail)(scope, receive, send)
+
+
+TENANTS: Final = {"demo-alpha": "alpha", "demo-beta": "beta"}
+"""Tokens, and whose they are. A real service would look them up, and would not print them."""
+
+_REALM: Final = 'Bearer realm="oncekey demo"'
+_bearer = HTTPBearer(auto_error=False, description="`demo-alpha` or `demo-beta`")
+
+
+async def authenticate(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> str:
+    """The caller's tenant; it is left on the request, where `tenant_of` finds it when the key is claimed."""
+    resumed = resumed_as(request)
+    if resumed is not None:
+        # A completer has no token: it goes on with what this tenant was let in for.
+        request.state.tenant = resumed
+        return resumed
+    if credentials is None:
+        raise _unauthorized("Send `Authorization: Bearer demo-alpha` or `Bearer demo-beta`.", _REALM)
+    tenant = TENANTS.get(credentials.credentials)
+    if tenant is None:
+        raise _unauthorized("This token is not known.", f'{_REALM}, error="invalid_token"')
+    request.state.tenant = tenant
+    return tenant
+
+
+def tenant_of(request: Request) -> str:
+    """Whose key it is, for `once.install(tenant=...)`."""
+    tenant: str = request.state.tenant
+    return tenant
+
+
+Tenant = Annotated[str, Depends(authenticate)]
+
+
+def _unauthorized(detail: str, challenge: str) -> ProblemError:
+    return ProblemError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, {"www-authenticate": challenge})

@@ -1,29 +1,71 @@
-"""Running the demo: everything that can be wrong is found before the first request, and said in one sentence."""
+"""Running the demo: everything that can be wrong is found before the first request, and said in one sentence.
+
+Its own provider is a process beside it, which ends when the demo does, however it ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import uvicorn
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.demo.app import DEFAULT_PROVIDER, create_app
+from oncekey.demo.app import DEFAULT_PROVIDER, WEBHOOKS, create_app, link_to
 from oncekey.demo.history import Progress, Wanted, remembered, write_history
-from oncekey.demo.house_provider import HouseProvider
-from oncekey.demo.listening import CannotServeError, address_of, listen
-from oncekey.demo.pages import link_to
-from oncekey.demo.reconciling import WEBHOOKS
+from oncekey.demo.provider_server import CannotServeError, address_of, listen
 from oncekey.demo.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from oncekey.core.policy import Policy
-    from oncekey.core.pulse import Recent
+    from oncekey.ops.stats import Recent
+
+
+_COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "provider", "--until-eof", "--port", "0")
+_GRACE_SECONDS = 5.0
+
+
+class HouseProvider:
+    """Use it as a context manager: entering starts it and waits until it serves."""
+
+    def __init__(self, ledger: Path, webhooks: str | None = None) -> None:
+        self._options = ("--ledger", str(ledger), *(() if webhooks is None else ("--webhooks", webhooks)))
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        # It holds the read end of a pipe that only we can write to: even `kill -9` of the demo closes it.
+        # A session of its own keeps Ctrl-C from it, because requests that are under way still need it.
+        self._process = subprocess.Popen(  # noqa: S603  (our own command)
+            [*_COMMAND, *self._options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        self.url = next((word for word in said.split() if word.startswith("http://")), "")
+        if not self.url:
+            self.__exit__()
+            raise CannotServeError("its provider did not start; the line above says why")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        try:
+            self._process.communicate(timeout=_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
 
 GRACE_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75

@@ -1,36 +1,133 @@
-"""The shop's tables in the store's own database, through whichever driver it is reached by."""
+"""The shop's tables in the store's own database, through whichever driver it is reached by.
+
+A handler writes through `op.connection`, which is each driver's own kind of connection. An application has one driver
+and simply uses it. The demo runs on any, so it has one speaker for each. What was charged is in the provider's ledger.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from oncekey.core.errors import ConfigurationError
-from oncekey.demo.speaking import speaker_for
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.demo.models import Item, Order, Payment, Receipt, Transfer, born, datetime_of, moment
+from oncekey.drivers.placeholders import numbered, pyformat
 from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.queries import load
 from oncekey.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from uuid import UUID
 
-    from oncekey.demo.speaking import Speaker
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Rows, Steps, Value
+    from oncekey.flow import Row, Rows, Steps, Value
+
+
+class Speaker(Protocol):
+    """Says one statement; a database that does not take it is an outage here, because ours are all valid."""
+
+    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Execute the statement, whose parameters are written `:name`."""
+
+
+class SqliteSpeaker:
+    """`:name`, as SQLite reads it."""
+
+    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Execute the statement."""
+        try:
+            await connection.execute(sql, params)
+        except connection.Error as error:
+            raise StoreUnavailableError("SQLite did not take the row") from error
+
+
+class PsycopgSpeaker:
+    """`%(name)s`, as psycopg reads it."""
+
+    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Execute the statement."""
+        import psycopg  # noqa: PLC0415  (an optional package)
+
+        try:
+            await connection.execute(pyformat(sql), params)
+        except psycopg.Error as error:
+            raise StoreUnavailableError("PostgreSQL did not take the row") from error
+
+
+class AsyncpgSpeaker:
+    """`$1`, as asyncpg reads it."""
+
+    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Execute the statement."""
+        import asyncpg  # noqa: PLC0415  (an optional package)
+
+        statement = numbered(sql)
+        try:
+            await connection.execute(statement.text, *statement.arguments(params))
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise StoreUnavailableError("PostgreSQL did not take the row") from error
+
+
+class AiomysqlSpeaker:
+    """`%(name)s`, as aiomysql reads it."""
+
+    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Execute the statement."""
+        import pymysql  # noqa: PLC0415  (an optional package)
+
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute(pyformat(sql), params)
+        except (pymysql.MySQLError, OSError) as error:
+            raise StoreUnavailableError("MariaDB did not take the row") from error
+
+
+def speaker_for(driver: object) -> Speaker:
+    """The speaker for a driver's connections."""
+    match type(driver).__name__:  # by its name, because importing every driver would need every package
+        case "AsyncSqliteDriver":
+            return SqliteSpeaker()
+        case "AsyncPsycopgDriver":
+            return PsycopgSpeaker()
+        case "AsyncpgDriver":
+            return AsyncpgSpeaker()
+        case "AiomysqlDriver":
+            return AiomysqlSpeaker()
+        case other:
+            raise ConfigurationError(f"the demo has no words for {other}")
+
+
+_DIALECTS: Final[Mapping[type, str]] = {SqliteStore: "sqlite", PostgresStore: "postgres", MariadbStore: "mariadb"}
 
 
 class Tables:
-    """Rows are written through the connection that a handler is handed, and read by themselves."""
+    """Rows are written through the connection that a handler is handed, and read by themselves.
 
-    def __init__(self, engine: Callable[[], AsyncEngine]) -> None:
+    The statements are those of a package: `sql/sqlite.sql` and so on, one file for each store that it `needs`.
+    """
+
+    def __init__(
+        self,
+        engine: Callable[[], AsyncEngine],
+        package: str = "oncekey.demo",
+        needs: str = "the demo needs SQLite or PostgreSQL",
+    ) -> None:
         self._engine = engine
+        self._package = package
+        self._name = package.rpartition(".")[2]
+        self._needs = needs
         self._statements: dict[str, str] | None = None
         self._speaker: Speaker | None = None
 
     async def create(self) -> None:
         """Make what is missing."""
         first = [name for name in ("one_at_a_time",) if name in self._sql]
-        await self._run(Mode.ATOMIC, *((name, {}) for name in [*first, *self._named("create_")]))
+        await self.run(Mode.ATOMIC, *((name, {}) for name in [*first, *self.named("create_")]))
 
     async def say(self, connection: Any, statement: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
         """Write as part of the transaction that `connection` has open."""
@@ -39,43 +136,139 @@ class Tables:
 
     def statement(self, name: str, params: dict[str, Value]) -> Statement:
         """A statement by its name, for a transaction that somebody else runs."""
-        return Statement(f"demo.{name}", self._sql[name], params)
+        return Statement(f"{self._name}.{name}", self._sql[name], params)
 
     async def write(self, statement: str, params: dict[str, Value]) -> None:
         """Write in a transaction of its own."""
-        await self._run(Mode.ATOMIC, (statement, params))
+        await self.run(Mode.ATOMIC, (statement, params))
 
     async def read(self, statement: str, params: dict[str, Value] | None = None) -> Rows:
         """The rows that a statement finds; it raises when the store cannot be asked."""
-        return await self._run(Mode.READ, (statement, params or {}))
+        return await self.run(Mode.READ, (statement, params or {}))
 
-    async def _run(self, mode: Mode, *statements: tuple[str, dict[str, Value]]) -> Rows:
+    async def run(self, mode: Mode, *named: tuple[str, dict[str, Value]]) -> Rows:
         """The rows of the last statement."""
-        sql = self._sql  # known here: a driver may run the body in a thread, where there is no event loop
+        # Made here: a driver may run the body in a thread, where there is no event loop to ask for the engine of.
+        statements = [self.statement(name, params) for name, params in named]
 
         def body() -> Steps[Rows]:
             rows: Rows = ()
-            for name, params in statements:
-                rows = yield Statement(f"demo.{name}", sql[name], params)
+            for statement in statements:
+                rows = yield statement
             return rows
 
-        return await self._engine().driver.run(Transaction(f"demo.{statements[-1][0]}", mode, body))
+        return await self._engine().driver.run(Transaction(f"{self._name}.{named[-1][0]}", mode, body))
 
-    def _named(self, prefix: str) -> list[str]:
+    def named(self, prefix: str) -> list[str]:
+        """The statements whose names begin so, in their order."""
         return [name for name in self._sql if name.startswith(prefix)]
 
     @property
     def _sql(self) -> dict[str, str]:
         if self._statements is None:
-            self._statements = load(__package__, _dialect(self._engine()))
+            dialect = _DIALECTS.get(type(self._engine().store), "")
+            if not files(self._package).joinpath(f"sql/{dialect}.sql").is_file():
+                raise ConfigurationError(self._needs)
+            self._statements = load(self._package, f"sql/{dialect}.sql")
         return self._statements
 
 
-def _dialect(engine: AsyncEngine) -> str:
-    match engine.store:
-        case SqliteStore():
-            return "sql/sqlite.sql"
-        case PostgresStore():
-            return "sql/postgres.sql"
-        case _:
-            raise ConfigurationError("the demo needs SQLite or PostgreSQL")
+class Orders:
+    """Orders, each of one tenant."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def insert(self, connection: Any, tenant: str, order: Order) -> None:  # noqa: ANN401  (the driver's own)
+        """Write an order as part of the transaction that `connection` has open."""
+        await self._tables.say(
+            connection,
+            "insert_order",
+            {
+                "tenant": tenant,
+                "id": str(order.id),
+                "status": order.status,
+                "customer_id": order.customer_id,
+                "items": json.dumps([item.model_dump() for item in order.items], separators=(",", ":")),
+                "created_at": moment(order.created_at),
+            },
+        )
+
+    async def newest(self, tenant: str, limit: int) -> list[Order]:
+        """The tenant's orders, the newest first."""
+        return [_order(row) for row in await self._tables.read("newest_orders", {"tenant": tenant, "limit": limit})]
+
+    async def find(self, tenant: str, order_id: UUID) -> Order | None:
+        """One order of the tenant."""
+        rows = await self._tables.read("find_order", {"tenant": tenant, "id": str(order_id)})
+        return _order(rows[0]) if rows else None
+
+
+def _order(row: Row) -> Order:
+    return Order(
+        id=row["id"],
+        status=row["status"],
+        customer_id=row["customer_id"],
+        items=[Item(**item) for item in json.loads(row["items"])],
+        created_at=datetime_of(row["created_at"]),
+    )
+
+
+class Movements:
+    """Rows of one tenant each; those of a handler are written through its own connection."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def insert(self, connection: Any, tenant: str, moved: Payment | Transfer) -> None:  # noqa: ANN401
+        """Write a payment or a transfer as part of the transaction that `connection` has open."""
+        params: dict[str, Value] = {
+            "tenant": tenant,
+            "id": str(moved.id),
+            "status": moved.status,
+            "customer_id": moved.customer_id,
+            "amount_cents": moved.amount_cents,
+            "currency": moved.currency,
+            "created_at": moment(moved.created_at),
+        }
+        statement = "insert_payment" if isinstance(moved, Payment) else "insert_transfer"
+        await self._tables.say(connection, statement, params)
+
+    async def end(self, connection: Any, tenant: str, payment: Payment) -> None:  # noqa: ANN401
+        """Write how a payment ended."""
+        params: dict[str, Value] = {
+            "tenant": tenant,
+            "id": str(payment.id),
+            "status": payment.status,
+            "charge_id": payment.charge_id,
+        }
+        await self._tables.say(connection, "end_payment", params)
+
+    async def keep_receipt(self, tenant: str, payment_id: str) -> None:
+        """Write a receipt; a message may come twice, and the second one changes nothing."""
+        params: dict[str, Value] = {"tenant": tenant, "payment_id": payment_id, "sent_at": moment(born()[1])}
+        await self._tables.write("insert_receipt", params)
+
+    async def payments(self, tenant: str, limit: int) -> list[Payment]:
+        """The tenant's payments, the newest first."""
+        rows = await self._tables.read("newest_payments", {"tenant": tenant, "limit": limit})
+        return [Payment(**_members(row)) for row in rows]
+
+    async def payment(self, tenant: str, payment_id: UUID) -> Payment | None:
+        """One payment of the tenant."""
+        rows = await self._tables.read("find_payment", {"tenant": tenant, "id": str(payment_id)})
+        return Payment(**_members(rows[0])) if rows else None
+
+    async def transfers(self, tenant: str, limit: int) -> list[Transfer]:
+        """The tenant's transfers as they were asked for, the newest first."""
+        rows = await self._tables.read("newest_transfers", {"tenant": tenant, "limit": limit})
+        return [Transfer(**_members(row)) for row in rows]
+
+    async def receipts(self, tenant: str, limit: int) -> list[Receipt]:
+        """The tenant's receipts, the newest payment first."""
+        rows = await self._tables.read("newest_receipts", {"tenant": tenant, "limit": limit})
+        return [Receipt(payment_id=row["payment_id"], sent_at=datetime_of(row["sent_at"])) for row in rows]
+
+
+def _members(row: Row) -> dict[str, Any]:
+    return {**row, "created_at": datetime_of(row["created_at"])}

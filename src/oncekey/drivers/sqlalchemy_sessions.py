@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.core.reading import ONLY_READS, plainly_reads, refuse_changes
+from oncekey.core.sqltext import ONLY_READS, plainly_reads, refuse_changes
 from oncekey.drivers.sqlalchemy_raw import as_opened
 
 if TYPE_CHECKING:

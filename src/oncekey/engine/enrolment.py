@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncekey.core.digests import Seeds
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fingerprint import Fingerprints
 from oncekey.core.locks import Locks
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.policy import Policy, micros
-from oncekey.core.seed import Seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -29,8 +29,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from oncekey.core.choices import InProgress
+from oncekey.core.digests import frame, raw
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.frames import frame, raw
 from oncekey.core.fronts import (
     DROP,
     GET,

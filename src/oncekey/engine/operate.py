@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import Mover
-    from oncekey.core.census import Roll
     from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
     from oncekey.core.operate import Whereabouts, Wish
     from oncekey.core.resolution import Evidence
-    from oncekey.core.survey import Tally
     from oncekey.flow import Flow
     from oncekey.observe.events import Tell
+    from oncekey.ops.stats import Roll
+    from oncekey.ops.survey import Tally
     from oncekey.ports import Operate, Outbox, Store, Survey
 
 NOT_HERE = "this store has nothing for operators to work with: `oncekey stores` says which have"

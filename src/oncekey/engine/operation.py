@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, LeaseLostError
 from oncekey.core.model import Effects
-from oncekey.core.seed import downstream_key
 from oncekey.engine.phases import LOST
 
 if TYPE_CHECKING:

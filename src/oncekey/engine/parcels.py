@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Final
 from uuid import uuid5
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import LONGEST_NAME
 from oncekey.core.model import Parcel, ParcelKind
 from oncekey.core.policy import micros
-from oncekey.core.seed import downstream_key
 from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:

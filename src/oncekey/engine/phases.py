@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import (
     CallUncertainError,
     ConfigurationError,
@@ -37,7 +38,6 @@ from oncekey.core.memo import (
 from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
 from oncekey.core.results import fitted, plain_of
-from oncekey.core.seed import downstream_key
 from oncekey.core.settle import DIVERGED, Progress
 from oncekey.engine.effects import Interrupted
 

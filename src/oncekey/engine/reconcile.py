@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, assert_never
 
 from oncekey.core.audit import Note
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import check_text
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
 from oncekey.core.resolution import Declined, Executed, Undecided, Unexecuted, Verdict, is_about, standing
-from oncekey.core.seed import downstream_key
 from oncekey.engine.operate import NOT_HERE, desk_of
 from oncekey.engine.telling import of_move
 from oncekey.observe.events import About, Contradicted

@@ -45,7 +45,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Ground, Kind
 from oncekey.core.operate import Forbidden, Move, Moved
 from oncekey.core.resolution import Heard
-from oncekey.core.survey import ParcelView
+from oncekey.ops.survey import ParcelView
 from oncekey.sealing import CannotOpenError
 
 if TYPE_CHECKING:

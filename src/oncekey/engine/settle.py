@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import (
     CommitAmbiguousError,
     RecordUnreadableError,
@@ -42,7 +43,6 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Sealed
 from oncekey.core.resolution import Call as RememberedCall
 from oncekey.core.rulings import answer_from
-from oncekey.core.seed import downstream_key
 from oncekey.core.settle import Business
 from oncekey.engine import local, request, testimony
 from oncekey.engine.answering import answer_to, fields_of, in_doubt, refused

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from oncekey.core.digests import downstream_key
 from oncekey.core.errors import ResultNotStorableError, StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import FINISHED, decode, is_rejection
 from oncekey.core.model import Completed, Effects, Outcome
 from oncekey.core.resolution import Declined, Executed, Heard
-from oncekey.core.seed import downstream_key
 from oncekey.engine.reconcile import Target, compared
 from oncekey.resolvers import to_text
 from oncekey.topics import Reply

@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 
 from oncekey.boottime import boottime
 from oncekey.core.errors import ConfigurationError, MalformedError, StoreError
-from oncekey.core.firstsent import FIRST_SENT, is_too_old
-from oncekey.core.headers import field_name
+from oncekey.core.headers import FIRST_SENT, field_name, is_too_old
 from oncekey.core.model import Code, Refuse
 from oncekey.core.policy import micros
 from oncekey.core.rulings import Situation, situate

@@ -12,9 +12,9 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.doctor import Limits
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND
+from oncekey.ops.doctor import Limits
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration

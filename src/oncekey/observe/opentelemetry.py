@@ -62,17 +62,15 @@ from oncekey.observe.events import (
     recovered,
     requested,
 )
-from oncekey.observe.gauges import look_blocking
 from oncekey.observe.logs import fields_of
-from oncekey.observe.tenants import PerTenant
+from oncekey.observe.measuring import PerTenant, look_blocking
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
     from opentelemetry.util.types import AttributeValue
 
     from oncekey.observe.events import Event
-    from oncekey.observe.gauges import Engines, Gauges
-    from oncekey.observe.tenants import Tenants
+    from oncekey.observe.measuring import Engines, Gauges, Tenants
 
 log = logging.getLogger("oncekey")
 

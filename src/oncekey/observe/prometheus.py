@@ -34,13 +34,11 @@ from oncekey.observe.events import (
     recovered,
     requested,
 )
-from oncekey.observe.gauges import look, look_blocking
-from oncekey.observe.tenants import PerTenant
+from oncekey.observe.measuring import PerTenant, look, look_blocking
 
 if TYPE_CHECKING:
     from oncekey.observe.events import Event
-    from oncekey.observe.gauges import Engines, Gauges
-    from oncekey.observe.tenants import Tenants
+    from oncekey.observe.measuring import Engines, Gauges, Tenants
 
 log = logging.getLogger("oncekey")
 

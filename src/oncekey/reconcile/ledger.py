@@ -1,6 +1,6 @@
 """The comparison itself, pure: what the provider has booked against what our records say of each call.
 
-An adapter is anything that yields `LedgerEntry`s; `oncekey.reconcile.sources` reads them from CSV and JSON.
+An adapter is anything that yields `LedgerEntry`s; `oncekey.reconcile.books` reads them from CSV and JSON.
 """
 
 from __future__ import annotations

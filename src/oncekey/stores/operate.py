@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from oncekey.core.census import Census, Group, Letters, Queue, Standing, Waiting
 from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.core.memo import is_rejection, was_not_sent
 from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
 from oncekey.core.operate import Forbidden, Move, Moved, Whereabouts, recovery_point_after
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
+from oncekey.ops.stats import Census, Group, Letters, Queue, Standing, Waiting
 from oncekey.stores.rows import memo_of, memo_text, records_of, response_params, snapshot_of, version_proof
 from oncekey.stores.saying import said
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from oncekey.core.model import Outcome, ParcelKind, State
-from oncekey.core.survey import (
+from oncekey.core.upkeep import Page
+from oncekey.flow import Mode, Transaction
+from oncekey.ops.survey import (
     FINISHED,
     LOOKED,
     MOST,
@@ -28,8 +30,6 @@ from oncekey.core.survey import (
     Stretch,
     Tally,
 )
-from oncekey.core.upkeep import Page
-from oncekey.flow import Mode, Transaction
 from oncekey.stores.audit import entry_of
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
@@ -39,9 +39,9 @@ from oncekey.stores.saying import said
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
     from oncekey.core.resolution import Call, Evidence
-    from oncekey.core.survey import Walk
     from oncekey.core.transitions import Actor
     from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.ops.survey import Walk
     from oncekey.stores.statements import Statements
 
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys")

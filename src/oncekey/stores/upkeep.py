@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from oncekey.core.audit import Note
-from oncekey.core.census import Roll, Worker
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
 from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import EXPIRED, START, Gone, Page, Place, Run
 from oncekey.flow import Mode, Transaction
+from oncekey.ops.stats import Roll, Worker
 from oncekey.stores.rows import records_of, response_params, version_proof
 from oncekey.stores.saying import repeated, said
 

@@ -1,4 +1,8 @@
-"""What a run keeps in the store's own database, and what it reads there when everything is over."""
+"""What a run keeps in the store's own database, and what it reads there when everything is over.
+
+Of a store of cells its records are read, page by page, and nothing else. Such a store shares no transaction, so there
+are no business rows, no messages and no log of writes: what happened once is what the provider's own ledger says.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,20 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from oncekey.core.errors import ConfigurationError
-from oncekey.demo.speaking import speaker_for
+from oncekey.cells import Index, Seen, Swap
+from oncekey.demo.tables import Tables
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.mariadb import MariadbStore
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.queries import load
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.cells_upkeep import FIRST, gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.demo.speaking import Speaker
+    from oncekey.cells import Asking, Line
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Rows, Steps, Value
 
+
+_NEEDS: Final = "torture needs SQLite, PostgreSQL or MariaDB: what is only in memory cannot survive"
 _CLEARED: Final = ("clear_parcels", "clear_dead_letters", "clear_records")
 
 
@@ -33,70 +36,89 @@ class Books:
     """Rows are written through the connection that a handler is handed, and read by themselves."""
 
     def __init__(self, engine: Callable[[], AsyncEngine]) -> None:
-        self._engine = engine
-        self._statements: dict[str, str] | None = None
-        self._speaker: Speaker | None = None
+        self._tables = Tables(engine, __package__, _NEEDS)
 
     async def open(self) -> None:
         """Make the tables and the log anew; what an earlier run left behind goes."""
-        await self._run(Mode.ATOMIC, {}, *self._named("drop_"), *self._named("create_"))
+        names = [*self._tables.named("drop_"), *self._tables.named("create_")]
+        await self._tables.run(Mode.ATOMIC, *((name, {}) for name in names))
 
     async def close(self, scope: str) -> None:
         """Leave the store as it was: no table, no trigger and no record of ours."""
-        await self._run(Mode.ATOMIC, {"scope": scope}, *self._named("drop_"), *_CLEARED)
+        params: dict[str, Value] = {"scope": scope}
+        cleared = [(name, params) for name in _CLEARED]
+        await self._tables.run(Mode.ATOMIC, *((name, {}) for name in self._tables.named("drop_")), *cleared)
 
     async def add_row(self, connection: Any, route: str, key: str, wanted: str) -> str:  # noqa: ANN401
         """Write a business row as part of the transaction that `connection` has open."""
-        self._speaker = self._speaker or speaker_for(self._engine().driver)
         made = uuid4().hex
         params: dict[str, Value] = {"id": made, "route": route, "key": key, "wanted": wanted, "at": now()}
-        await self._speaker.say(connection, self._sql["add_row"], params)
+        await self._tables.say(connection, "add_row", params)
         return made
 
     async def add_delivery(self, key: str, downstream_key: str) -> None:
         """Write down that a message arrived."""
-        await self._run(Mode.ATOMIC, {"key": key, "downstream_key": downstream_key}, "add_delivery")
+        await self._tables.write("add_delivery", {"key": key, "downstream_key": downstream_key})
 
     async def read(self, statement: str, **params: Value) -> Rows:
         """The rows that a statement finds."""
-        return await self._run(Mode.READ, params, statement)
+        return await self._tables.read(statement, params)
 
-    async def _run(self, mode: Mode, params: dict[str, Value], *names: str) -> Rows:
-        """The rows of the last statement; each is given those parameters that it names."""
-        # Made here: a driver may run the body in a thread, where there is no event loop to ask for the engine of.
-        statements = [self._statement(name, params) for name in names]
+
+_RECORDS: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING, Index.KEPT)
+_OPEN: Final = frozenset({"in_progress", "failed_retryable"})
+
+
+class CellBooks:
+    """The books of a run on a store of cells."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def open(self) -> None:
+        """There is nothing to make."""
+
+    async def close(self, scope: str) -> None:
+        """Leave the store as it was: no record of ours."""
+        await self._run("clear_records", _clearing, scope=scope)
+
+    async def read(self, statement: str, **params: Value) -> Rows:
+        """The rows that a statement of `sql/` would find; of what there is none, none."""
+        match statement:
+            case "foreign":
+                return [{"records": len(await self._run("foreign", _reading)), "parcels": 0}]
+            case "records":
+                return await self._run("records", _reading, **params)
+            case "unfinished":
+                lines = await self._run("records", _reading, **params)
+                return [{"key": one["key"], "what": f"phased {one['state']}"} for one in lines if _is_left(one)]
+            case _:
+                return ()
+
+    async def _run(self, name: str, command: Any, **params: Value) -> Rows:  # noqa: ANN401  (a statement of cells)
+        statement = Statement(f"torture.{name}", command, dict(params))
 
         def body() -> Steps[Rows]:
-            rows: Rows = ()
-            for statement in statements:
-                rows = yield statement
-            return rows
+            return (yield statement)
 
-        return await self._engine().driver.run(Transaction(f"torture.{names[-1]}", mode, body))
-
-    def _statement(self, name: str, params: dict[str, Value]) -> Statement:
-        sql = self._sql[name]
-        return Statement(f"torture.{name}", sql, {word: value for word, value in params.items() if f":{word}" in sql})
-
-    def _named(self, prefix: str) -> list[str]:
-        return [name for name in self._sql if name.startswith(prefix)]
-
-    @property
-    def _sql(self) -> dict[str, str]:
-        if self._statements is None:
-            self._statements = load(__package__, _dialect(self._engine()))
-        return self._statements
+        return await self._engine.driver.run(Transaction(f"torture.{name}", Mode.READ, body))
 
 
-def _dialect(engine: AsyncEngine) -> str:
-    match engine.store:
-        case SqliteStore():
-            return "sql/sqlite.sql"
-        case PostgresStore():
-            return "sql/postgres.sql"
-        case MariadbStore():
-            return "sql/mariadb.sql"
-        case _:
-            raise ConfigurationError(
-                "torture needs SQLite, PostgreSQL or MariaDB: what is only in memory cannot survive"
-            )
+def _reading(scope: str | None = None) -> Asking[Rows]:
+    lines: list[Line] = []
+    for index in _RECORDS:
+        some, _ = yield from gathered(index, FIRST, 1 << 62, None, lambda line, _: scope in {None, line["scope"]})
+        lines += some
+    return sorted(lines, key=lambda line: str(line["key"]))
+
+
+def _clearing(scope: str) -> Asking[Rows]:
+    lines = yield from _reading(scope)
+    for line in lines:
+        yield Swap(line["scope"], line["key"], Seen(line["incarnation"], line["version"]), None, None)
+    return lines
+
+
+def _is_left(line: Line) -> bool:
+    """What the workers have to end without any client: phased requests that have begun."""
+    return bool(line["effects"] == "phased" and line["state"] in _OPEN and line["recovery_point"] != "started")

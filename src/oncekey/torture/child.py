@@ -25,7 +25,7 @@ def main(words: list[str]) -> None:
 def _serve(module: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415  (a worker does not need it)
 
-    from oncekey.demo.listening import address_of, listen  # noqa: PLC0415
+    from oncekey.demo.provider_server import address_of, listen  # noqa: PLC0415
 
     host = "127.0.0.1"
     app = import_module(module).app  # before anybody can connect: a refused connection is worth more than a long wait

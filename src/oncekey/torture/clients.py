@@ -11,17 +11,26 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.fingerprint import Request, fingerprint
 from oncekey.core.model import Code
-from oncekey.demo.provider.faults import Kind as Fault
+from oncekey.demo.charging import AnswerLostError, NothingSentError, Reply, ask
+from oncekey.demo.provider_ledger import Kind as Fault
 from oncekey.testing.history import Kind, Operation
-from oncekey.torture.asking import post
 from oncekey.torture.books import now
-from oncekey.torture.provider import Wanted
-from oncekey.torture.shop import FAULT, PAUSE, RAISE
+from oncekey.torture.shop import FAULT, PAUSE, RAISE, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from oncekey.torture.asking import Answer
+
+async def post(port: int, path: str, content: bytes, headers: Mapping[str, str], patience: float) -> Reply | None:
+    """Send a request to a server of the run; None if it gave no whole answer in time."""
+    fields = {"Content-Type": "application/json", **headers}
+    try:
+        async with asyncio.timeout(patience):
+            url = f"http://127.0.0.1:{port}{path}"
+            return await ask("POST", url, content=content, headers=fields, patience=patience)
+    except (NothingSentError, AnswerLostError, TimeoutError):
+        return None
+
 
 ROUTES: Final[Mapping[str, int]] = {"/orders": 2, "/bookings": 2, "/payments": 4, "/transfers": 2, "/notifications": 2}
 """Where requests go, and how often compared with each other."""
@@ -169,7 +178,7 @@ def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wis
     return Wish(key, route, wanted, rival, leaves)
 
 
-def heard(answer: Answer | None) -> tuple[Kind, str | None]:
+def heard(answer: Reply | None) -> tuple[Kind, str | None]:
     """What an answer is to its client, with the code of a refusal."""
     if answer is None:
         return Kind.INFO, None
@@ -196,7 +205,7 @@ def _trouble(wish: Wish, chance: Random) -> dict[str, str]:
     return headers
 
 
-def _name(answer: Answer | None, kind: Kind, code: str | None, *, replayed: bool) -> str:
+def _name(answer: Reply | None, kind: Kind, code: str | None, *, replayed: bool) -> str:
     if answer is None:
         return "no answer"
     if kind is Kind.OK:

@@ -10,11 +10,11 @@ from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from oncekey.demo.outbound import AnswerLostError, NothingSentError, ask
+from oncekey.demo.charging import AnswerLostError, NothingSentError, ask
 from oncekey.torture.clients import FAULTS
+from oncekey.torture.plan import CALL_TIMEOUT, LEASE, SEND_WINDOW
 from oncekey.torture.processes import ChildFailedError
 from oncekey.torture.proxy import Loss
-from oncekey.torture.settings import CALL_TIMEOUT, LEASE, SEND_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

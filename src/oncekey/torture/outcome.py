@@ -17,8 +17,8 @@ from oncekey.torture.verdict import Finding, story_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.torture.evidence import Evidence
     from oncekey.torture.plan import Plan
+    from oncekey.torture.verdict import Evidence
 
 SHOWN: Final = 5
 _CRASHES: Final = (Trouble.KILL_SERVER, Trouble.KILL_WORKER)

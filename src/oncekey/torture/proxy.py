@@ -11,9 +11,11 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Self
+from typing import Final, Generic, Self, TypeVar
+
+L = TypeVar("L")
 
 _CHUNK: Final = 65_536
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -70,7 +72,7 @@ class Proxy:
         self.lost: Counter[Loss] = Counter()
         self._target = (host, port)
         self._armed: list[Loss] = []
-        self._links: set[_Link] = set()
+        self._links: set[Link[Loss]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._passing = asyncio.Event()
         self._passing.set()
@@ -119,7 +121,7 @@ class Proxy:
         except OSError:
             to_client.transport.abort()
             return
-        link = _Link(from_client, to_client, from_server, to_server)
+        link: Link[Loss] = Link(from_client, to_client, from_server, to_server)
         self._links.add(link)
         try:
             await asyncio.gather(self._requests(link), self._replies(link))
@@ -130,7 +132,7 @@ class Proxy:
             self._links.discard(link)
             link.end()
 
-    async def _requests(self, link: _Link) -> None:
+    async def _requests(self, link: Link[Loss]) -> None:
         while chunk := await link.from_client.read(_CHUNK):
             await self._passing.wait()
             loss = self._take(chunk)
@@ -144,7 +146,7 @@ class Proxy:
             await link.to_server.drain()
         link.to_server.write_eof()
 
-    async def _replies(self, link: _Link) -> None:
+    async def _replies(self, link: Link[Loss]) -> None:
         dropped = b""
         while chunk := await link.from_server.read(_CHUNK):
             await self._passing.wait()
@@ -169,14 +171,14 @@ class Proxy:
 
 
 @dataclass(eq=False, slots=True)
-class _Link:
+class Link(Generic[L]):
     """One client's connection and the one that was made for it."""
 
     from_client: asyncio.StreamReader
     to_client: asyncio.StreamWriter
     from_server: asyncio.StreamReader
     to_server: asyncio.StreamWriter
-    loss: Loss | None = field(default=None)
+    loss: L | None = None
 
     def end(self) -> None:
         """Close both sides without sending what is still waiting."""

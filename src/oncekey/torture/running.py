@@ -14,16 +14,14 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import ConfigurationError, SchemaError
-from oncekey.torture.books import Books
-from oncekey.torture.cell_books import CellBooks
+from oncekey.torture.books import Books, CellBooks
 from oncekey.torture.clients import ROUTES, UNSHARED, Clients
-from oncekey.torture.evidence import gather
 from oncekey.torture.nemesis import Nemesis
 from oncekey.torture.outcome import Outcome, Stage
+from oncekey.torture.plan import Settings
 from oncekey.torture.processes import Child, ProviderProcess, Server
 from oncekey.torture.proxy import Loss, Proxy, answered_mysql, answered_postgres
-from oncekey.torture.settings import Settings
-from oncekey.torture.verdict import judge, stuck
+from oncekey.torture.verdict import gather, judge, stuck
 from oncekey.wire import aconnect
 
 if TYPE_CHECKING:

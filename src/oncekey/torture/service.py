@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncekey.torture.settings import Settings
+from oncekey.torture.plan import Settings
 from oncekey.torture.shop import Shop
 
 shop = Shop(Settings.from_environment())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Self
 from uuid import uuid4
 
 from starlette.applications import Starlette
@@ -13,14 +14,58 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncekey.core.errors import NotExecuted, Rejected
+from oncekey.demo.charging import Charging, ProviderFailedError
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.once import Once
 from oncekey.topics import Message, Reply
 from oncekey.torture.books import Books
-from oncekey.torture.provider import UncertainError, Wanted, charge
-from oncekey.torture.settings import Settings, policy_for
+from oncekey.torture.plan import CALL_TIMEOUT, Settings, policy_for
 from oncekey.wire import declared, understand
+
+CURRENCY = "EUR"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request asks for. The customer is the key itself, so that the ledger alone tells whose charge it is."""
+
+    customer: str
+    cents: int
+    recognises: bool = True
+    """Whether the provider recognises a repeated downstream key."""
+    declines: bool = False
+    """Whether the provider's final word is no."""
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Self:
+        """Read a body, or a payload."""
+        return cls(data["customer"], data["cents"], data["recognises"], data["declines"])
+
+    def data(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "customer": self.customer,
+            "cents": self.cents,
+            "recognises": self.recognises,
+            "declines": self.declines,
+        }
+
+    @property
+    def label(self) -> str:
+        """The request in one word: two bodies under one key differ in it."""
+        return f"{self.cents} cents"
+
+
+async def charge(url: str, wanted: Wanted, downstream_key: str, fault: str | None = None) -> str:
+    """Charge, and return the charge's id."""
+    order = {"customer_id": wanted.customer, "amount_cents": wanted.cents, "currency": CURRENCY}
+    charge = await Charging(url, CALL_TIMEOUT * 2).charge(
+        order, downstream_key, deduplicate=wanted.recognises, fault="decline" if wanted.declines else fault
+    )
+    made: str = charge["id"]
+    return made
+
 
 RECEIPT: Final = "torture.receipt"
 TRANSFER: Final = "torture.transfer"
@@ -53,7 +98,7 @@ class Shop:
             routes=[*(self._all() if shares else self._unshared()), Route("/healthz", _healthz)],
             exception_handlers={
                 NotExecuted: _not_executed,
-                UncertainError: _uncertain,
+                ProviderFailedError: _uncertain,
                 TimeoutError: _uncertain,
                 TorturedError: _raised,
             },

@@ -5,7 +5,7 @@ with the host's clocks, and the statement that deletes goes by that instant or b
 ordinary case, are never read: one statement finds, locks, deletes and notes a batch. What was never finished is looked
 at one by one, behind them.
 
-Requests come first. A batch is as large as the store can do in a moment (`core.batching`), and a moment is about what a
+Requests come first. A batch is as large as the store can do in a moment (`core.pacing`), and a moment is about what a
 request takes, so that whoever comes beside it hardly notices. After each the reaper rests half as long again as that
 took; and longer, up to three times as long, the slower the store has become, because then it has others to serve.
 """
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.audit import Mover
-from oncekey.core.batching import Bounds, Worked
 from oncekey.core.errors import StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND
+from oncekey.core.pacing import Bounds, Worked
 from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Retention

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from oncekey.core.audit import Mover, Note
-from oncekey.core.backoff import Backoff
 from oncekey.core.errors import ResultNotStorableError, StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND, State
 from oncekey.core.operate import Moved
+from oncekey.core.pacing import Backoff
 from oncekey.core.policy import micros
 from oncekey.core.resolution import (
     EXHAUSTED,

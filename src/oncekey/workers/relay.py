@@ -5,7 +5,7 @@ of the present one is done, and what was delivered is acknowledged in batches, t
 store claims, the hands call, and the store acknowledges.
 
 A parcel's lease runs while the parcel waits for its turn. So a batch begins with what can be begun at once, and grows
-only while batches end within a tenth of the lease (`core.batching`); what has waited for so long that its call might
+only while batches end within a tenth of the lease (`core.pacing`); what has waited for so long that its call might
 outlast the lease is not begun, but handed back. A batch of parcels shares the fate of its worker: if one of them kills
 the process, each time its lease is over, then all of them have been tried in vain. So what was tried before is claimed
 as a request's own call is: never more of it than can be begun at once, and begun before anything else.
@@ -25,12 +25,11 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from oncekey.boottime import boottime
-from oncekey.core.backoff import Backoff
-from oncekey.core.batching import Bounds, Worked
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.envelopes import is_sealed, key_of_text, said_of
 from oncekey.core.errors import NotExecuted, Rejected, ResultNotStorableError, StoreError
 from oncekey.core.model import MINUTE, ParcelKind
+from oncekey.core.pacing import Backoff, Bounds, Worked
 from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay

@@ -26,11 +26,11 @@ from harness.proxy import Proxy
 from local.databases import locks_held
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Message, Once, Operation
 from oncekey import Reply as Told
-from oncekey.core import doctor_servers
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.drivers.postgres_address import Pooling
 from oncekey.engine.operation import SyncOperation
 from oncekey.flow import Mode
+from oncekey.ops import doctor_servers
 from sessions.ways import WAYS
 
 PATHS = {"/orders": LOCAL, "/charges": INLINE, "/payments": PHASED, "/transfers": OUTBOX}

@@ -10,7 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.core.reading import ONLY_READS, refused_to_write
+from oncekey.core.sqltext import ONLY_READS, refused_to_write
 from oncekey.ports import AsyncSessions
 
 if TYPE_CHECKING:

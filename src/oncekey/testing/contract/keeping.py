@@ -6,7 +6,6 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from oncekey.core.census import Worker
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -20,6 +19,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.engine import request
+from oncekey.ops.stats import Worker
 from oncekey.testing.claims import TTL, a_claim, again, answered
 
 if TYPE_CHECKING:

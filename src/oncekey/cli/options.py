@@ -1,0 +1,339 @@
+"""What the operators' commands share: the store, which record is meant, and how things are shown.
+
+A record is meant by its tenant or scope, or by the key alone, and a command names it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shlex
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+
+from oncekey import wire
+from oncekey.cli.printing import as_json, broken, plain
+from oncekey.core.audit import Mover
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.core.fronts import MEMORY, Front
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, RecordId
+from oncekey.core.operate import Forbidden
+from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, whose
+from oncekey.core.showing import lapse
+from oncekey.core.transitions import Actor
+from oncekey.engine.operate import desk_of
+from oncekey.flow import adrive
+from oncekey.ops.explain_retry import prospect
+from oncekey.sealing import from_environment
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Record
+    from oncekey.core.operate import Moved, Possibility
+    from oncekey.engine.shell import AsyncEngine
+
+
+NAMESPACE: Final = "ONCEKEY_NAMESPACE"
+SHORTEST: Final = 4
+"""With fewer letters of a key nothing is looked for."""
+SHOWN: Final = 20
+NOT_HERE: Final = (
+    "there is no such key here (a LOCAL request under way on PostgreSQL has no row yet, and is seen with --tenant only)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """More than one key fits what was typed."""
+
+    records: tuple[Record, ...]
+    more: bool
+    now: Instant
+
+
+async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | Several | Forbidden:
+    """The record of a key or of its beginning; whose it is need not be said where only one fits."""
+    page = await adrive(desk_of(engine.store).named(key, scope, SHOWN + 1), engine.driver.run)
+    same = tuple(one for one in page.records if one.id.key == key)
+    fitting = same or page.records
+    if len(fitting) > 1:
+        return Several(fitting[:SHOWN], len(fitting) > SHOWN, page.now)
+    if fitting and (same or len(key) >= SHORTEST):
+        return fitting[0].id
+    if fitting:
+        return Forbidden(f"{SHORTEST} letters of a key are needed to look for it")
+    # Its tenant is known, so what has no row is looked for by its lock, and what is gone by its lines of the audit.
+    return Forbidden(NOT_HERE) if scope is None else RecordId(scope, key)
+
+
+async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, ...]]:
+    """By operation, the calls of INLINE handlers: as workers wrote them down, and as an application's code says."""
+    found: dict[str, tuple[str, ...]] = {}
+    if engine.store.upkeep is not None:
+        roll = await adrive(engine.store.upkeep.workers(), engine.driver.run)
+        for operation in {name for one in roll.workers for name in one.calls}:
+            found[operation] = roll.inline_calls(operation)
+    if app is not None:
+        from oncekey.cli.worker import load
+        from oncekey.workers.declared import inline_calls_of
+
+        found |= inline_calls_of(load(app))
+    return found
+
+
+def scope_named(tenant: str | None, namespace: str | None, principal: str | None, scope: str | None) -> str | None:
+    """The scope, as requests make it; None if none is named."""
+    if scope is not None:
+        if tenant is not None or principal is not None:
+            raise ConfigurationError("--scope is instead of --tenant and --principal: say one or the other")
+        return scope
+    if tenant is None:
+        if principal is not None:
+            raise ConfigurationError("--principal is somebody in a tenant: say --tenant too")
+        return None
+    bind_to = BindTo.TENANT if principal is None else BindTo.PRINCIPAL
+    return bound_scope(bind_to, namespace or NO_NAMESPACE, tenant, principal=principal)
+
+
+def typed(record_id: RecordId) -> str:
+    """A key with the options that name whose it is, ready for a shell."""
+    return " ".join(part for part in words_of(record_id) if part)
+
+
+def words_of(record_id: RecordId) -> tuple[str, str]:
+    """The same in two parts, the second for the end of the line: a key with a dash would be taken for an option."""
+    match parts_of(record_id.scope):
+        case [namespace, tenant]:
+            words = [*_namespace(namespace), "--tenant", tenant]
+        case [namespace, tenant, bound, principal] if bound == BindTo.PRINCIPAL:
+            words = [*_namespace(namespace), "--tenant", tenant, "--principal", principal]
+        case _:
+            words = ["--scope", record_id.scope]
+    if record_id.key.startswith("-"):
+        return shlex.join(words), shlex.join(["--", record_id.key])
+    return shlex.join([record_id.key, *words]), ""
+
+
+def _namespace(name: str) -> list[str]:
+    return ["--namespace", name] if name != NO_NAMESPACE or os.environ.get(NAMESPACE) else []
+
+
+T = TypeVar("T")
+
+REFUSED: Final = 1
+"""The exit code for what is not there, or is not allowed: nothing was changed."""
+SECRET: Final = "ONCEKEY_SECRET"  # noqa: S105  (the name of a variable, not a secret)
+CODES: Final = "Exit code: 0 done, 1 not there or not allowed (nothing was changed), 2 a mistake or no store."
+
+StoreUrl = Annotated[
+    str, typer.Option("--store", envvar="ONCEKEY_STORE", help=f"The store's URL: {wire.FORMS}.", metavar="URL")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
+Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes, or the beginning of it.", metavar="KEY")]
+Tenant = Annotated[
+    str | None,
+    typer.Option("--tenant", help="Whose key it is, as the application names its tenants; needed if several fit."),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All there is to know, with the table's own words.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", envvar=NAMESPACE, help="The policy's `namespace`, if it has one.")
+]
+Principal = Annotated[
+    str | None, typer.Option("--principal", help="Who in the tenant, where keys are bound to principals.")
+]
+Scope = Annotated[
+    str | None, typer.Option("--scope", help="Instead of the tenant: the scope, as lists show it.", metavar="TEXT")
+]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Why; the audit keeps it. Nothing is changed without one.", metavar="TEXT")
+]
+By = Annotated[
+    str | None, typer.Option("--by", help="Who you are, for the audit. [default: your login name]", metavar="NAME")
+]
+Version = Annotated[
+    int | None,
+    typer.Option("--version", help="Only if the record is still at this version, as `keys show` says.", metavar="N"),
+]
+ReplayCache = Annotated[
+    str | None,
+    typer.Option(
+        "--replay-cache",
+        envvar="ONCEKEY_REPLAY_CACHE",
+        help=f"The Redis of the policy's `replay_cache`, if it has one; the policy's secret is in {SECRET}.",
+        metavar="URL",
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]
+
+
+def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: bool = True) -> T:
+    """Do something with a store whose schema fits, under asyncio, because every database has a driver for that."""
+    there(url)
+
+    async def within() -> T:
+        engine = wire.sealing(wire.aconnect(url), from_environment())
+        try:
+            if checked:
+                await engine.check()
+            return await doing(engine)
+        except CommitAmbiguousError as error:
+            raise CommitAmbiguousError(
+                "the connection was lost while the change was committed, so it may have been made: "
+                "look with `oncekey keys show` and `oncekey keys history` before you repeat it"
+            ) from error
+        finally:
+            await engine.close()
+
+    return asyncio.run(within())
+
+
+def there(url: str) -> None:
+    """Refuse what ends with its process, and a SQLite file that opening would make: who looks makes no trouble."""
+    address = wire.understand(url)
+    if address.kind is wire.Kind.MEMORY:
+        wire.migrations_for(url)  # says that it has no tables
+    if address.kind is wire.Kind.SQLITE and not Path(address.place).is_file():
+        raise ConfigurationError(f"there is no file {address.place}: is the --store right?")
+
+
+def secret() -> bytes | None:
+    """The policy's secret, from the environment only: command lines are seen by others."""
+    value = os.environ.get(SECRET)
+    return value.encode() if value else None
+
+
+def shared_front(url: str) -> Front:
+    """The Redis that `--replay-cache` names."""
+    try:
+        front = Front(url)
+    except ValueError:
+        front = Front(MEMORY)
+    if not front.shared:
+        raise ConfigurationError("--replay-cache is no Redis: say redis://host:6379/0")
+    if find_spec("redis") is None:
+        raise ConfigurationError("redis is not installed: pip install 'oncekey[redis,encryption]'")
+    return front
+
+
+def operator(by: str | None) -> Mover:
+    """Who makes a change."""
+    try:
+        name = (by if by is not None else getpass.getuser()).strip()
+    except (KeyError, OSError):  # a container's user may have no name
+        name = ""
+    if not name:
+        raise ConfigurationError("--by is empty: say who you are, the audit keeps it")
+    return Mover(Actor.OPERATOR, name)
+
+
+def given(reason: str) -> str:
+    """The reason, or the refusal to do anything without one; the dots of a command that was copied are none."""
+    if not any(letter.isalnum() for letter in reason):
+        raise ConfigurationError("--reason is empty: say why, the audit keeps it. Nothing was changed")
+    return reason.strip()
+
+
+def span(text: str) -> Duration:
+    """`90`, `90s`, `15m`, `2h` or `3d`."""
+    units = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": 24 * HOUR}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, SECOND)
+    try:
+        found = round(float(number) * unit)
+    except (ValueError, OverflowError):
+        found = -1
+    if found < 0:
+        raise ConfigurationError(f"{text!r} is no span of time: say 90s, 15m, 2h or 3d")
+    return found
+
+
+def instant(text: str) -> Instant:
+    """An RFC 3339 instant, with its offset."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(f"{text!r} is no instant: say it as 2026-11-16T01:50:00Z") from None
+    if at.tzinfo is None:
+        raise ConfigurationError(f"{text!r} has no offset: say it as 2026-11-16T01:50:00Z")
+    return round(at.astimezone(UTC).timestamp() * SECOND)
+
+
+def age(since: Instant | None, now: Instant) -> str:
+    """How long ago, for people."""
+    return "" if since is None else lapse(now - since)
+
+
+def told(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
+    """What was done, and what a retry will do now."""
+    from oncekey.core.showing import describe
+
+    seen, after = moved.move.seen, moved.snapshot.record
+    assert after is not None
+    if json_wanted:
+        as_json(
+            {
+                "changed": True,
+                "row": moved.move.row.number,
+                "from": seen.state.value,
+                "to": after.state.value,
+                "retry": prospect(after, moved.snapshot.now),
+                "record": describe(after),
+            }
+        )
+        return
+    rule = f" by row {moved.move.row.number} of the table of moves" if verbose else ""
+    typer.echo(
+        f"{plain(after.id.key)} of {plain(whose(after.id.scope))}: {seen.state} -> {after.state}{rule} (audited)"
+    )
+    typer.echo(prospect(after, moved.snapshot.now))
+
+
+def refuse(
+    forbidden: Forbidden, *, json_wanted: bool, about: RecordId | None = None, verbose: bool = False
+) -> NoReturn:
+    """Why not, and what is possible instead, ready to be copied. Nothing was changed."""
+    if json_wanted:
+        shown = [possibility(one, about) for one in forbidden.instead]
+        as_json({"changed": False, "why": forbidden.why, "possible": shown})
+        raise typer.Exit(REFUSED)
+    typer.echo(f"oncekey: not done: {plain(forbidden.why)}", err=True)
+    if verbose and forbidden.rule:
+        typer.echo(f"The table of moves: {forbidden.rule}", err=True)
+    if forbidden.instead:
+        typer.echo("Possible now:", err=True)
+        for one in forbidden.instead:
+            for line in broken(possibility(one, about)["command"], indent=4):
+                typer.echo(f"  {line}", err=True)
+            if one.note:
+                typer.echo(f"    {one.note}", err=True)
+    elif about is not None:
+        typer.echo("Nothing is to be done by hand now.", err=True)
+    raise typer.Exit(REFUSED)
+
+
+def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn:
+    """More than one key fits: which they are, each as it is typed. Nothing was changed."""
+    why = f"{'more than ' if several.more else ''}{len(several.records)} keys fit {key}: say which"
+    if json_wanted:
+        found = [{"key": one.id.key, "scope": one.id.scope, "state": one.state.value} for one in several.records]
+        as_json({"changed": False, "why": why, "possible": [], "found": found})
+        raise typer.Exit(REFUSED)
+    typer.echo(f"oncekey: not done: {plain(why)}", err=True)
+    for one in several.records:
+        about = f"{one.state}, {one.operation}, {age(one.created_at, several.now)} old"
+        typer.echo(f"  {plain(typed(one.id))}\n    {plain(about)}", err=True)
+    raise typer.Exit(REFUSED)
+
+
+def possibility(one: Possibility, about: RecordId | None = None) -> dict[str, Any]:
+    """An order that the table allows, as programs read it."""
+    if about is None:
+        return {"command": one.command, "row": one.row, "to": one.to.value, "note": one.note}
+    target, last = words_of(about)
+    command = one.typed(target, last=last)
+    return {"command": command, "row": one.row, "to": one.to.value, "note": one.note}

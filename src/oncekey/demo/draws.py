@@ -1,0 +1,255 @@
+"""What a made-up day draws from its seed: names, amounts, spans, how busy which hour is, and how a request goes.
+
+What nobody knows is in doubt: a resolver looks and finds nothing out, until a webhook or a person does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from uuid import UUID
+
+from oncekey.core.audit import Mover, Note
+from oncekey.core.model import MINUTE, SECOND, State
+from oncekey.core.resolution import EXHAUSTED, Executed, Heard, Undecided
+from oncekey.core.transitions import Actor, Trigger
+from oncekey.demo.models import Item, Money, Notification, datetime_of, ordered_uuid
+from oncekey.demo.routes import CALL, CHARGE
+from oncekey.engine import operate, reconcile
+from oncekey.resolvers import to_text
+from oncekey.topics import Reply
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Duration, Instant, Record, RecordId
+    from oncekey.demo.models import Transfer
+    from oncekey.demo.provider_ledger import Charge
+    from oncekey.flow import Flow, Rows, Statement, Steps
+    from oncekey.once import Once
+    from oncekey.ports import Store
+
+
+PRODUCTS: Final = ("sku_teapot", "sku_kettle", "sku_cup", "sku_sencha", "sku_assam", "sku_strainer")
+CURRENCIES: Final = {"EUR": 75, "USD": 17, "GBP": 8}
+PROCESSES: Final = (88, 91, 107)
+
+
+@dataclass(slots=True)
+class Clock:
+    """The instant that the day has come to."""
+
+    now: Instant
+
+    def __call__(self) -> Instant:
+        """That instant."""
+        return self.now
+
+
+class Draws:
+    """Everything that is left to chance."""
+
+    def __init__(self, seed: int, clock: Clock) -> None:
+        self.random = random.Random(seed)  # noqa: S311  (a made-up day needs no secrets)
+        self._clock = clock
+
+    def money(self) -> Money:
+        """An amount of some customer: many small ones, and a few that are large."""
+        amount = round(100 * self.random.lognormvariate(3.4, 0.9)) + 99
+        currency = self.random.choices(list(CURRENCIES), list(CURRENCIES.values()))[0]
+        return Money(customer_id=self.customer(), amount_cents=amount, currency=currency)
+
+    def customer(self) -> str:
+        """One of a few hundred."""
+        return f"cus_{self.random.randint(1001, 1400)}"
+
+    def items(self) -> list[Item]:
+        """What is ordered."""
+        return [
+            Item(product_id=self.random.choice(PRODUCTS), quantity=self.random.randint(1, 5))
+            for _ in range(self.random.randint(1, 3))
+        ]
+
+    def tossed(self) -> bool:
+        """One or the other, as a coin falls."""
+        return self.random.getrandbits(1) == 1
+
+    def between(self, least: Duration, most: Duration) -> Duration:
+        """Any span from the one to the other."""
+        return self.random.randrange(least, most)
+
+    def about(self, usual: Duration) -> Duration:
+        """A span as programs take it: about so long, and now and then much longer."""
+        return round(self.random.lognormvariate(math.log(usual), 0.55))
+
+    def pause(self, attempts: int) -> Duration:
+        """Until the next try, after so many."""
+        envelope: float = SECOND * 2**attempts
+        return round(envelope * self.random.uniform(0.5, 1.0))
+
+    def owner(self, process: str) -> str:
+        """A name for one claim of a worker, or of one of the processes that serve."""
+        if process == "web":
+            process = f"web-{self.random.randint(1, 3)}:{self.random.choice(PROCESSES)}"
+        return f"{process}:{self.random.getrandbits(64):016x}"
+
+    def uuid(self) -> UUID:
+        """A random one."""
+        return UUID(int=self.random.getrandbits(128), version=4)
+
+    def new_id(self) -> UUID:
+        """One that grows with time, as the shop's rows have them."""
+        return ordered_uuid(self._clock.now * 1000, self.random.getrandbits(62))
+
+
+def busyness(minute: int) -> float:
+    """How much is going on in this minute since the epoch (UTC): little at night, most before and after noon."""
+    hour = minute % 1440 / 60
+    open_at, shut_at = 5.5, 22.5
+    day = max(0.0, math.sin((hour - open_at) / (shut_at - open_at) * math.pi)) if open_at <= hour <= shut_at else 0.0
+    lunch = 0.25 * math.exp(-((hour - 12.7) ** 2) / 0.8)
+    return 0.12 + day - lunch
+
+
+T = TypeVar("T")
+Life: TypeAlias = Generator["Statement | int", "Rows", T]
+"""What a request, a worker or a person does: statements, and microseconds to wait."""
+
+WORKERS: Final = ("shop-worker-1:211", "shop-worker-2:340")
+PEOPLE: Final = ("ann", "ben")
+UNSAID: Final = "the provider does not say what it has charged"
+
+
+class Fate(Enum):
+    """How a request goes."""
+
+    WELL = auto()
+    DECLINED = auto()
+    UNREACHABLE = auto()
+    """The provider cannot be reached at first."""
+    SILENT = auto()
+    """The provider does not answer at first, and may be asked again."""
+    KILLED = auto()
+    """Its first owner dies."""
+    DOUBT_ENDS = auto()
+    """The provider does not answer and may not be asked again; a resolver or a webhook finds it out."""
+    BY_HAND = auto()
+    """The same, and a person finds it out."""
+    GIVEN_UP = auto()
+    """The same, and nobody has."""
+    SLOW = auto()
+    """It is not over when the day is."""
+
+
+def through(flow: Flow[T]) -> Steps[T]:
+    """A flow whose transactions are all part of one that somebody else commits."""
+    try:
+        transaction = next(flow)
+        while True:
+            transaction = flow.send((yield from transaction.body()))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+
+
+class Doubts:
+    """How doubts go on, and end."""
+
+    def __init__(self, store: Store, once: Once, draw: Draws, clock: Clock) -> None:
+        assert store.reconcile is not None
+        self._store, self._once, self._draw, self._clock = store, once, draw, clock
+        self._desk, self._policy = store.reconcile, once.policy
+
+    def last(  # noqa: PLR0917  (how, about what, and what is true)
+        self,
+        fate: Fate,
+        record_id: RecordId,
+        phase: str,
+        name: str,
+        charge: Charge | None,
+        asked: Transfer | None = None,
+    ) -> Life[bool]:
+        """Looks of a resolver that does not find out, until somebody does, or nobody; whether somebody did."""
+        most = self._policy.reconcile_max_tries
+        for number in range(most if fate is not Fate.DOUBT_ENDS else self._draw.random.randint(1, 4)):
+            yield round(30 * SECOND * 1.5**number)
+            record = there((yield from through(self._store.find(record_id))).record)
+            last = number + 1 == most
+            note = Note.of(
+                record,
+                State.UNKNOWN,
+                Trigger.STILL_UNKNOWN,
+                Mover(Actor.RESOLVER, WORKERS[0]),
+                f"{EXHAUSTED}: {UNSAID}" if last else UNSAID,
+            )
+            after = None if last else round(30 * SECOND * 1.5 ** (number + 1))
+            yield from through(self._desk.later(record, after, noting=partial(_noted, note)))
+            if number == 2 and fate is not Fate.DOUBT_ENDS:  # noqa: PLR2004  (some time into it)
+                said = to_text(Undecided("the provider says that it is looking into it"), self._policy)
+                heard = Heard("webhook:provider", f"evt_{self._draw.uuid().hex}", said, downstream_key=name)
+                yield from through(self._desk.add(heard))
+        if fate is Fate.GIVEN_UP or charge is None:
+            return False
+        record = there((yield from through(self._store.find(record_id))).record)
+        yield from self._resolved(fate, record, phase, name, charge, asked)
+        return True
+
+    def _resolved(  # noqa: PLR0917  (what, about what, and by whom)
+        self, fate: Fate, record: Record, phase: str, name: str, charge: Charge, asked: Transfer | None
+    ) -> Life[None]:
+        target = reconcile.Target(record.id, record.incarnation, phase, name)
+        if fate is Fate.BY_HAND:
+            who = self._draw.random.choice(PEOPLE)
+            yield self._draw.between(20 * MINUTE, 90 * MINUTE)
+            mover, why = Mover(Actor.OPERATOR, who), f"{charge.id} is in the provider's dashboard"
+            yield from through(operate.disclose(self._store, record.id, mover, "to compare the amount"))
+            yield self._draw.between(MINUTE, 5 * MINUTE)
+        elif phase == CHARGE:
+            said = to_text(Executed(charge.shown()), self._policy)
+            heard = Heard("webhook:provider", f"evt_{self._draw.uuid().hex}", said, name, charge.id)
+            mover = Mover(Actor.WEBHOOK, WORKERS[0])
+            yield from through(reconcile.receive(self._store, heard, mover, self._once.policy_of, self._once.resolvers))
+            return
+        else:
+            mover, why = Mover(Actor.RESOLVER, WORKERS[0]), "the resolver's answer"
+        given: object = charge.shown()
+        if phase == CALL:
+            given = Reply(201, json.loads(self.sent(money_of(charge), charge)))
+        elif asked is not None:
+            given = self.done(asked, charge)
+        settled = reconcile.settle(
+            self._store, target, Executed(given), mover, self._once.policy_of, why=why, waited=True
+        )
+        yield from through(settled)
+        for one in (yield from through(self._desk.calls_of(name, None))):
+            yield from through(self._desk.name(one, charge.id))
+
+    def done(self, asked: Transfer, charge: Charge) -> Reply:
+        """The answer of a transfer that was charged."""
+        done = asked.model_copy(update={"status": "done", "charge_id": charge.id})
+        return Reply(201, done.model_dump(mode="json"), provider_id=charge.id)
+
+    def sent(self, money: Money, charge: Charge) -> str:
+        """The answer of a notification that was charged, as JSON."""
+        at = datetime_of(self._clock.now)
+        return Notification(
+            id=self._draw.new_id(), status="sent", charge_id=charge.id, created_at=at, **money.model_dump()
+        ).model_dump_json()
+
+
+def money_of(charge: Charge) -> Money:
+    """What was asked for."""
+    return Money(customer_id=charge.customer_id, amount_cents=charge.amount_cents, currency=charge.currency)
+
+
+def _noted(note: Note, _: Record) -> Note:
+    return note
+
+
+def there(found: T | None) -> T:
+    """What must be there, because nobody else writes."""
+    assert found is not None, "a made-up day has lost a record of its own"
+    return found

@@ -1,0 +1,220 @@
+"""The provider's ledger: what really happened, written and committed before any client is told.
+
+Faults have names: what a provider may do to its clients, before or after the charge is in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from oncekey.core.errors import OncekeyError
+from oncekey.drivers.sqlite_version import wal_is_safe
+from oncekey.stores.queries import load
+
+LONGEST_DELAY: Final = 600.0
+
+
+class Kind(StrEnum):
+    """`-after` means that the charge is in the ledger, although the client never hears of it."""
+
+    DELAY = "delay"
+    HANG_AFTER = "hang-after"
+    ERROR_BEFORE = "error-before"
+    ERROR_AFTER = "error-after"
+    DROP_BEFORE = "drop-before"
+    DROP_AFTER = "drop-after"
+    DECLINE = "decline"
+
+
+NAMES: Final = tuple("delay:SECONDS" if kind is Kind.DELAY else kind.value for kind in Kind)
+BEFORE: Final = frozenset({Kind.ERROR_BEFORE, Kind.DROP_BEFORE, Kind.DECLINE})
+"""The faults that leave the ledger as it was."""
+
+
+class UnknownFaultError(ValueError):
+    """There is no such fault; the message lists those that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, as a header or `POST /faults` names it."""
+
+    kind: Kind
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `drop-after` or `delay:2.5`."""
+        name, _, rest = text.strip().partition(":")
+        try:
+            kind = Kind(name)
+            seconds = float(rest) if kind is Kind.DELAY else 0.0
+        except ValueError:
+            kind, seconds = Kind.DELAY, math.nan
+        if not 0 <= seconds <= LONGEST_DELAY or (rest and kind is not Kind.DELAY):
+            shown = ", ".join(NAMES)
+            raise UnknownFaultError(f"A fault is one of {shown} (0 to {LONGEST_DELAY:g} seconds).")
+        return cls(kind, seconds)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.seconds:g}" if self.kind is Kind.DELAY else self.kind.value
+
+
+class StandingFault:
+    """The fault that all requests meet which bring none of their own, so many times or until it is taken away."""
+
+    def __init__(self) -> None:
+        self.fault: Fault | None = None
+        self.times: int | None = None
+
+    def set(self, fault: Fault | None, times: int | None = None) -> None:
+        """Put another one in its place."""
+        self.fault, self.times = fault, times
+
+    def strike(self) -> Fault | None:
+        """The fault for one request."""
+        struck = self.fault
+        if struck is not None and self.times is not None:
+            self.times -= 1
+            if self.times == 0:
+                self.set(None)
+        return struck
+
+    def shown(self) -> dict[str, object]:
+        """The standing fault as JSON has it, with the names of all."""
+        return {"fault": None if self.fault is None else str(self.fault), "times": self.times, "faults": list(NAMES)}
+
+
+T = TypeVar("T")
+
+_SQL: Final = load(__package__, "sql/ledger.sql")
+_BUSY_SECONDS: Final = 30.0
+
+
+class LedgerUnusableError(OncekeyError):
+    """The ledger's file cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a client asks for."""
+
+    amount_cents: int
+    currency: str
+    customer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One line of the ledger."""
+
+    id: str
+    downstream_key: str | None
+    amount_cents: int
+    currency: str
+    customer_id: str
+    at: str
+
+    @property
+    def order(self) -> Order:
+        """What was asked for."""
+        return Order(self.amount_cents, self.currency, self.customer_id)
+
+    def shown(self) -> dict[str, object]:
+        """The charge as JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What became of a request: its charge, and whether it was there before."""
+
+    charge: Charge
+    repeated: bool
+
+
+class Ledger:
+    """A SQLite file behind one thread, so that the loop never waits for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        try:
+            self._connection = _opened(path)
+        except sqlite3.Error as error:
+            raise LedgerUnusableError(f"the ledger {path} cannot be used: {error}") from error
+
+    async def book(self, order: Order, downstream_key: str | None, *, deduplicate: bool) -> Booking:
+        """Make a charge; with a key that counts, the one that is there already."""
+        charge = Charge(
+            id=f"ch_{uuid.uuid4().hex}",
+            downstream_key=downstream_key,
+            amount_cents=order.amount_cents,
+            currency=order.currency,
+            customer_id=order.customer_id,
+            at=datetime.now(UTC).isoformat(),
+        )
+        return await self._apart(lambda: self._book(charge, once=deduplicate and downstream_key is not None))
+
+    async def charges(self, downstream_key: str | None = None) -> list[Charge]:
+        """All charges, or those of one key, the oldest first."""
+        statement, params = ("all", {}) if downstream_key is None else ("by_key", {"downstream_key": downstream_key})
+        return await self._apart(lambda: self._read(statement, params))
+
+    async def enter(self, charges: Iterable[tuple[Charge, bool]]) -> None:
+        """Write charges of before, each with whether its key counted, in one transaction."""
+        rows = [{**charge.shown(), "deduplicated": int(counted)} for charge, counted in charges]
+        await self._apart(lambda: self._enter(rows))
+
+    def close(self) -> None:
+        """Let the last statement end."""
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        # Once begun a booking ends, whether or not the client still listens: that is how a provider is.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+    def _book(self, charge: Charge, *, once: bool) -> Booking:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            same = self._read("find_same", {"downstream_key": charge.downstream_key}) if once else []
+            if not same:
+                self._connection.execute(_SQL["insert_charge"], {**charge.shown(), "deduplicated": int(once)})
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+        return Booking(same[0], repeated=True) if same else Booking(charge, repeated=False)
+
+    def _enter(self, rows: list[dict[str, object]]) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.executemany(_SQL["insert_charge"], rows)
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def _read(self, statement: str, params: Mapping[str, str | None]) -> list[Charge]:
+        return [Charge(*row) for row in self._connection.execute(_SQL[statement], params)]
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    # A log lets others read while we write; where SQLite may lose commits that way, readers wait a moment instead.
+    mode = "WAL" if wal_is_safe(sqlite3.sqlite_version_info) else "TRUNCATE"
+    connection.execute(f"PRAGMA journal_mode={mode}")
+    connection.execute("PRAGMA synchronous=FULL")
+    for statement in ("create_table", "create_once", "create_look_up"):
+        connection.execute(_SQL[statement])
+    return connection

@@ -1,0 +1,378 @@
+"""The provider's API: charges, their look-up, the switches for faults and webhooks; it runs until a signal ends it.
+
+Some answers never come: a connection closes without a word, or stays open without one. Webhooks tell of each charge,
+signed, a few times if they are not taken. Its socket is bound before anything is started, and where that fails the
+reason is one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import re
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.demo.charging import AnswerLostError, NothingSentError, ask, http_url
+from oncekey.demo.provider_ledger import BEFORE, Booking, Fault, Kind, Ledger, Order, StandingFault, UnknownFaultError
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from oncekey.demo.provider_ledger import Charge
+
+
+BACKLOG = 2048
+
+
+class CannotServeError(OncekeyError):
+    """A server cannot start; the message says why."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, or the reason why there is none."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise CannotServeError(f"{host} is no address to listen on ({error.strerror})") from error
+    try:
+        # Connections of a server that just ended may linger; on Windows the option would mean something else.
+        if hasattr(socket, "SO_REUSEPORT"):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        why = getattr(error, "strerror", None) or str(error)
+        raise CannotServeError(f"cannot listen on {host}, port {port} ({why}): choose another one") from error
+    return listener
+
+
+def address_of(host: str, listener: socket.socket) -> str:
+    """The URL that a listener is reached by."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+DROP: Final = "oncekey.drop"
+
+
+class DroppingProtocol(HttpToolsProtocol):
+    """HTTP as uvicorn speaks it, which lends applications the means to hang up."""
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self.scope["extensions"] = {DROP: {"hang_up": self.transport.abort}}
+
+
+class Hung(Response):
+    """No answer, for as long as the client cares to wait."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait until the client is gone."""
+        del scope, send
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+class Dropped(Hung):
+    """No answer, and no connection either."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hang up."""
+        scope["extensions"][DROP]["hang_up"]()
+        await super().__call__(scope, receive, send)
+
+
+SIGNATURE: Final = "Oncekey-Signature"
+TRIES: Final = 6
+_FIRST_PAUSE: Final = 0.2
+_PATIENCE: Final = 10.0
+_AT_ONCE: Final = 16
+
+log = logging.getLogger("oncekey.provider")
+
+
+def sign(body: bytes, secret: str, at: int) -> str:
+    """The signature's header: the time, and a keyed hash of the time and the body."""
+    digest = hmac.new(secret.encode(), b"%d.%b" % (at, body), hashlib.sha256).hexdigest()
+    return f"t={at},v1={digest}"
+
+
+class Webhooks:
+    """Sends beside the requests, so that nobody waits for it."""
+
+    def __init__(self, url: str | None, secret: str) -> None:
+        self._secret = secret
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._sending: set[asyncio.Task[None]] = set()
+        self.url: str | None = None
+        self.switch(url)
+
+    def switch(self, url: str | None) -> None:
+        """Send to another address from now on, or nowhere."""
+        if url is not None:
+            http_url(url)
+        self.url = url
+
+    def tell(self, charge: Charge) -> None:
+        """Send word of a charge, later."""
+        if self.url is None:
+            return
+        event = {"id": f"evt_{uuid.uuid4().hex}", "type": "charge.succeeded", "charge": charge.shown()}
+        task = asyncio.get_running_loop().create_task(self._deliver(json.dumps(event).encode()))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def stop(self) -> None:
+        """Drop what was not delivered: a provider that ends is one that ends."""
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def _deliver(self, body: bytes) -> None:
+        async with self._slots:
+            for number in range(TRIES):
+                if number:
+                    await asyncio.sleep(_FIRST_PAUSE * 2 ** (number - 1))
+                if self.url is None or await self._taken(self.url, body):
+                    return
+        log.warning("oncekey provider: a webhook was not taken after %d tries", TRIES)
+
+    async def _taken(self, url: str, body: bytes) -> bool:
+        # Signed anew each time: a receiver refuses a signature that has become old.
+        headers = {"Content-Type": "application/json", SIGNATURE: sign(body, self._secret, int(time.time()))}
+        try:
+            reply = await ask("POST", url, content=body, headers=headers, patience=_PATIENCE)
+        except (NothingSentError, AnswerLostError):
+            return False
+        return reply.ok
+
+
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_LARGEST: Final = 10**12
+_LONGEST_NAME: Final = 100
+
+
+class RefusedError(Exception):
+    """A request that the provider does not take."""
+
+    def __init__(self, status: HTTPStatus, code: str, detail: str) -> None:
+        super().__init__(code)
+        self.answer = _error(status, code, detail)
+
+
+class Provider:
+    """The endpoints."""
+
+    def __init__(self, ledger: Ledger, webhooks: Webhooks) -> None:
+        self._ledger = ledger
+        self._webhooks = webhooks
+        self._standing = StandingFault()
+
+    async def charge(self, request: Request) -> Response:
+        """`POST /charges`: a charge is in the ledger before anything is answered."""
+        order = _order(await _data(request))
+        key = request.headers.get("idempotency-key")
+        fault = self._fault(request)
+        if fault is not None and fault.kind is Kind.DELAY:
+            await asyncio.sleep(fault.seconds)
+        elif fault is not None and fault.kind in BEFORE:
+            return _faulty(fault)
+        deduplicate = request.headers.get("x-demo-dedup", "on").lower() != "off"
+        booking = await self._ledger.book(order, key, deduplicate=deduplicate)
+        if not booking.repeated:
+            self._webhooks.tell(booking.charge)
+        if fault is not None and fault.kind is not Kind.DELAY:
+            return _faulty(fault)
+        return _booked(order, booking)
+
+    async def charges(self, request: Request) -> Response:
+        """`GET /charges`, all or those of `?downstream_key=`."""
+        found = await self._ledger.charges(request.query_params.get("downstream_key"))
+        return JSONResponse({"charges": [charge.shown() for charge in found]})
+
+    async def faults(self, request: Request) -> Response:
+        """`/faults`: the fault that stands, another one, or none."""
+        if request.method == "DELETE":
+            self._standing.set(None)
+        elif request.method == "POST":
+            data = await _data(request)
+            times = data.get("times")
+            if times is not None and (type(times) is not int or times < 1):
+                raise _invalid("`times` is a number from 1, or null for every request.")
+            self._standing.set(_parsed(str(data.get("fault"))), times)
+        return JSONResponse(self._standing.shown())
+
+    async def webhooks(self, request: Request) -> Response:
+        """`/webhooks`: where they go, or another address, or null for nowhere."""
+        if request.method == "POST":
+            url = (await _data(request)).get("url")
+            try:
+                self._webhooks.switch(None if url is None else str(url))
+            except ConfigurationError as error:
+                raise _invalid(str(error)) from error
+        return JSONResponse({"url": self._webhooks.url})
+
+    async def health(self, request: Request) -> Response:
+        """`GET /healthz`."""
+        del request
+        return JSONResponse({"status": "ok"})
+
+    def _fault(self, request: Request) -> Fault | None:
+        """The request's own fault, or else the one that stands."""
+        named = request.headers.get("x-demo-fault")
+        return _parsed(named) if named else self._standing.strike()
+
+
+def create_provider(ledger: Ledger, webhook_url: str | None, secret: str) -> Starlette:
+    """The application."""
+    webhooks = Webhooks(webhook_url, secret)
+    provider = Provider(ledger, webhooks)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await webhooks.stop()
+        ledger.close()
+
+    return Starlette(
+        routes=[
+            Route("/charges", provider.charge, methods=["POST"]),
+            Route("/charges", provider.charges, methods=["GET"]),
+            Route("/faults", provider.faults, methods=["GET", "POST", "DELETE"]),
+            Route("/webhooks", provider.webhooks, methods=["GET", "POST"]),
+            Route("/healthz", provider.health, methods=["GET"]),
+        ],
+        exception_handlers={RefusedError: _refused},
+        lifespan=lifespan,
+    )
+
+
+def _faulty(fault: Fault) -> Response:
+    match fault.kind:
+        case Kind.HANG_AFTER:
+            return Hung()
+        case Kind.DROP_BEFORE | Kind.DROP_AFTER:
+            return Dropped()
+        case Kind.DECLINE:
+            return _error(HTTPStatus.PAYMENT_REQUIRED, "card_declined", "The card was declined; nothing was charged.")
+        case Kind.ERROR_BEFORE | Kind.ERROR_AFTER:
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Something went wrong at the provider.")
+        case Kind.DELAY:
+            raise AssertionError("a delay is no answer")
+
+
+def _booked(order: Order, booking: Booking) -> Response:
+    if booking.charge.order != order:
+        detail = "This key belongs to a charge with other parameters."
+        return _error(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
+    status = HTTPStatus.OK if booking.repeated else HTTPStatus.CREATED
+    return JSONResponse(booking.charge.shown(), status)
+
+
+def _order(data: dict[str, Any]) -> Order:
+    amount, currency, customer = (data.get(name) for name in ("amount_cents", "currency", "customer_id"))
+    if type(amount) is not int or not 0 < amount <= _LARGEST:
+        raise _invalid(f"`amount_cents` is a number from 1 to {_LARGEST}.")
+    if not isinstance(currency, str) or _CURRENCY.fullmatch(currency) is None:
+        raise _invalid("`currency` has three capital letters.")
+    if not isinstance(customer, str) or not 0 < len(customer) <= _LONGEST_NAME:
+        raise _invalid(f"`customer_id` has 1 to {_LONGEST_NAME} characters.")
+    return Order(amount, currency, customer)
+
+
+async def _data(request: Request) -> dict[str, Any]:
+    try:
+        data = json.loads(await request.body())
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise _invalid("The body is a JSON object.")
+    return data
+
+
+def _parsed(text: str) -> Fault:
+    try:
+        return Fault.parse(text)
+    except UnknownFaultError as error:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "unknown_fault", str(error)) from error
+
+
+def _invalid(detail: str) -> RefusedError:
+    return RefusedError(HTTPStatus.BAD_REQUEST, "invalid_request", detail)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return error.answer
+
+
+def _error(status: HTTPStatus, code: str, detail: str) -> Response:
+    members = {"type": "about:blank", "title": status.phrase, "status": int(status), "detail": detail, "code": code}
+    return JSONResponse(members, status, media_type="application/problem+json")
+
+
+GRACE_SECONDS = 1
+
+
+def serve(
+    ledger: Path,
+    *,
+    host: str,
+    port: int,
+    webhooks: str | None,
+    secret: str,
+    until_eof: bool,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve; `announce` is told the address when everything is in order."""
+    if webhooks is not None:
+        http_url(webhooks)
+    with listen(host, port) as listener:
+        config = uvicorn.Config(
+            create_provider(Ledger(ledger), webhooks, secret),
+            http=DroppingProtocol,
+            log_level="critical",  # requests that hang until the end are meant to
+            access_log=False,
+            lifespan="on",
+            proxy_headers=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        server = uvicorn.Server(config)
+        if until_eof:
+            threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
+        announce(address_of(host, listener))
+        server.run(sockets=[listener])
+        if not server.started:
+            raise CannotServeError("the provider did not start")
+
+
+def _end_with_parent(server: uvicorn.Server) -> None:
+    """Standard input is a pipe that the parent holds open: it ends when the parent does, even by `kill -9`."""
+    while sys.stdin.buffer.read(1):
+        pass
+    server.should_exit = server.force_exit = True

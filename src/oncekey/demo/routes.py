@@ -1,0 +1,310 @@
+"""The shop's routes, one for each kind of effects: orders, payments, transfers and notifications.
+
+The headers of a request slow its handler (`X-Demo-Delay: seconds`) and wish faults upon the provider (`X-Demo-Fault:
+drop-after`, `X-Demo-Dedup: off`, `X-Demo-Repeatable: off`), so that a person can watch two requests meet, and every
+fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+
+from oncekey.core.errors import Rejected
+from oncekey.demo.models import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
+from oncekey.demo.problems import MEDIA_TYPE, ProblemError, Tenant
+from oncekey.demo.provider_ledger import NAMES, Fault, UnknownFaultError
+from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.engine.operation import Operation
+from oncekey.topics import Message, Reply
+
+if TYPE_CHECKING:
+    from oncekey.demo.charging import Charging
+    from oncekey.demo.tables import Movements, Orders
+    from oncekey.once import Once
+    from oncekey.resolvers import Question
+
+
+LONGEST_DELAY: Final = 60.0
+
+
+async def wanted_delay(
+    x_demo_delay: Annotated[str, Header(description="Makes the handler slow: seconds, 0 to 60.")] = "0",
+) -> float:
+    """The seconds asked for."""
+    try:
+        seconds = float(x_demo_delay)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= LONGEST_DELAY:
+        detail = f"X-Demo-Delay is a number of seconds from 0 to {LONGEST_DELAY:g}."
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_delay", detail)
+    return seconds
+
+
+Delay = Annotated[float, Depends(wanted_delay)]
+
+
+_FAULT = f"What the provider is to do: {', '.join(NAMES)}. It strikes the request that brings it, and no other."
+_DEDUP = "`off`: the provider ignores downstream keys."
+_REPEATABLE = "`off`: the call to the provider is one that may not be repeated."
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How the provider is to behave, and what is believed of it."""
+
+    fault: str | None = None
+    deduplicate: bool = True
+    repeatable: bool = True
+
+
+async def wished(
+    x_demo_fault: Annotated[str | None, Header(description=_FAULT)] = None,
+    x_demo_dedup: Annotated[str, Header(description=_DEDUP)] = "on",
+    x_demo_repeatable: Annotated[str, Header(description=_REPEATABLE)] = "on",
+) -> Wishes:
+    """The wishes of a request."""
+    try:
+        fault = str(Fault.parse(x_demo_fault)) if x_demo_fault else None
+    except UnknownFaultError as error:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "unknown_fault", str(error)) from None
+    return Wishes(fault, _on("X-Demo-Dedup", x_demo_dedup), _on("X-Demo-Repeatable", x_demo_repeatable))
+
+
+Wished = Annotated[Wishes, Depends(wished)]
+
+
+def _on(name: str, value: str) -> bool:
+    if value.lower() not in {"on", "off"}:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_switch", f"{name} is on or off.")
+    return value.lower() == "on"
+
+
+Limit = Annotated[int, Query(ge=1, le=10_000, description="How many, the newest first.")]
+
+
+def order_routes(once: Once, orders: Orders) -> APIRouter:
+    """The routes for orders."""
+    router = APIRouter(tags=["orders"])
+
+    @router.post("/orders", status_code=HTTPStatus.CREATED, summary="Place an order")
+    @once.protect(effects=LOCAL, operation="create_order")
+    async def create_order(wanted: OrderIn, tenant: Tenant, delay: Delay, response: Response, op: Operation) -> Order:
+        await asyncio.sleep(delay)  # before the first statement: a slow handler must not hold a writer's lock
+        order = place(wanted)
+        await orders.insert(op.connection, tenant, order)
+        response.headers["Location"] = f"/orders/{order.id}"
+        return order
+
+    @router.get("/orders", summary="The newest orders")
+    async def list_orders(tenant: Tenant, limit: Limit = 100) -> list[Order]:
+        return await orders.newest(tenant, limit)
+
+    @router.get("/orders/{order_id}", summary="One order")
+    async def read_order(tenant: Tenant, order_id: str) -> Order:
+        order = await orders.find(tenant, _uuid(order_id))
+        if order is None:
+            raise _not_found()
+        return order
+
+    return router
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise _not_found() from None
+
+
+def _not_found() -> ProblemError:
+    return ProblemError(HTTPStatus.NOT_FOUND, "order_not_found", "There is no such order.")
+
+
+CALL: Final = "notification_sent"
+"""The name of the call, from which its key comes."""
+
+
+def notification_routes(once: Once, charging: Charging) -> APIRouter:
+    """The route for notifications."""
+    router = APIRouter(tags=["notifications"])
+
+    @router.post("/notifications", status_code=HTTPStatus.CREATED, summary="Send a notification, for a charge")
+    @once.protect(effects=INLINE, operation="send_notification")
+    async def send_notification(wanted: Money, _: Tenant, wishes: Wished, op: Operation) -> Notification:
+        key = op.downstream_key(CALL)
+        try:
+            charge = await charging.charge(wanted.model_dump(), key, deduplicate=wishes.deduplicate, fault=wishes.fault)
+        except Rejected:
+            raise declined() from None
+        return _sent(wanted, charge)
+
+    return router
+
+
+def notified(_: Question, charge: dict[str, Any]) -> Reply:
+    """The answer of a notification whose charge was found later."""
+    wanted = Money(**{name: charge[name] for name in Money.model_fields})
+    return Reply(HTTPStatus.CREATED, _sent(wanted, charge).model_dump(mode="json"))
+
+
+def _sent(wanted: Money, charge: dict[str, Any]) -> Notification:
+    return Notification(status="sent", charge_id=charge["id"], **begin(wanted))
+
+
+def declined() -> ProblemError:
+    """The provider's final no, as the shop passes it on."""
+    return ProblemError(HTTPStatus.PAYMENT_REQUIRED, "card_declined", "The card was declined; nothing was charged.")
+
+
+RECEIPT = "receipt"
+CHARGE: Final = "charge_created"
+"""The name of the call, from which its key comes."""
+
+
+def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIRouter:
+    """The routes for payments and their receipts."""
+    router = APIRouter(tags=["payments"])
+
+    @router.post("/payments", status_code=HTTPStatus.CREATED, summary="Make a payment")
+    @once.protect(effects=PHASED, operation="create_payment")
+    async def create_payment(
+        wanted: Money, tenant: Tenant, wishes: Wished, response: Response, op: Operation
+    ) -> Payment:
+        # What kind of call it is was decided by the first request; a retry, or a completer, may lack its headers.
+        # The fault is not kept: it strikes the request that brings it.
+        how = await op.value("how", lambda: {"deduplicate": wishes.deduplicate, "repeatable": wishes.repeatable})
+
+        async def create(tx: Any) -> dict[str, Any]:  # noqa: ANN401  (the driver's own connection)
+            payment = Payment(status="created", **begin(wanted))
+            await movements.insert(tx, tenant, payment)
+            return payment.model_dump(mode="json")
+
+        created = Payment.model_validate(await op.phase("payment_created", create))
+
+        async def charge(key: str) -> dict[str, Any]:
+            return await charging.charge(
+                created.money.model_dump(), key, deduplicate=how["deduplicate"], fault=wishes.fault
+            )
+
+        async def settle(tx: Any) -> dict[str, Any]:  # noqa: ANN401
+            settled = created.model_copy(update={"status": "settled", "charge_id": made["id"]})
+            await movements.end(tx, tenant, settled)
+            op.emit(RECEIPT, {"tenant": tenant, "payment_id": str(settled.id)})
+            return settled.model_dump(mode="json")
+
+        async def decline(tx: Any) -> None:  # noqa: ANN401
+            await movements.end(tx, tenant, created.model_copy(update={"status": "declined"}))
+
+        try:
+            made = await op.call(CHARGE, charge, repeatable=how["repeatable"], given=wanted.model_dump())
+        except Rejected:
+            await op.phase("payment_declined", decline)
+            raise declined() from None
+        settled = Payment.model_validate(await op.phase("payment_settled", settle))
+        response.headers["Location"] = f"/payments/{settled.id}"
+        return settled
+
+    @router.get("/payments", summary="The newest payments")
+    async def list_payments(tenant: Tenant, limit: Limit = 100) -> list[Payment]:
+        return await movements.payments(tenant, limit)
+
+    @router.get("/payments/{payment_id}", summary="One payment")
+    async def read_payment(tenant: Tenant, payment_id: str) -> Payment:
+        try:
+            payment = await movements.payment(tenant, UUID(payment_id))
+        except ValueError:
+            payment = None
+        if payment is None:
+            raise ProblemError(HTTPStatus.NOT_FOUND, "payment_not_found", "There is no such payment.")
+        return payment
+
+    @router.get("/receipts", summary="The receipts of the newest payments")
+    async def list_receipts(tenant: Tenant, limit: Limit = 100) -> list[Receipt]:
+        return await movements.receipts(tenant, limit)
+
+    return router
+
+
+def payment_topics(once: Once, movements: Movements) -> None:
+    """What a worker does with receipts; it may be told of one twice."""
+
+    @once.topic(RECEIPT, repeatable=True)
+    async def receipt(message: Message) -> None:
+        await movements.keep_receipt(message.payload["tenant"], message.payload["payment_id"])
+
+
+REPEATABLE, UNREPEATABLE = "transfer", "transfer_once"
+
+
+def transfer_routes(once: Once, movements: Movements) -> APIRouter:
+    """The routes for transfers."""
+    router = APIRouter(tags=["transfers"])
+
+    @router.post("/transfers", status_code=HTTPStatus.ACCEPTED, summary="Ask for a transfer")
+    @once.protect(effects=OUTBOX, operation="create_transfer")
+    async def create_transfer(wanted: Money, tenant: Tenant, wishes: Wished, op: Operation) -> Transfer:
+        transfer = Transfer(status="requested", **begin(wanted))
+        await movements.insert(op.connection, tenant, transfer)
+        op.defer(
+            REPEATABLE if wishes.repeatable else UNREPEATABLE,
+            {
+                "transfer": transfer.model_dump(mode="json"),
+                "deduplicate": wishes.deduplicate,
+                "fault": wishes.fault,
+            },
+        )
+        return transfer
+
+    @router.get("/transfers", summary="The newest transfers, as they were asked for")
+    async def list_transfers(tenant: Tenant, limit: Limit = 100) -> list[Transfer]:
+        return await movements.transfers(tenant, limit)
+
+    return router
+
+
+def transfer_topics(once: Once, charging: Charging) -> None:
+    """What a worker does with the messages; whether the call may be repeated is a property of its topic."""
+
+    @once.topic(REPEATABLE, repeatable=True)
+    async def transfer(message: Message) -> Reply:
+        return await _transferred(charging, message)
+
+    @once.topic(UNREPEATABLE, repeatable=False)
+    async def transfer_once(message: Message) -> Reply:
+        return await _transferred(charging, message)
+
+
+async def _transferred(charging: Charging, message: Message) -> Reply:
+    payload = message.payload
+    wanted = Transfer.model_validate(payload["transfer"])
+    # The fault strikes the first try only, or no worker would ever be done with it.
+    fault = payload["fault"] if message.attempt == 1 else None
+    try:
+        charge = await charging.charge(
+            wanted.money.model_dump(), message.downstream_key, deduplicate=payload["deduplicate"], fault=fault
+        )
+    except Rejected:
+        # Raised, and not returned: an answer that is returned says that the call was made.
+        no = declined().answer
+        reply = Reply(no.status_code, json.loads(bytes(no.body)), (("content-type", MEDIA_TYPE),))
+        raise Rejected(reply) from None
+    return _done(wanted, charge)
+
+
+def transferred(question: Question, charge: dict[str, Any]) -> Reply:
+    """The answer of a transfer whose charge was found later."""
+    return _done(Transfer.model_validate(question.payload["transfer"]), charge)
+
+
+def _done(wanted: Transfer, charge: dict[str, Any]) -> Reply:
+    done = wanted.model_copy(update={"status": "done", "charge_id": charge["id"]})
+    return Reply(HTTPStatus.CREATED, done.model_dump(mode="json"), provider_id=charge["id"])

@@ -1,0 +1,169 @@
+"""What metrics need beside events: how the store stands, and counts per tenant.
+
+How the store stands is asked when somebody looks: no event could tell. Counts per tenant have bounded memory: those who
+count for most have a line of their own, the others share one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+from oncekey.core.model import SECOND, Code
+from oncekey.flow import adrive, drive
+from oncekey.observe.events import Refused, Replayed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncekey.flow import Flow
+    from oncekey.observe.events import Event
+    from oncekey.ops.stats import Standing
+    from oncekey.ports import AsyncDriver, Driver, Store
+
+
+TASKS: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
+"""What workers do: a task that nobody does is shown, too."""
+
+
+class Engine(Protocol):
+    """What is asked, from a thread."""
+
+    store: Store
+    driver: Driver
+
+
+class AsyncEngine(Protocol):
+    """What is asked, under asyncio."""
+
+    store: Store
+    driver: AsyncDriver
+
+
+class Engines(Protocol):
+    """What is asked of a `Once`: the engine of the running event loop, and the one for threads."""
+
+    def asynchronous(self) -> AsyncEngine:
+        """The engine of the running event loop."""
+
+    def blocking(self) -> Engine:
+        """The engine for threads."""
+
+
+@runtime_checkable
+class Page(Protocol):
+    """An observer that has a page to show to whoever collects metrics."""
+
+    @property
+    def content_type(self) -> str:
+        """The media type of the page."""
+
+    async def page(self, once: Engines) -> bytes:
+        """The page as it is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What there is, and how long the oldest of it has been there, in seconds."""
+
+    records: Mapping[str, int]
+    """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
+    waiting: Mapping[str, int]
+    """What waits for somebody: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+    oldest: Mapping[str, float]
+    """How long the oldest of each has waited; 0 where nothing does."""
+    workers: Mapping[str, int]
+    """Living workers, by task."""
+
+
+def gauges_of(store: Store) -> Flow[Gauges | None]:
+    """The gauges; None for a store that lives and dies with its process."""
+    if store.operate is None or store.upkeep is None:
+        return None
+    standing: Standing = yield from store.operate.standing()
+    roll = yield from store.upkeep.workers()
+    living = [one for one in roll.workers if one.is_alive(roll.now)]
+    return Gauges(
+        records=standing.records,
+        waiting={one.what: one.count for one in standing.waiting},
+        oldest={
+            one.what: 0.0 if one.oldest is None else max(0, standing.now - one.oldest) / SECOND
+            for one in standing.waiting
+        },
+        workers={task: sum(task in one.tasks for one in living) for task in TASKS},
+    )
+
+
+async def look(engines: Engines) -> Gauges | None:
+    """Ask under asyncio."""
+    engine = engines.asynchronous()
+    return await adrive(gauges_of(engine.store), engine.driver.run)
+
+
+def look_blocking(engines: Engines) -> Gauges | None:
+    """Ask from a thread."""
+    engine = engines.blocking()
+    return drive(gauges_of(engine.store), engine.driver.run)
+
+
+OTHERS: Final = "other"
+"""The line of all who have none; a tenant that is really called so is counted there, too."""
+
+
+class Tenants:
+    """So many tenants by name. Who is not among them gets in by being seen more often than the least of them.
+
+    Whoever is put out leaves its count to the others' line, so the sum is always true. Those who wait for a line are
+    counted, too, as many as have one: with each further newcomer all of them lose one, and who has none left is
+    forgotten (Misra and Gries). So a tenant with a real part of all events is never missed, however many others come.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._named: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._others = 0
+        self._lock = threading.Lock()
+
+    def add(self, tenant: str) -> None:
+        """One event of a tenant."""
+        with self._lock:
+            if tenant in self._named or (len(self._named) < self._most and tenant != OTHERS):
+                self._named[tenant] += 1
+                return
+            self._others += 1
+            if self._most and tenant != OTHERS:
+                self._wait(tenant)
+
+    def _wait(self, tenant: str) -> None:
+        waiting = self._waiting
+        if tenant not in waiting and len(waiting) >= self._most:
+            waiting.subtract(dict.fromkeys(waiting, 1))
+            self._waiting = +waiting
+            return
+        waiting[tenant] += 1
+        least = min(self._named, key=lambda name: self._named[name])
+        if waiting[tenant] > self._named[least]:
+            self._others += self._named.pop(least) - waiting[tenant]
+            self._named[tenant] = waiting.pop(tenant)
+
+    def counts(self) -> dict[str, int]:
+        """Events by tenant, and those of all others."""
+        with self._lock:
+            return {**self._named, OTHERS: self._others} if self._others else dict(self._named)
+
+
+class PerTenant:
+    """What is counted for each tenant: keys that came with another payload, and requests that came again."""
+
+    def __init__(self, most: int) -> None:
+        self.misuse, self.duplicates = Tenants(most), Tenants(most)
+
+    def __call__(self, event: Event) -> None:
+        """Count an event, if it is one of those."""
+        if isinstance(event, Replayed) or (isinstance(event, Refused) and event.code is Code.IN_PROGRESS):
+            self.duplicates.add(event.about.tenant)
+        elif isinstance(event, Refused) and event.code is Code.KEY_REUSED:
+            self.misuse.add(event.about.tenant)

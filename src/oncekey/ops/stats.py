@@ -1,0 +1,317 @@
+"""How a store stands: how many records and parcels it has, which of them wait, and how things are at a glance.
+
+The console's overview and `oncekey top` show the same: a sentence, how requests ended as the store tells it, and what
+waited as it was seen. The store has no history of its numbers, so each look at them is kept for a while in this
+process. An application with a better memory, such as a metrics backend, hands in another `History`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from oncekey.core.model import MINUTE, SECOND, Outcome, State
+from oncekey.core.upkeep import percentile
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Duration, Effects, Instant, ParcelKind
+    from oncekey.ops.survey import End, Tally
+
+
+MISSED_BEATS: Final = 3
+"""After how many of its own beats that did not come a worker is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Records of one operation in one state."""
+
+    state: State
+    effects: Effects
+    operation: str
+    records: int
+    stale: int
+    """In progress, with a lease that is over."""
+    resumable: int
+    """Handed back with work done, and not gone on with yet."""
+    expired: int
+    """Past their time, and not reaped yet."""
+    oldest: Instant
+    newest: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Parcels of one topic that wait to be sent."""
+
+    topic: str
+    kind: ParcelKind
+    parcels: int
+    held: int
+    oldest_due: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Parcels of one topic that nobody tries any more."""
+
+    topic: str
+    kind: ParcelKind
+    letters: int
+    oldest: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for somebody: how many, and since when the oldest does."""
+
+    what: str
+    count: int
+    oldest: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a gauge shows: what is read is served by indexes, however many records have been finished."""
+
+    now: Instant
+    records: Mapping[str, int]
+    """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
+    waiting: tuple[Waiting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """All of it, at one look."""
+
+    now: Instant
+    groups: tuple[Group, ...]
+    queues: tuple[Queue, ...]
+    letters: tuple[Letters, ...]
+    waiting: tuple[Waiting, ...]
+
+    def waiting_for(self, what: str) -> Waiting:
+        """One line of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+        return next((one for one in self.waiting if one.what == what), Waiting(what, 0, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that works behind the requests, as it wrote itself down last."""
+
+    name: str
+    tasks: tuple[str, ...]
+    started_at: Instant
+    seen_at: Instant
+    every: Duration
+    """After how long it promises to be seen again."""
+    calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By operation, the calls of INLINE handlers, as the worker's application names them."""
+
+    def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
+        """Whether it was seen lately: within `silence`, or else within a few of its own beats."""
+        allowed = MISSED_BEATS * self.every if silence is None else silence
+        return now - self.seen_at <= allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """All workers that have written themselves down and have not left, by the store's clock."""
+
+    now: Instant
+    workers: tuple[Worker, ...]
+
+    def inline_calls(self, operation: str) -> tuple[str, ...]:
+        """The calls of an INLINE operation, as far as any worker's application names them."""
+        return tuple(dict.fromkeys(name for one in self.workers for name in one.calls.get(operation, ())))
+
+
+WINDOWS: Final = {"15 min": 15 * MINUTE, "1 h": 60 * MINUTE, "6 h": 360 * MINUTE, "24 h": 1440 * MINUTE}
+BUCKETS: Final = 60
+RANKS: Final = (50, 95, 99)
+"""The percentiles of how long requests take."""
+ENDS: Final = 5000
+"""How many ends of requests are looked at, for each way to end."""
+KEPT: Final = 5000
+FRESH: Final = 5 * SECOND
+"""For so long the ends that were looked at serve everybody."""
+EVERY: Final = 2 * SECOND
+"""Two looks within this time are one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What waited at one moment."""
+
+    at: Instant
+    unknown: int
+    pending: int
+    in_progress: int
+    failed_retryable: int
+    dead: int
+    lag: Duration
+    """For how long the oldest parcel is due."""
+    oldest_unknown: Duration
+    workers: int
+
+
+class History(Protocol):
+    """Where samples are kept, and found again."""
+
+    def add(self, sample: Sample) -> None:
+        """Keep one."""
+
+    def since(self, at: Instant) -> Sequence[Sample]:
+        """Those that are younger, the oldest first."""
+
+
+class Recent:
+    """The latest samples, in this process."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+
+    def add(self, sample: Sample) -> None:
+        """Keep one, unless there is one of this moment."""
+        if not self._samples or sample.at - self._samples[-1].at >= EVERY:
+            self._samples.append(sample)
+
+    def since(self, at: Instant) -> Sequence[Sample]:
+        """Those that are younger, the oldest first."""
+        return [one for one in self._samples if one.at >= at]
+
+
+def sample_of(tally: Tally, roll: Roll) -> Sample:
+    """One look at the store as a sample."""
+
+    def age(what: str) -> Duration:
+        oldest = tally.of(what).oldest
+        return 0 if oldest is None else max(0, tally.now - oldest)
+
+    return Sample(
+        at=tally.now,
+        unknown=tally.of("unknown").found,
+        pending=tally.of("pending").found,
+        in_progress=tally.of("in_progress").found,
+        failed_retryable=tally.of("failed_retryable").found,
+        dead=tally.of("dead").found,
+        lag=age("due"),
+        oldest_unknown=age("unknown"),
+        workers=sum(worker.is_alive(roll.now) for worker in roll.workers),
+    )
+
+
+def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window: Duration) -> dict[str, Any]:
+    """All charts as the page's script draws them: columns of numbers, with instants in seconds."""
+    width = max(window // BUCKETS, SECOND)
+    start = (now - window) // width * width
+    places = [start + number * width for number in range(BUCKETS + 1)]
+    ended: Counter[tuple[str, int]] = Counter()
+    took: dict[int, list[Duration]] = {place: [] for place in places}
+    for end in ends:
+        place = end.at // width * width
+        ended[ending(end), place] += 1
+        # A LOCAL request is written in one commit, so its record cannot tell how long it took.
+        if end.took > 0 and place in took:
+            took[place].append(end.took)
+    seconds = [place / SECOND for place in places]
+    return {
+        "now": now / SECOND,
+        "outcomes": [seconds, *([ended[name, place] for place in places] for name in ENDINGS)],
+        "latency": [seconds, *([_millis(took[place], rank) for place in places] for rank in RANKS)],
+        "states": _columns(samples, ("unknown", "failed_retryable", "in_progress", "pending", "dead")),
+        "lag": _columns(samples, ("lag", "oldest_unknown"), scale=SECOND),
+        "workers": _columns(samples, ("workers",)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How requests ended lately, and how long they took."""
+
+    window: Duration
+    """How far back it looks; less than it was asked for where more ended than were looked at."""
+    ended: Mapping[str, int]
+    """By the four names of `ENDINGS`."""
+    bars: Mapping[str, tuple[int, ...]]
+    """By the same names, how many ended in each part of the window, the oldest part first."""
+    took: Mapping[int, Duration]
+    """The 50th, 95th and 99th percentile of those that were timed; empty if none was."""
+
+    def rate(self, name: str) -> float:
+        """So many a second."""
+        return self.ended[name] * SECOND / self.window
+
+    @property
+    def all_bars(self) -> tuple[int, ...]:
+        """The bars of all names together."""
+        return tuple(map(sum, zip(*self.bars.values(), strict=True)))
+
+
+def pace(ends: Sequence[End], now: Instant, *, limit: int, window: Duration, parts: int) -> Pace:
+    """What `limit` ends of each kind tell about the last `window`, in so many parts."""
+    done = [end.at for end in ends if end.state is State.COMPLETED]
+    if len(done) >= limit:  # there are more, and what is not seen must not be taken for a pause
+        window = min(window, now - min(done))
+    part = max(window // parts, 1)
+    # Parts begin at whole ones of them, so that a bar stays what it is while time goes on.
+    start = now // part - parts + 1
+    bars = {name: [0] * parts for name in ENDINGS}
+    ended: Counter[str] = Counter()
+    timed: list[Duration] = []
+    for end in ends:
+        if not now - window < end.at <= now:
+            continue
+        ended[ending(end)] += 1
+        if end.at // part >= start:
+            bars[ending(end)][end.at // part - start] += 1
+        if end.took > 0:
+            timed.append(end.took)
+    took = {rank: percentile(timed, rank) for rank in RANKS} if timed else {}
+    return Pace(
+        max(window, 1),
+        {name: ended[name] for name in ENDINGS},
+        {name: tuple(line) for name, line in bars.items()},
+        took,
+    )
+
+
+def headline(tally: Tally, roll: Roll) -> tuple[str, str]:
+    """How things are, in one word for the colour and one sentence."""
+    unknown, dead, stuck = (tally.of(what).found for what in ("unknown", "dead", "stuck"))
+    if not any(worker.is_alive(roll.now) for worker in roll.workers):
+        return "bad", "No worker lives: nothing is swept, sent or settled by itself."
+    if unknown or dead:
+        parts = [f"{unknown:,} of unknown outcome"] if unknown else []
+        parts += [f"{dead:,} dead letters" if dead > 1 else "one dead letter"] if dead else []
+        return "wait", f"Somebody has to look: {' and '.join(parts)}."
+    if stuck:
+        return "note", f"{stuck:,} stuck, which a worker releases soon. Nothing waits for a person."
+    return "good", "Nothing waits for a person."
+
+
+ENDINGS: Final = ("succeeded", "failed for good", "to be retried", "unknown")
+
+
+def ending(end: End) -> str:
+    """How a request ended, by one of the four names."""
+    match end.state:
+        case State.UNKNOWN:
+            return "unknown"
+        case State.FAILED_RETRYABLE:
+            return "to be retried"
+        case _:
+            return "failed for good" if end.outcome is Outcome.FAILURE else "succeeded"
+
+
+def _millis(took: list[Duration], rank: int) -> float | None:
+    return percentile(took, rank) / 1000 if took else None
+
+
+def _columns(samples: Sequence[Sample], names: Sequence[str], scale: int = 1) -> list[list[float]]:
+    return [
+        [sample.at / SECOND for sample in samples],
+        *([getattr(sample, name) / scale for sample in samples] for name in names),
+    ]

@@ -1,0 +1,43 @@
+"""What a MariaDB says about itself, and what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.ops.doctor import Level
+from oncekey.ops.doctor_servers import mariadb
+
+SOUND = {"version": "10.11.9-MariaDB", "innodb_flush_log_at_trx_commit": "1", "log_bin": "OFF", "sync_binlog": "0"}
+
+
+def found(**changes: str) -> list[tuple[Level, str]]:
+    values = {**SOUND, **changes}
+    return [
+        (one.level, one.seen)
+        for one in mariadb([{"Variable_name": name, "Value": value} for name, value in values.items()], [])
+    ]
+
+
+def test_a_sound_server() -> None:
+    assert found() == [(Level.OK, "10.11.9-MariaDB flushes what it commits")]
+    assert found(wsrep_on="ON", wsrep_cluster_size="1") == [(Level.OK, "10.11.9-MariaDB flushes what it commits")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "seen"),
+    [
+        ({"innodb_flush_log_at_trx_commit": "2"}, Level.ERROR, "innodb_flush_log_at_trx_commit is 2"),
+        ({"log_bin": "ON"}, Level.WARNING, "sync_binlog is 0"),
+        ({"innodb_doublewrite": "OFF"}, Level.WARNING, "innodb_doublewrite is OFF"),
+        ({"read_only": "ON"}, Level.ERROR, "read_only is ON"),
+        ({"innodb_rollback_on_timeout": "ON"}, Level.NOTE, "innodb_rollback_on_timeout is ON"),
+        ({"wsrep_on": "ON", "wsrep_cluster_size": "3"}, Level.WARNING, "this is a node of a Galera cluster of 3"),
+        (
+            {"wsrep_on": "ON", "wsrep_cluster_size": "1", "wsrep_cluster_status": "non-Primary"},
+            Level.ERROR,
+            "the node is non-Primary",
+        ),
+    ],
+)
+def test_what_is_wrong_with_another(changes: dict[str, str], level: Level, seen: str) -> None:
+    assert found(**changes) == [(level, seen)]

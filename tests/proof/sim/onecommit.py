@@ -1,0 +1,213 @@
+"""What LOCAL and OUTBOX in one commit say to the simulated database: as `locks.sql` says it to PostgreSQL.
+
+A lock is tried, never waited for, and ends with its transaction. `locks` is whoever holds which number, `tx` the
+transaction that speaks, both given by the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from oncekey.core.model import Completed
+from oncekey.core.onecommit import Kind, Locked
+from oncekey.flow import Fold, Statement
+from oncekey.stores.locks import WRITTEN, LockStore
+from oncekey.stores.memory import claim as reserve
+from oncekey.stores.memory import find
+from oncekey.stores.moves import MOVES
+from oncekey.stores.rows import snapshot_of
+
+if TYPE_CHECKING:
+    from oncekey.core.locks import Lock
+    from oncekey.core.model import Claim, Deferred, Instant, Parcel
+    from oncekey.core.onecommit import Ground, Sealed
+    from oncekey.flow import Command, Rows, Steps, Value
+    from proof.sim.steps import OpenTransaction
+
+
+Columns: TypeAlias = Any
+"""Columns of any kind, as a statement's parameters."""
+Line: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Line]
+Held: TypeAlias = "dict[int, tuple[OpenTransaction, int]]"
+"""Number of a lock -> who holds it, and the mark of its request."""
+
+ASKED: Final = ("lock", "held", "holder")
+LOCKING: Final = frozenset((*ASKED, *WRITTEN))
+PUT: Final = "put_parcel"
+_ANSWERED: Final = {"state": "completed", "recovery_point": "finished", "owner": None, "lease_until": None}
+_DEFERRED: Final = {"state": "pending", "recovery_point": "started", "owner": None, "lease_until": None}
+
+
+def lock(
+    table: Table,
+    *,
+    locks: Held,
+    tx: OpenTransaction,
+    lock: int,
+    mark: int,
+    scope: str,
+    key: str,
+    now: Instant,
+    **_: Columns,
+) -> Rows:
+    """Try the lock, then look."""
+    holder, other = locks.setdefault(lock, (tx, mark))
+    row = find(table, scope=scope, key=key, now=now)[0]
+    return [{**row, "locked": holder is tx, "other": holder is not tx and other != mark, "begun": tx.begun}]
+
+
+def held(_: Table, *, locks: Held, lock: int, **__: Columns) -> Rows:
+    """Whether somebody has it."""
+    return [{"held": lock in locks}]
+
+
+def holder(_: Table, *, locks: Held, lock: int, mark: int, **__: Columns) -> Rows:
+    """Whose request has it."""
+    if lock not in locks:
+        return [{"holder": "nobody"}]
+    return [{"holder": "somebody" if locks[lock][1] == mark else "other"}]
+
+
+def commit_new(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
+    """A finished record where none was; a row that is there stays, and nothing is returned."""
+    return _inserted(table, now, tx, columns, {**_ANSWERED, "outcome": outcome, "finished_at": now})
+
+
+def defer_new(table: Table, *, now: Instant, tx: OpenTransaction, **columns: Columns) -> Rows:
+    """A record that waits for its worker, where none was."""
+    return _inserted(table, now, tx, columns, _DEFERRED)
+
+
+def commit_retryable(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
+    """The answer of a record that had failed, in the same life."""
+    line = _seen(table, columns)
+    if line is None or line["state"] != "failed_retryable" or line["effects"] != "local" or line["expires_at"] <= now:
+        return []
+    if line["memo"] or line["intent"]:
+        return []
+    line.update(
+        _ANSWERED,
+        **_response(columns),
+        outcome=outcome,
+        fence=line["fence"] + 1,
+        version=line["version"] + 1,
+        attempts=line["attempts"] + 1,
+        last_error=None,
+        reconcile_after=None,
+        last_run_at=now,
+        finished_at=now,
+        expires_at=max(line["expires_at"], now + line["ttl"]),
+    )
+    return [{**line, "begun": tx.begun}]
+
+
+def commit_anew(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
+    """A finished record in the place of one whose time is over."""
+    return _anew(table, now, tx, columns, {**_ANSWERED, "outcome": outcome, "finished_at": now})
+
+
+def defer_anew(table: Table, *, now: Instant, tx: OpenTransaction, **columns: Columns) -> Rows:
+    """A record that waits for its worker, in the place of one whose time is over."""
+    return _anew(table, now, tx, columns, _DEFERRED)
+
+
+def put_parcel(_: Table, **__: Columns) -> Rows:
+    """The database itself keeps parcels: they are no part of the record."""
+    return []
+
+
+class Outbox:
+    """The one thing that a request does to an outbox."""
+
+    @staticmethod
+    def putting(parcels: tuple[Parcel, ...]) -> Steps[None]:
+        """Write parcels as part of an open transaction."""
+        for one in parcels:
+            said: dict[str, Value] = {
+                "scope": one.record_id.scope,
+                "key": one.record_id.key,
+                "parcel": str(one.incarnation),
+                "now": None,
+            }
+            yield Statement(PUT, put_parcel, said)
+
+
+class Locks(LockStore):
+    """The locks of the simulated database; what is folded there is a statement like any other."""
+
+    asked = ASKED
+
+    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
+        """Try the lock, then look."""
+        params: dict[str, Value] = {
+            "lock": lock.number,
+            "mark": lock.mark,
+            "scope": claim.id.scope,
+            "key": claim.id.key,
+        }
+        row = (yield self._statements.say("lock", params))[0]
+        return Locked(
+            got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
+        )
+
+    def sealing(
+        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
+    ) -> Fold[Sealed] | None:
+        """The finished record of a new key, for a host whose driver sends it with the COMMIT."""
+        if ground.kind is not Kind.NEW or not isinstance(settlement, Completed):
+            return None
+        return Fold(self._finished(claim, ground, settlement), lambda rows: self._sealed(rows[0], begun))
+
+
+ONE_COMMIT: Mapping[str, Command] = MappingProxyType(
+    {
+        "lock": lock,
+        "held": held,
+        "holder": holder,
+        "commit_new": commit_new,
+        "commit_retryable": commit_retryable,
+        "commit_anew": commit_anew,
+        "defer_new": defer_new,
+        "defer_anew": defer_anew,
+    }
+)
+
+
+def _inserted(table: Table, now: Instant, tx: OpenTransaction, columns: Line, ended: Line) -> Rows:
+    where = (columns["scope"], columns["key"])
+    if where in table:
+        return []
+    reserve(table, now=now, **columns)
+    table[where].update(ended, **_response(columns))
+    return [{**table[where], "begun": tx.begun}]
+
+
+def _anew(table: Table, now: Instant, tx: OpenTransaction, columns: Line, ended: Line) -> Rows:
+    line = _seen(table, columns)
+    free = line is not None and (line["state"] in {"completed", "expired"} or _plain_failure(line))
+    if line is None or not free or line["expires_at"] > now:
+        return []
+    moved = MOVES["supersede"].apply(line, now, columns)
+    assert moved is not None
+    assert moved.line is not None
+    line.update(moved.line)
+    line.update(ended, **_response(columns))
+    return [{**line, "begun": tx.begun}]
+
+
+def _plain_failure(line: Line) -> bool:
+    return line["state"] == "failed_retryable" and not line["memo"] and not line["intent"]
+
+
+def _seen(table: Table, proof: Line) -> Line | None:
+    line = table.get((proof["scope"], proof["key"]))
+    if line and (line["incarnation"], line["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
+        return line
+    return None
+
+
+def _response(columns: Line) -> Line:
+    return {name: value for name, value in columns.items() if name.startswith("response_")}

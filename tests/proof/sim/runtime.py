@@ -1,0 +1,327 @@
+"""The simulator's runtime: one request is one flow, the lifecycle that ships, performed step by step.
+
+Each effect becomes steps of the scheduler, one for each statement, so a host can be killed, stopped, refused, left
+without a reply or interrupted between any two of them. `Sleep` is the simulated clock; `Beat` and `Later` are processes
+of the same host, which die with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+
+from oncekey.core.choices import InProgress
+from oncekey.core.errors import StoreError
+from oncekey.core.model import SECOND, Claim, Code, Effects
+from oncekey.engine import request
+from oncekey.engine.breaker import Breaker
+from oncekey.engine.effects import (
+    Aside,
+    Beat,
+    Begin,
+    Call,
+    Commit,
+    Consult,
+    Drop,
+    Flush,
+    Interrupted,
+    Invoke,
+    Keep,
+    Later,
+    Recall,
+    Rest,
+    Rollback,
+    Sleep,
+    Step,
+    TakeBack,
+)
+from oncekey.engine.enrolment import Enrolment
+from oncekey.engine.recent import Hints
+from oncekey.engine.run import Run, Site
+from oncekey.flow import Transaction
+from oncekey.testing.history import Kind, Lapse
+from proof.lives import FAILED, life
+from proof.sim import steps
+from proof.sim.scenarios import CALL_TIMEOUT, DEADLINE, LEASE, POLICY, TTL
+from proof.sim.shop import HANDLERS, Counter
+from proof.sim.steps import Open, Reply, Say, Wait, talk, transact, within
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from oncekey.core.model import Instant, RecordId
+    from oncekey.engine.effects import Effect, Life
+    from proof.lives import Heard, Said
+    from proof.sim.scenarios import Plan
+    from proof.sim.scheduler import Host
+    from proof.sim.steps import Mailbox, OpenTransaction, Process
+    from proof.sim.world import World
+
+
+T = TypeVar("T")
+
+PATIENT: Final = POLICY.override(on_in_progress=InProgress.WAIT, wait_max=timedelta(seconds=5))
+FIRST_PAUSE: Final = SECOND // 10
+LONGEST_PAUSE: Final = 5 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client sent, and whether its route waits for another request under the same key."""
+
+    operation: str
+    id: RecordId
+    effects: Effects
+    fingerprint: str
+    waits: bool = False
+    echo: bytes | None = None
+    status_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What it hears. `incarnation`: the life of the key that the answer is from."""
+
+    kind: Kind
+    status: int | None = None
+    body: bytes | None = None
+    replayed: bool = False
+    code: Code | None = None
+    incarnation: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.code or self.status}{' (replayed)' if self.replayed else ''}"
+
+
+@dataclass(slots=True, eq=False)
+class Pulse:
+    """A heartbeat, and how long its owner may trust its lease by its own clock."""
+
+    trusted_until: Instant
+    lost: bool = False
+    over: bool = False
+
+    def stop(self) -> None:
+        """No more beats."""
+        self.over = True
+
+
+class Serving:
+    """A host that serves one request."""
+
+    def __init__(self, world: World, host: Host, asked: Asked, plan: Plan, caller: Mailbox) -> None:
+        self.world = world
+        self.host = host
+        self.asked = asked
+        self.plan = plan
+        self.caller = caller
+        self.asked_at: Instant = 0
+        self.said: Said | None = None
+
+    def run(self) -> Process[None]:
+        """From the request to its reply; one that was interrupted before its handler has none."""
+        yield Wait(0)
+        self.asked_at = self.world.clock.boot
+        run = self.started()
+        try:
+            heard = yield from self.performed(life(run, self.handler))
+            late = heard.own and self.world.dice.chance(self.world.scheduler.rates.released)
+            if late and run.lease is not None:
+                yield from self._release_again(run)
+            self.host.done = True
+            yield Reply(self.caller, self.answer(heard, run))
+        except Interrupted:
+            self.caller.broken = True
+        self.host.done = True
+
+    def handler(self, run: Run) -> Life[Said]:
+        """The application's code, and what it says."""
+        counter = Counter(self.world, self.asked, self.plan)
+        self.said = yield from HANDLERS[self.asked.effects](counter, run)
+        return self.said
+
+    def started(self) -> Run:
+        """The run of the lifecycle, on a host of its own."""
+        world, clock = self.world, self.world.clock
+
+        def now() -> float:
+            return clock.boot / SECOND
+
+        site = Site(
+            world.store_of(self.host),
+            Breaker(now),
+            now,
+            now,
+            crowded=lambda _: world.dice.chance(world.crowd),
+            hints=world.hints if world.dice.chance(0.5) else Hints(),
+        )
+        policy = PATIENT if self.asked.waits else POLICY
+        return Run(site, self.claim(), Enrolment("pay", self.asked.effects, policy, self), self.asked)
+
+    def claim(self) -> Claim:
+        """What the request asks for."""
+        incarnation = self.world.dice.uuid()
+        return Claim(
+            id=self.asked.id,
+            incarnation=incarnation,
+            operation="pay",
+            effects=self.asked.effects,
+            recovery=POLICY.recovery_for(self.asked.effects),
+            method="POST",
+            path="/payments",
+            fingerprint=self.asked.fingerprint,
+            seed=self.world.parts.seed(self.asked.id, self.asked.fingerprint, incarnation),
+            owner=self.host.name,
+            lease=LEASE,
+            deadline=DEADLINE,
+            call_timeout=CALL_TIMEOUT,
+            ttl=TTL,
+        )
+
+    def answer(self, heard: Heard, run: Run) -> Answer:
+        """What the client makes of it. An answer of the key's names the life that it is from."""
+        kind, code = heard.kind(self.asked.effects), heard.code
+        let_in = run.lease is not None and self.plan.entered
+        undone = code is None and heard.status == FAILED and self.asked.effects is Effects.LOCAL
+        if (kind is not Kind.OK and not let_in) or (heard.own and not let_in) or undone:
+            kind = Kind.FAIL  # this request has done nothing, whatever others do
+        elif code is Code.IN_PROGRESS:
+            kind = Kind.INFO  # its own commit may be what is under way: "come back later" promises nothing
+        if kind is not Kind.OK:
+            return Answer(kind, heard.status, code=code)
+        incarnation = heard.body.split(b" ")[0].decode()
+        return Answer(kind, heard.status, heard.body, heard.replayed, incarnation=incarnation)
+
+    # The runtime
+
+    def performed(self, flow: Life[T]) -> Process[T]:
+        """Perform a flow's effects to its end. A host that dies is not told: its frames are dropped."""
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    result = yield from self.perform(effect)
+                except (Exception, Interrupted) as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(result)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
+
+    def perform(self, effect: Effect) -> Process[Any]:  # noqa: PLR0912  (one line for each kind of effect)
+        """Perform one effect."""
+        match effect:
+            case Transaction():
+                return (yield from transact(effect))
+            case Begin(first=first):
+                return (yield from _begun(first))
+            case Step(tx=tx, steps=said):
+                return (yield from within(tx, said))
+            case Commit():
+                return (yield from self.commit(effect))
+            case Rollback(tx=tx):
+                yield steps.Rollback(tx)
+            case Call():
+                return (yield from _called(effect))
+            case Sleep(seconds=seconds):
+                if self.world.database.opened_by(self.host.name):
+                    self.world.saw(Lapse.HELD, self.asked)
+                yield Wait(int(seconds * SECOND))
+            case Aside(flow=flow):
+                return (yield from talk(flow))
+            case Recall(record_id=record_id):
+                return (yield from talk(self.world.store_of(self.host).recall(record_id)))
+            case Beat():
+                return self.beat(effect)
+            case Later():
+                self._spawn("errand", _repeated(self.world, effect))
+            case Flush() | Rest() | TakeBack() | Consult():  # what stands in front of the store here is never there
+                pass
+            case Invoke():
+                raise AssertionError("a handler is spliced in at Invoke")
+            case _:
+                assert_never(effect)
+        return None
+
+    def commit(self, effect: Commit) -> Process[Keep | Drop]:
+        """The last statements and the commit; on some hosts the folded one, where there is one."""
+        ended: Keep | Drop = Keep()
+        fold = effect.fold if self.host.folds else None
+        if fold is not None:
+            rows = yield Say(fold.statement, effect.tx)
+            ended = Keep(fold.read(rows)) if rows else Drop()
+        elif effect.last is not None:
+            ended = yield from within(effect.tx, effect.last)
+        yield steps.Commit(effect.tx) if isinstance(ended, Keep) else steps.Rollback(effect.tx)
+        return ended
+
+    def beat(self, effect: Beat) -> Pulse:
+        """A heartbeat beside the handler."""
+        # The owner's own view of its lease starts before the claim was sent, so it never ends too late.
+        pulse = Pulse(self.asked_at + LEASE)
+        self._spawn("heartbeat", _beating(self.world, effect, pulse))
+        return pulse
+
+    def _spawn(self, what: str, process: Process[None]) -> None:
+        self.world.scheduler.spawn(f"{self.host.name}'s {what}", process, self.host)
+
+    def _release_again(self, run: Run) -> Process[None]:
+        """Somebody settles once more, as a release: it must not wipe what is stored."""
+        assert run.lease is not None
+        try:
+            yield from talk(request.release(run.store, run.lease))
+        except StoreError:
+            return
+
+
+def _begun(first: Any) -> Process[tuple[OpenTransaction, Any]]:
+    tx: OpenTransaction = yield Open()
+    if first is None:
+        return tx, None
+    try:
+        return tx, (yield from within(tx, first))
+    except (Exception, Interrupted):
+        yield steps.Rollback(tx)  # no flow knows of it yet
+        raise
+
+
+def _called(effect: Call) -> Process[Any]:
+    """The application's code; here it is steps of its own, as a coroutine is elsewhere."""
+    made: Generator[Any, Any, Any] = effect.fn(*effect.arguments)
+    return (yield from made)
+
+
+def _beating(world: World, effect: Beat, pulse: Pulse) -> Process[None]:
+    """Renew while the handler runs, up to the deadline (P5)."""
+    clock, every = world.clock, int(effect.every * SECOND)
+    ends = clock.boot + int(effect.until * SECOND)
+    wait = every
+    while True:
+        yield Wait(wait)
+        before = clock.boot
+        if pulse.over or before >= ends:
+            return
+        try:
+            until = yield from talk(effect.renew())
+        except StoreError:
+            wait = every // 3
+            continue
+        if until is None:
+            pulse.lost = not pulse.over
+            return
+        wait, pulse.trusted_until = every, min(before + LEASE, ends)
+
+
+def _repeated(world: World, effect: Later) -> Process[None]:
+    """Again and again, until the store answers or the patience is over."""
+    ends, pause = world.clock.boot + int(effect.patience * SECOND), FIRST_PAUSE
+    yield Wait(0)
+    while world.clock.boot < ends:
+        try:
+            yield from talk(effect.flow())
+        except StoreError:
+            yield Wait(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+        else:
+            return

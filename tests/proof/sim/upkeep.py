@@ -1,0 +1,181 @@
+"""What workers say to the memory store. Each statement proves the version that was read, as the table demands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Instant
+    from oncekey.flow import Command, Rows
+
+
+Line: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Line]
+
+
+def sweep(table: Table, *, now: Instant, to: str, last_error: str, **proof: Any) -> Rows:
+    """Rows 14 and 15: a lease that ran out."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    doubt = {"reconcile_after": now} if to == "unknown" else {}
+    line.update(state=to, owner=None, lease_until=None, last_error=last_error, **doubt)
+    return _written(line, now)
+
+
+def resolve_executed(table: Table, *, now: Instant, outcome: str, **columns: Any) -> Rows:
+    """Row 19: the provider has it in its books."""
+    line = _seen(table, columns)
+    if line is None:
+        return []
+    line.update(
+        state="completed",
+        outcome=outcome,
+        last_error=None,
+        reconcile_after=None,
+        finished_at=now,
+        expires_at=max(line["expires_at"], now + line["ttl"]),
+        **{name: value for name, value in columns.items() if name.startswith("response_")},
+    )
+    return _written(line, now)
+
+
+def resolve_result(table: Table, *, now: Instant, memo: str, recovery_point: str, **proof: Any) -> Rows:
+    """Row 20: the provider's books have the result of the open call, for the handler to go on with."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(
+        state="failed_retryable",
+        memo=memo,
+        recovery_point=recovery_point,
+        intent=None,
+        last_error=None,
+        reconcile_after=None,
+    )
+    return _written(line, now)
+
+
+def resolve_not_executed(table: Table, *, now: Instant, to: str, **proof: Any) -> Rows:
+    """Rows 21 and 22: the provider knows nothing of it, and was asked late enough."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(state=to, intent=None, reconcile_after=None)
+    return _written(line, now)
+
+
+def still_unknown(table: Table, *, now: Instant, wait: int, **proof: Any) -> Rows:
+    """Row 23: asked, and no wiser; somebody asks again."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(reconcile_after=now + wait, reconcile_tries=line["reconcile_tries"] + 1)
+    return _written(line, now)
+
+
+def expire(table: Table, *, now: Instant, to: str, **proof: Any) -> Rows:
+    """Rows 18 and 29: what was begun is doubted, what is finished is kept and marked."""
+    line = _seen(table, proof)
+    if line is None or line["expires_at"] > now:
+        return []
+    doubt = {"reconcile_after": now} if to == "unknown" else {}
+    line.update(state=to, **doubt)
+    return _written(line, now)
+
+
+def take_up(table: Table, *, now: Instant, owner: str, intent: str | None, **proof: Any) -> Rows:
+    """Row 24: a worker has the parcel, and says what it is going to do; the parcel's lease is the only one."""
+    line = _seen(table, proof)
+    if line is None:
+        return []
+    line.update(
+        state="in_progress", owner=owner, lease_until=None, intent=intent, fence=line["fence"] + 1, last_run_at=now
+    )
+    return _written(line, now)
+
+
+def park(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
+    """Rows 25 and 27: nobody may send it again, and nobody knows what became of it."""
+    line = _mine(table, proof)
+    if line is None:
+        return []
+    line.update(state="unknown", owner=None, last_error=last_error, reconcile_after=now)
+    return _written(line, now)
+
+
+def postpone(table: Table, *, now: Instant, **proof: Any) -> Rows:
+    """Row 26: it was not sent, so it waits for the next attempt."""
+    line = _mine(table, proof)
+    if line is None:
+        return []
+    line.update(state="pending", owner=None, intent=None)
+    return _written(line, now)
+
+
+def deliver(table: Table, *, now: Instant, outcome: str, **columns: Any) -> Rows:
+    """Rows 6 and 7 in one: what the provider said is the answer."""
+    line = _mine(table, columns)
+    if line is None:
+        return []
+    line.update(
+        state="completed",
+        outcome=outcome,
+        owner=None,
+        intent=None,
+        last_error=None,
+        finished_at=now,
+        expires_at=max(line["expires_at"], now + line["ttl"]),
+        **{name: value for name, value in columns.items() if name.startswith("response_")},
+    )
+    return _written(line, now)
+
+
+def purge(table: Table, *, now: Instant, **proof: Any) -> Rows:
+    """Row 30: deleted; state and expiry are looked at once more in the statement itself."""
+    line = _seen(table, proof)
+    if line is None or line["expires_at"] > now or line["state"] in {"pending", "in_progress", "unknown"}:
+        return []
+    del table[proof["scope"], proof["key"]]
+    return [{**line, "now": now}]
+
+
+UPKEEP: Mapping[str, Command] = MappingProxyType(
+    {
+        "sweep": sweep,
+        "resolve_executed": resolve_executed,
+        "resolve_result": resolve_result,
+        "resolve_not_executed": resolve_not_executed,
+        "still_unknown": still_unknown,
+        "take_up": take_up,
+        "park": park,
+        "postpone": postpone,
+        "deliver": deliver,
+        "expire": expire,
+        "purge": purge,
+    }
+)
+
+
+def _seen(table: Table, proof: Line) -> Line | None:
+    line = table.get((proof["scope"], proof["key"]))
+    if line and (line["incarnation"], line["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
+        return line
+    return None
+
+
+def _mine(table: Table, proof: Line) -> Line | None:
+    """The row, if the worker that took it up still has it; one that comes by proves the version instead."""
+    if "seen_version" in proof:
+        return _seen(table, proof)
+    line = table.get((proof["scope"], proof["key"]))
+    if line and (line["incarnation"], line["fence"]) == (proof["incarnation"], proof["fence"]):
+        return line if line["state"] == "in_progress" else None
+    return None
+
+
+def _written(line: Line, now: Instant) -> Rows:
+    line["version"] += 1
+    return [{**line, "now": now}]

@@ -1,0 +1,99 @@
+"""One key, all actors, every interleaving: the tables hold, and without any one of their rules they do not."""
+
+from dataclasses import replace
+
+import pytest
+
+from oncekey.core.transitions import ROWS
+from proof.model import MUTANTS, SCENARIOS, SOUND, Counterexample, Proven, explore
+
+# Small worlds that together make every move of the table.
+TOUR = (
+    "local",
+    "phased",
+    "phased, closing",
+    "phased, by hand",
+    "outbox, used anew",
+    "outbox, repeatable",
+    "outbox, in doubt by policy",
+    "outbox, beyond the waiting rule",
+)
+
+FOUND_AGAIN = {
+    *("F1", "F2", "F3", "F4", "F5", "F6", "F8", "F9", "F11", "F14", "F22", "F23", "F24"),
+    *("F29", "F30", "F31", "F34", "F35", "F38", "F39"),
+    *("P1", "P2", "C8", "ADR 0009", "ADR 0011"),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_promise_can_be_broken_and_nothing_can_be_stuck(name):  # R50, S1-S8, S11, L1
+    outcome = explore(SCENARIOS[name])
+    if isinstance(outcome, Counterexample):
+        pytest.fail(str(outcome))
+    assert outcome.worlds > 250
+    assert outcome.steps > outcome.worlds
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_law_without_one_rule_is_caught(name):  # F1-F39
+    mutant = MUTANTS[name]
+    outcome = explore(SCENARIOS[mutant.scenario], mutant.law)
+    if isinstance(outcome, Proven):
+        pytest.fail(f"{mutant.finding} went unseen: {name}, in {outcome.worlds} worlds of {mutant.scenario!r}")
+    assert mutant.breaks in outcome.broken, str(outcome)
+    assert outcome.trace
+
+
+def test_every_hole_has_its_mutant():
+    assert {mutant.finding for mutant in MUTANTS.values()} == FOUND_AGAIN
+    assert all(mutant.law != SOUND for mutant in MUTANTS.values())
+    assert all(mutant.scenario in SCENARIOS for mutant in MUTANTS.values())
+
+
+def test_every_row_of_the_table_is_walked():
+    """A row that no world makes use of would be proven by nothing."""
+    walked = set()
+    for name in TOUR:
+        outcome = explore(replace(SCENARIOS[name], procs=2, losses=False))
+        assert isinstance(outcome, Proven), str(outcome)
+        walked |= outcome.rows
+    assert [row for row in ROWS if row not in walked] == []
+
+
+def test_a_counterexample_tells_its_story():  # F1
+    """The first finding, step by step: the old owner settles a stranger's request."""
+    mutant = MUTANTS["an owner proves no incarnation"]
+    outcome = explore(SCENARIOS[mutant.scenario], mutant.law)
+    assert isinstance(outcome, Counterexample)
+    story = str(outcome)
+    assert story.startswith("inline: wrong answer: b was told about the effect of a\n")
+    claimed = [step for step in outcome.trace if "claims" in step or "supersede" in step]
+    assert claimed == ["a: claims 1 (row 1)", "b: claims 2 (row 1)"]
+    assert outcome.trace[-1] == "a: owner settle (row 7)"
+    assert explore(SCENARIOS[mutant.scenario], mutant.law) == outcome
+
+
+class TestThePauseThatNothingCanFence:  # U1, F34
+    """Between the last check and the send a process may stand still for as long as it likes."""
+
+    @pytest.mark.parametrize("effects", ["inline", "phased", "outbox"])
+    def test_it_can_double_a_call(self, effects):
+        """So it is documented; a model that did not find it would not be looking."""
+        outcome = explore(replace(SCENARIOS[f"{effects}, beyond the waiting rule"], forgives=False))
+        assert isinstance(outcome, Counterexample)
+        assert "double effect" in outcome.broken
+
+    @pytest.mark.parametrize("effects", ["inline", "phased"])
+    def test_closing_the_reference_removes_it(self, effects):
+        outcome = explore(replace(SCENARIOS[f"{effects}, closing"], residual=True))
+        assert isinstance(outcome, Proven), str(outcome)
+
+    @pytest.mark.parametrize("effects", ["phased", "outbox"])
+    def test_a_provider_that_recognises_its_keys_removes_it_for_as_long_as_it_does(self, effects):
+        scenario = replace(SCENARIOS[f"{effects}, repeatable"], residual=True, procs=2, max_attempts=2)
+        outcome = explore(replace(scenario, forgets=False))
+        assert isinstance(outcome, Proven), str(outcome)
+        outcome = explore(scenario)
+        assert isinstance(outcome, Counterexample)
+        assert "clock: a day passes, and the provider forgets" in outcome.trace
