@@ -1,6 +1,6 @@
 """How large the next batch is: batches grow while they end in good time, and shrink as soon as one does not.
 
-The outbox's worker and the reaper go by the same rule. It knows no clock: whoever works measures, and asks.
+The relay and the reaper use the same rule. It has no clock: the worker measures each batch, and asks for the next size.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Worked:
 
     @property
     def full(self) -> bool:
-        """There was as much as was asked for: a larger batch would have brought more."""
+        """Whether the batch was as large as the worker asked for, so that a larger one would have brought more."""
         return self.got >= self.asked
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between what a batch's size moves, and in what time a batch should end."""
+    """The smallest and largest size of a batch, and the time in which a batch should end."""
 
     least: int
     most: int
@@ -55,5 +55,5 @@ class Bounds:
         most = self.most
         if self.heaviest is not None and worked.weight:
             most = min(most, self.heaviest * worked.got // worked.weight)
-        # Who was below the least, because batches failed, comes back step by step, too.
+        # A size that fell below the least, because batches failed, also grows back step by step.
         return max(min(self.least, 2 * size), min(most, wanted))

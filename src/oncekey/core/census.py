@@ -1,4 +1,4 @@
-"""How many records and parcels a store has, and which of them wait for somebody."""
+"""Counts of a store's records and parcels, and which of them wait for a worker or an operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Duration, Effects, Instant, ParcelKind, State
 
 MISSED_BEATS: Final = 3
-"""After how many of its own beats that did not come a worker is taken for dead."""
+"""After how many missed heartbeats of its own a worker counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Group:
     stale: int
     """In progress, with a lease that is over."""
     resumable: int
-    """Handed back with work done, and not gone on with yet."""
+    """Handed back with finished steps, and not taken over yet."""
     expired: int
-    """Past their time, and not reaped yet."""
+    """Expired, and not reaped yet."""
     oldest: Instant
     newest: Instant
 
@@ -44,7 +44,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """Parcels of one topic that nobody tries any more."""
+    """Dead letters of one topic: no worker tries them any more."""
 
     topic: str
     kind: ParcelKind
@@ -54,7 +54,7 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for somebody: how many, and since when the oldest does."""
+    """What waits for a worker or an operator: how many, and since when the oldest does."""
 
     what: str
     count: int
@@ -63,7 +63,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a gauge shows: what is read is served by indexes, however many records have been finished."""
+    """The numbers of the gauges. Indexes serve all of them, so the cost does not grow with the finished records."""
 
     now: Instant
     records: Mapping[str, int]
@@ -73,7 +73,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """All of it, at one look."""
+    """All counts of a store, read at one moment."""
 
     now: Instant
     groups: tuple[Group, ...]
@@ -82,36 +82,36 @@ class Census:
     waiting: tuple[Waiting, ...]
 
     def waiting_for(self, what: str) -> Waiting:
-        """One line of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+        """One kind of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
         return next((one for one in self.waiting if one.what == what), Waiting(what, 0, None))
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that works behind the requests, as it wrote itself down last."""
+    """A worker process, as its last heartbeat described it."""
 
     name: str
     tasks: tuple[str, ...]
     started_at: Instant
     seen_at: Instant
     every: Duration
-    """After how long it promises to be seen again."""
+    """The interval in which the worker promises its next heartbeat."""
     calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By operation, the calls of INLINE handlers, as the worker's application names them."""
 
     def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
-        """Whether it was seen lately: within `silence`, or else within a few of its own beats."""
+        """Whether its last heartbeat is recent: within `silence`, or else within `MISSED_BEATS` of its intervals."""
         allowed = MISSED_BEATS * self.every if silence is None else silence
         return now - self.seen_at <= allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """All workers that have written themselves down and have not left, by the store's clock."""
+    """All workers that have registered and not left, with the store's clock."""
 
     now: Instant
     workers: tuple[Worker, ...]
 
     def inline_calls(self, operation: str) -> tuple[str, ...]:
-        """The calls of an INLINE operation, as far as any worker's application names them."""
+        """The calls of an INLINE operation, as far as a worker's application names them."""
         return tuple(dict.fromkeys(name for one in self.workers for name in one.calls.get(operation, ())))

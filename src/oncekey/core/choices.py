@@ -6,14 +6,14 @@ from enum import StrEnum
 
 
 class Flavor(StrEnum):
-    """Whose status codes are spoken: there are two, and no third is invented."""
+    """Whose status codes the answers use."""
 
     IETF = "ietf"
     STRIPE = "stripe"
 
 
 class InProgress(StrEnum):
-    """What a duplicate hears while the first request is still running."""
+    """What a duplicate is answered while the first request is still running."""
 
     CONFLICT = "conflict"
     ACCEPTED = "accepted"

@@ -1,4 +1,4 @@
-"""When a request was first sent, as its client says in `Idempotency-First-Sent`."""
+"""The instant at which a client first sent a request, from its header `Idempotency-First-Sent`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def first_sent(lines: list[bytes]) -> Instant | None:
 
 
 def is_too_old(lines: list[bytes], oldest: Duration, now: Instant) -> bool:
-    """Whether the request was first sent longer than `oldest` ago; without the header nobody knows."""
+    """Whether the request was first sent longer than `oldest` ago; False without the header, which alone could tell."""
     at = first_sent(lines)
     return at is not None and now - at > oldest

@@ -39,7 +39,7 @@ class Hmac:
         self._outer = sha256(block.translate(_OUTER))
 
     def digest(self, message: bytes) -> bytes:
-        """The 32 bytes that only who has the key can compute."""
+        """The 32 bytes, which cannot be computed without the key."""
         inside, outside = self._inner.copy(), self._outer.copy()
         inside.update(message)
         outside.update(inside.digest())

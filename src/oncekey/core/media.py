@@ -14,7 +14,7 @@ _PARAMETER: Final = re.compile(
 )
 _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
 LONGEST_KEPT: Final = 200
-"""Longer ones are parsed every time, so that nobody can fill memory with them."""
+"""A longer value is parsed every time, so that clients cannot fill the cache's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class MediaType:
 
 
 def media_type_of(content_type: bytes | None) -> MediaType:
-    """The media type of a body. One that cannot be parsed counts byte for byte, as a nameless parameter."""
+    """The media type of a body. If it cannot be parsed it counts byte for byte, as a nameless parameter."""
     if not content_type:
         return MediaType(b"")
     return _parsed(content_type) if len(content_type) <= LONGEST_KEPT else _parsed.__wrapped__(content_type)

@@ -1,7 +1,7 @@
-"""How things are at a glance: a sentence, how requests ended as the store tells it, and what waited as it was seen.
+"""The state of a store at a glance: one sentence, how requests ended lately, and how much waited over time.
 
-The console's overview and `oncekey top` show the same. The store has no history of its numbers, so each look at them is
-kept for a while in this process. Whoever has a better memory, such as a metrics backend, hands in another `History`.
+The console's overview and `oncekey top` show the same. The store keeps no history of its counts, so each reading is
+kept for a while in this process. A caller with a longer memory, such as a metrics backend, passes another `History`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ENDS: Final = 5000
 """How many ends of requests are looked at, for each way to end."""
 KEPT: Final = 5000
 FRESH: Final = 5 * SECOND
-"""For so long the ends that were looked at serve everybody."""
+"""How long one reading of the ended requests is shared by all viewers."""
 EVERY: Final = 2 * SECOND
-"""Two looks within this time are one sample."""
+"""Two readings within this time are one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Sample:
     failed_retryable: int
     dead: int
     lag: Duration
-    """For how long the oldest parcel is due."""
+    """For how long the oldest parcel has been due."""
     oldest_unknown: Duration
     workers: int
 
@@ -75,7 +75,7 @@ class Recent:
 
 
 def sample_of(tally: Tally, roll: Roll) -> Sample:
-    """One look at the store as a sample."""
+    """The sample of one reading of the store."""
 
     def age(what: str) -> Duration:
         oldest = tally.of(what).oldest
@@ -104,7 +104,7 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
     for end in ends:
         place = end.at // width * width
         ended[ending(end), place] += 1
-        # A LOCAL request is written in one commit, so its record cannot tell how long it took.
+        # A LOCAL request is written in one commit, so its record does not show how long it took.
         if end.took > 0 and place in took:
             took[place].append(end.took)
     seconds = [place / SECOND for place in places]
@@ -123,7 +123,7 @@ class Pace:
     """How requests ended lately, and how long they took."""
 
     window: Duration
-    """How far back it looks; less than it was asked for where more ended than were looked at."""
+    """How far back it looks; shorter than requested if more requests ended than were read."""
     ended: Mapping[str, int]
     """By the four names of `ENDINGS`."""
     bars: Mapping[str, tuple[int, ...]]
@@ -142,12 +142,12 @@ class Pace:
 
 
 def pace(ends: Sequence[End], now: Instant, *, limit: int, window: Duration, parts: int) -> Pace:
-    """What `limit` ends of each kind tell about the last `window`, in so many parts."""
+    """The pace of the last `window`, from up to `limit` ends of each kind, in so many parts."""
     done = [end.at for end in ends if end.state is State.COMPLETED]
-    if len(done) >= limit:  # there are more, and what is not seen must not be taken for a pause
+    if len(done) >= limit:  # there are more ends, and the part that was not read must not look like a pause
         window = min(window, now - min(done))
     part = max(window // parts, 1)
-    # Parts begin at whole ones of them, so that a bar stays what it is while time goes on.
+    # Parts begin at multiples of their length, so that a bar does not change while time goes on.
     start = now // part - parts + 1
     bars = {name: [0] * parts for name in ENDINGS}
     ended: Counter[str] = Counter()

@@ -1,7 +1,7 @@
-"""What a transaction that only reads lets through: it is lent before a claim, and between the steps of a handler.
+"""Which statements a read-only transaction lets through: one before the claim, or between the steps of a handler.
 
-They are always rolled back, so nothing that is written through one could ever commit. That it is refused at once, and
-with a sentence, is for whoever writes there by mistake.
+oncekey always rolls such a transaction back, so nothing that is written in it could be committed. It refuses the write
+at once, with a sentence for the developer who wrote it by mistake.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHANGES: Final = re.compile(
 def plainly_reads(sql: str) -> bool:
     """Whether a statement leaves nothing behind, neither a lock nor a setting: its transaction may end at any time.
 
-    A function that does so without saying it in its name is not recognised.
+    A function that takes a lock or changes a setting, and does not say so in its name, is not recognised.
     """
     return _READS.match(sql) is not None
 
@@ -45,7 +45,7 @@ def refuse_changes(sql: str) -> None:
 
 
 def refused_to_write(error: BaseException) -> bool:
-    """Whether a database said that its transaction only reads."""
+    """Whether the database refused a write because its transaction is read-only."""
     origin = getattr(error, "orig", None) or error
     name = str(getattr(origin, "sqlite_errorname", None) or "")
     return getattr(origin, "sqlstate", None) == _READ_ONLY_TRANSACTION or name.startswith(_READ_ONLY_FILE)

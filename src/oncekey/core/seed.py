@@ -1,4 +1,4 @@
-"""Keys for calls to the outside, derived and never drawn (D1).
+"""Keys for outside calls, derived from the request and never random (D1).
 
 The seed comes from (scope, key, fingerprint) and is stored at the claim. So the same request gives the same
 downstream keys over attempts, take-overs, expiry and even the loss of its record, while another body under a
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from oncekey.core.model import RecordId
 
 PUBLIC_KEY: Final = b"oncekey seed 1"
-"""What keys the hash when no secret is set. It separates our use of the hash and hides nothing: who knows
-scope, key and fingerprint can then compute the downstream keys."""
+"""The key of the hash when no secret is set. It separates this use of the hash and hides nothing: an attacker that
+knows scope, key and fingerprint can then compute the downstream keys."""
 
 _DOWNSTREAM: Final = b"oncekey downstream key 1"
 

@@ -1,4 +1,4 @@
-"""Which fields of a body are the business: what may differ between two tries of one request."""
+"""Which fields of a body count for the fingerprint, and which may differ between two tries of one request."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 _STRING: Final = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 _PLAIN: Final = re.compile(rb'"([ !#-\[\]-~]*)"')
-"""What it is nearly always: without escapes, parameters and spaces around it."""
+"""The common form: no escapes, no parameters, no spaces around it."""
 _ESCAPE: Final = re.compile(r"\\(.)")
 _PARAMETER: Final = re.compile(rb"; *[a-z*][a-z0-9_.*-]*(=)?")
 # No bare item can be followed by a character that would continue it, so a match that stops too early

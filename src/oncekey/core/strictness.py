@@ -1,7 +1,7 @@
-"""What a handler's effects allow its settings to be: a knob may make a crash mean less, never more (P2, F7).
+"""Which settings a handler's effects allow: a setting may make a crash mean less, never more (P2, F7).
 
-`UNKNOWN` and `FAIL` are the strict ends and always allowed. Whatever would let a retry run again what may
-have happened is refused, or needs the promise `naturally_idempotent=True`.
+`UNKNOWN` and `FAIL` are the strict ends and always allowed. A setting that would let a retry repeat what may have
+happened is refused, or needs the promise `naturally_idempotent=True`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ BY_EFFECTS: Final[Mapping[Effects, Recovery]] = MappingProxyType(
     {
         Effects.LOCAL: Recovery.RETRY,
         Effects.PHASED: Recovery.RESUME,
-        # Up to its defer an outbox request is one transaction; after it the worker's item decides (O1).
+        # Up to its defer an outbox request is one transaction; after it the parcel decides (O1).
         Effects.OUTBOX: Recovery.RETRY,
         Effects.INLINE: Recovery.UNKNOWN,
     }
 )
-"""What a lease that ran out means when the policy says nothing."""
+"""What a lease that ran out means if the policy does not say."""
 
 
 class Stance(StrEnum):
