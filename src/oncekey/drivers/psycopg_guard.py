@@ -101,7 +101,7 @@ class GuardedConnection(_GuardedConnection):
 
     __slots__ = ()
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Connection
 
@@ -130,7 +130,7 @@ class GuardedCursor(_Guarded):
         super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Cursor
 
@@ -176,7 +176,7 @@ class AsyncGuardedConnection(_GuardedConnection):
 
     __slots__ = ()
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncConnection
 
@@ -205,7 +205,7 @@ class AsyncGuardedCursor(_Guarded):
         super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncCursor
 

@@ -95,7 +95,7 @@ class Crew:
             result, error = None, None
             try:
                 result = do()
-            except BaseException as raised:  # noqa: BLE001  (whoever waits is told)
+            except BaseException as raised:  # noqa: BLE001  (raised in each waiting task)
                 error = raised
             if then is not None:
                 then()

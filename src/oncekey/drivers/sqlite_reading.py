@@ -31,7 +31,7 @@ class SqliteReading(SqliteTransaction):
     def _ready(self) -> sqlite3.Connection:
         return self._begun()  # there is no transaction that could be ended
 
-    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for nobody)
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for no other transaction)
         say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
 
     def _take(self) -> sqlite3.Connection:

@@ -210,7 +210,7 @@ def _clock(*, now: Instant | None) -> Asking[Rows]:
     return [{"now": clock if now is None else now}]
 
 
-def _told(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
+def _told(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
     told: Sequence[Mapping[str, Any]] = yield Vitals()
     return [{"told": one} for one in told]
 

@@ -88,7 +88,7 @@ def _reseal_record(
     return [{"version": ours["version"]}] if swapped else []
 
 
-def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
+def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
     """Of each index at most so many lines are read, whole: only content tells the name of its key."""
     found: Counter[tuple[str, str | None]] = Counter()
     looked: Counter[str] = Counter()

@@ -199,7 +199,7 @@ def _beat(*, now: Instant | None, name: str, tasks: str, every: int, calls: str)
     raise StoreUnavailableError(LOST)
 
 
-def _leave(*, now: Instant | None, name: str) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
+def _leave(*, now: Instant | None, name: str) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
     for _ in range(ROUNDS):
         line, clock = yield Look(_ROLL, name)
         if line is None:

@@ -26,7 +26,7 @@ def stale(table: Table, *, now: Instant, limit: int, **after: Any) -> Rows:
     return _page(lines, "created_at", now, limit, after)
 
 
-def runs(table: Table, *, now: Instant, limit: int) -> Rows:  # noqa: ARG001  (every statement is told the time)
+def runs(table: Table, *, now: Instant, limit: int) -> Rows:  # noqa: ARG001  (every statement gets the time)
     lines = sorted((line for line in table.values() if line["finished_at"]), key=_by("expires_at"), reverse=True)
     took = [{"operation": line["operation"], "took": line["finished_at"] - line["last_run_at"]} for line in lines]
     return [run for run in took if run["took"] > 0][:limit]
@@ -47,7 +47,7 @@ def purge_expired(table: Table, *, soft: bool, **due: Any) -> Rows:
     return _ended(table, "purge", states, **due)
 
 
-def purge_kept(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001  (all of them are told)
+def purge_kept(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001  (all of them get it)
     return _ended(table, "purge", ("expired",), **due)
 
 
@@ -100,7 +100,7 @@ def roll_commands() -> Mapping[str, Command]:
         roll[name] = {"name": name, "started_at": started_at, "seen_at": now, **columns}
         return [roll[name]]
 
-    def leave(_: Table, *, now: Instant, name: str) -> Rows:  # noqa: ARG001  (every statement is told the time)
+    def leave(_: Table, *, now: Instant, name: str) -> Rows:  # noqa: ARG001  (every statement gets the time)
         return [gone] if (gone := roll.pop(name, None)) is not None else []
 
     def workers(_: Table, *, now: Instant) -> Rows:
