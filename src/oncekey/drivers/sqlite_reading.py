@@ -1,4 +1,4 @@
-"""A connection to a SQLite file that only reads: it takes no turn, and keeps no writer waiting.
+"""A connection to a SQLite file that only reads: it takes no turn, and no writer waits for it.
 
 Each statement is a transaction of its own. One that spans several would hold off every writer of a file without a
 write-ahead log, for as long as the application takes between two statements.
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class SqliteReading(SqliteTransaction):
-    """What stands for a transaction where nothing is written: SQLite itself refuses to."""
+    """Takes the place of a transaction where nothing is written: SQLite itself refuses writes."""
 
     def __init__(self, file: SqliteFile) -> None:
         super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
     def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
-        """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
+        """After a statement that failed there is nothing to roll back."""
         super().heard(sql, failed=False)
 
     def _ready(self) -> sqlite3.Connection:
