@@ -1,4 +1,4 @@
-"""What a caller hears when there is no plain answer."""
+"""The exceptions of the client, for operations without a plain answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ClientError(OncekeyError):
 
 
 class KeyReusedError(ClientError):
-    """The key belongs to another request: a bug of the calling program, which no retry mends."""
+    """The key belongs to another request: a bug of the calling program, which no retry repairs."""
 
     def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
         super().__init__(message)
@@ -26,8 +26,8 @@ class KeyReusedError(ClientError):
 class OutcomeUnknownError(ClientError):
     """The operation may have happened, and no answer says so. Do not send it with a new key.
 
-    `call` and `key` are what it takes to ask again: hand the error to the transport's `ask_again`. `reply` is the
-    last answer, if there was one.
+    `call` and `key` are needed to ask again: pass the error to the transport's `ask_again`. `reply` is the last
+    answer, if there was one.
     """
 
     def __init__(self, message: str, *, call: Call, key: str, reply: Reply | None = None) -> None:
@@ -46,4 +46,4 @@ class JournalError(ClientError):
 
 
 class PersonalKeyWarning(UserWarning):
-    """A key that the caller chose looks like somebody's address or number; keys end up in logs."""
+    """A key that the caller chose looks like an e-mail address or a telephone number; keys end up in logs."""

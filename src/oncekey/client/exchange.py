@@ -1,4 +1,4 @@
-"""What goes out and what comes back, as plain values that every adapter can make."""
+"""Requests and answers as plain values that every adapter can make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Fields: TypeAlias = tuple[tuple[str, str], ...]
 
 _PORTS: Final = {"http": 80, "https": 443}
-# A body that changes its length must not keep what described the old one.
+# If the body changes its length, the fields that described the old one are removed.
 _ABOUT_LENGTH: Final = frozenset({"content-length", "transfer-encoding"})
 
 
@@ -52,14 +52,14 @@ class Call:
 
     @property
     def digest(self) -> str:
-        """What tells this operation from another one: method, address and body."""
+        """The digest that tells this operation from another one: of method, address and body."""
         parts = (self.method.upper().encode(), self.url.encode(), self.body)
         return sha256(b"".join(b"%d:%s," % (len(part), part) for part in parts)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that arrived in full; `body` is decoded of its content coding."""
+    """An answer that arrived in full; the content coding of `body` is decoded."""
 
     status: int
     headers: Fields = ()

@@ -1,4 +1,4 @@
-"""How the store stands, asked when somebody looks: what a gauge shows and no event could tell."""
+"""The state of the store, read when metrics are collected: what gauges show and no event contains."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 TASKS: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
-"""What workers do: a task that nobody does is shown, too."""
+"""The tasks of workers: a task without a worker is shown, too."""
 
 
 class Engine(Protocol):
-    """What is asked, from a thread."""
+    """The part of a blocking engine that is needed."""
 
     store: Store
     driver: Driver
 
 
 class AsyncEngine(Protocol):
-    """What is asked, under asyncio."""
+    """The part of an asyncio engine that is needed."""
 
     store: Store
     driver: AsyncDriver
 
 
 class Engines(Protocol):
-    """What is asked of a `Once`: the engine of the running event loop, and the one for threads."""
+    """The part of `Once` that is needed: the engine of the running event loop, and the one for threads."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running event loop."""
@@ -46,7 +46,7 @@ class Engines(Protocol):
 
 @runtime_checkable
 class Page(Protocol):
-    """An observer that has a page to show to whoever collects metrics."""
+    """An observer that has a page for a metrics collector."""
 
     @property
     def content_type(self) -> str:
@@ -58,20 +58,20 @@ class Page(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What there is, and how long the oldest of it has been there, in seconds."""
+    """How many of each kind there are, and how long the oldest has been there, in seconds."""
 
     records: Mapping[str, int]
     """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
     waiting: Mapping[str, int]
-    """What waits for somebody: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+    """What waits for a worker or an operator: unknown, stale, resumable, expired, parcels_due, dead_letters."""
     oldest: Mapping[str, float]
-    """How long the oldest of each has waited; 0 where nothing does."""
+    """How long the oldest of each has waited; 0 if there is none."""
     workers: Mapping[str, int]
     """Living workers, by task."""
 
 
 def gauges_of(store: Store) -> Flow[Gauges | None]:
-    """The gauges; None for a store that lives and dies with its process."""
+    """The gauges; None for a store in the memory of its process."""
     if store.operate is None or store.upkeep is None:
         return None
     standing: Standing = yield from store.operate.standing()
@@ -89,12 +89,12 @@ def gauges_of(store: Store) -> Flow[Gauges | None]:
 
 
 async def look(engines: Engines) -> Gauges | None:
-    """Ask under asyncio."""
+    """Read the gauges under asyncio."""
     engine = engines.asynchronous()
     return await adrive(gauges_of(engine.store), engine.driver.run)
 
 
 def look_blocking(engines: Engines) -> Gauges | None:
-    """Ask from a thread."""
+    """Read the gauges from a thread."""
     engine = engines.blocking()
     return drive(gauges_of(engine.store), engine.driver.run)

@@ -1,4 +1,4 @@
-"""Counts per tenant with bounded memory: those who count for most have a line of their own, the others share one."""
+"""Counts per tenant with bounded memory: the most frequent tenants have a line of their own, the others share one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from oncekey.observe.events import Event
 
 OTHERS: Final = "other"
-"""The line of all who have none; a tenant that is really called so is counted there, too."""
+"""The line of all tenants without one; a tenant of this name is counted there, too."""
 
 
 class Tenants:
-    """So many tenants by name. Who is not among them gets in by being seen more often than the least of them.
+    """A limited number of tenants by name. Another one replaces the least frequent of them when it is seen more often.
 
-    Whoever is put out leaves its count to the others' line, so the sum is always true. Those who wait for a line are
-    counted, too, as many as have one: with each further newcomer all of them lose one, and who has none left is
-    forgotten (Misra and Gries). So a tenant with a real part of all events is never missed, however many others come.
+    A tenant that is replaced leaves its count to the shared line, so the sum is always right. As many tenants without a
+    line are counted, too: with each further newcomer all of their counts go down by one, and at 0 one is dropped (Misra
+    and Gries). So a tenant with a real part of all events is never missed, however many others come.
     """
 
     def __init__(self, most: int) -> None:
@@ -32,7 +32,7 @@ class Tenants:
         self._lock = threading.Lock()
 
     def add(self, tenant: str) -> None:
-        """One event of a tenant."""
+        """Count one event of a tenant."""
         with self._lock:
             if tenant in self._named or (len(self._named) < self._most and tenant != OTHERS):
                 self._named[tenant] += 1
@@ -60,7 +60,7 @@ class Tenants:
 
 
 class PerTenant:
-    """What is counted for each tenant: keys that came with another payload, and requests that came again."""
+    """The counts for each tenant: keys that came with another payload, and requests that came again."""
 
     def __init__(self, most: int) -> None:
         self.misuse, self.duplicates = Tenants(most), Tenants(most)
