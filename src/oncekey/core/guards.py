@@ -39,7 +39,7 @@ class Facts:
     never_sent: bool = False
     """It is proven that this attempt sent nothing; this says nothing about the attempts before it (F24)."""
     call_open: bool = False
-    """The owner made a call and does not know what became of it, so its handler's answer is not used (F6)."""
+    """The owner made a call and does not know its outcome, so its handler's answer is not used (F6)."""
     locked: bool = False
     """The transaction-scoped lock of LOCAL in one commit is held."""
     waited: bool = False

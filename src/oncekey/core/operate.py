@@ -60,7 +60,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a parcel of a record is: in the outbox, in a worker's hands, or with the dead letters."""
+    """Where a parcel of a record is: due in the outbox, held by a worker, or among the dead letters."""
 
     id: UUID
     kind: ParcelKind

@@ -1,8 +1,8 @@
 """DynamoDB: cells in one table, by boto3 for threads and by aiobotocore for asyncio.
 
 A handler with effects=LOCAL, and a phase, stages its own items (`op.connection.put(...)`); they are written with the
-record in one `TransactWriteItems`, or not at all. The transaction is only that list: nothing is sent and nothing is
-locked before the handler is done, and a process that dies has written nothing.
+record in one `TransactWriteItems`, or not at all. The transaction is only that list: nothing is sent before the handler
+is done, nothing is locked, and a process that dies has written nothing.
 """
 
 from __future__ import annotations

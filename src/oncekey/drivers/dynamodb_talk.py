@@ -2,7 +2,6 @@
 
 A talk is a generator. It yields requests and is sent their replies, or a `Refused` if the service refuses in a way that
 decides something. The module that sends the requests (`oncekey.drivers.dynamodb`) has no rules of its own.
-that decides something. Whoever carries it (`oncekey.drivers.dynamodb`) has no rules of its own.
 
 What a failure means is the core of this module. If the service answers with a client's error, nothing was written. If
 the connection could not be made, nothing was written. Every other failure of a write (a time-out, a broken connection,

@@ -3,8 +3,8 @@
 A flow of the lifecycle is a generator. It yields one of these effects, or a `Transaction` of the store, and a runtime
 (asyncio, threads, the simulator, the crasher) performs the effect and sends its result back; a failure is thrown into
 the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can rest at the
-handler and be resumed by another task or thread, a cancelled flow can change hands, and a proof can stop, kill or
-interleave it before and after every effect.
+handler and be resumed by another task or thread, a cancelled flow can go on in another task, and a proof can
+stop, kill or interleave it before and after every effect.
 
 A runtime dispatches by `type(effect)`, so none of these classes is subclassed. They are plain classes, because a frozen
 dataclass costs one call more for each field.
