@@ -1,16 +1,16 @@
 """The smallest store of requests: `look`, `swap` and `page`.
 
-A cell is one record, kept as a whole. Whoever can read a cell with a clock, and replace it if nobody else has, can keep
-the records of requests: `oncekey.stores.cells.CellStore` makes the store that the engine talks to of these three verbs,
-and `oncekey.drivers.cells` runs it, blocking or under asyncio. What becomes of a record is decided by the moves of
-`oncekey.stores.moves`; a store of cells decides nothing.
+A cell is one record, kept as a whole. A service that can read a cell together with a clock, and replace it if no other
+writer has, can keep the records of requests: `oncekey.stores.cells.CellStore` makes the store that the engine uses out
+of these three verbs, and `oncekey.drivers.cells` runs it, blocking or under asyncio. The moves of
+`oncekey.stores.moves` decide what a record becomes; a store of cells decides nothing.
 
 Three rules make such a store safe.
-1. `swap` compares and writes in one step that nobody can come between, and what it wrote is durable when it returns.
-2. The clock is one for all processes: the server's, or that of the one machine there is. A second clock that is ahead
-   takes over leases that are alive.
-3. When a reply is lost, `swap` raises `CommitAmbiguousError`; every other `StoreError` says that nothing was written.
-   It must not repeat a swap by itself: a second one that fails hides that the first one was written.
+1. `swap` compares and writes in one atomic step, and what it wrote is durable when it returns.
+2. There is one clock for all processes: the server's, or that of the one machine there is. With a second clock that is
+   ahead, a request would take over leases that are alive.
+3. If a reply is lost, `swap` raises `CommitAmbiguousError`; every other `StoreError` means that nothing was written.
+   It must not repeat a swap by itself: a second one that fails would hide that the first one was written.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ T = TypeVar("T")
 Line: TypeAlias = Mapping[str, Any]
 """A record by the names of its columns (`oncekey.stores.rows.COLUMNS`): texts, integers, booleans, bytes and None."""
 Place: TypeAlias = tuple[int, str, str]
-"""Where a page goes on: behind the line with this instant, scope and key."""
+"""Where a page goes on: after the line with this instant, scope and key."""
 
 
 class Index(StrEnum):
     """The lists that pages are read from, each in the order of an instant, scope and key. A line is in one, or none."""
 
     UNFINISHED = "unfinished"
-    """In progress, or begun and failed: by `created_at`. Sweepers and completers read it."""
+    """In progress, or begun and failed: by `created_at`. The sweeper and the completer read it."""
     UNKNOWN = "unknown"
-    """What nobody knows the end of: by `created_at`."""
+    """Unknown outcomes: by `created_at`."""
     EXPIRING = "expiring"
     """Finished, or failed and not begun: by `expires_at`. The reaper reads it."""
     KEPT = "kept"
     """Marked as expired, and kept for a while: by `expires_at`."""
     ROLL = "roll"
-    """The workers, who are no records: by `created_at`."""
+    """The workers, which are no records: by `created_at`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a swap compares: a line with another life or another version is not the one that was looked at."""
+    """What a swap compares: a line with another incarnation or version is not the one that was read."""
 
     incarnation: str
     version: int
@@ -64,7 +64,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Replace one cell, if it is as it was seen."""
+    """Replace one cell, if it is unchanged since it was read."""
 
     scope: str
     key: str
@@ -84,16 +84,16 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Ask the store how it is, where it can tell."""
+    """Ask the store for its health, if it can report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the tables, where the store has such, and say whether it did; tables that are there stay as they are."""
+    """Create the tables, if the store has any, and return whether it did; existing tables stay as they are."""
 
 
 def indexed(line: Line) -> tuple[Index, Instant] | None:
-    """Which index a line is in, and at which instant; None: no page has it."""
+    """The index that a line is in, and its instant there; None: the line is in no index."""
     match line["state"]:
         case "in_progress":
             return Index.UNFINISHED, line["created_at"]
@@ -112,7 +112,7 @@ def indexed(line: Line) -> tuple[Index, Instant] | None:
 
 
 def place_of(line: Line) -> Place:
-    """Where a line lies in its index."""
+    """The position of a line in its index."""
     where = indexed(line)
     assert where is not None
     return where[1], line["scope"], line["key"]
@@ -120,35 +120,35 @@ def place_of(line: Line) -> Place:
 
 Verb: TypeAlias = Look | Swap | Page | Vitals | Make
 Asking: TypeAlias = Generator[Verb, Any, T]
-"""A statement of a store of cells: it yields verbs, and is sent what they answered."""
+"""A statement of a store of cells: it yields verbs, and is sent their results."""
 
 
 class Cells(Protocol):
-    """Where records lie, for blocking code."""
+    """A store of cells for blocking code."""
 
     def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
         """The line of this key, or None, and the store's clock in microseconds since the epoch."""
 
     def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None) -> bool:
-        """Write `line` in the place of the line that was `seen`; False: there is another one, and nothing is written.
+        """Replace the line that was `seen` by `line`; False: there is another one, and nothing is written.
 
-        `seen` is None where there must be no line; `line` is None to remove it. From `keep_until` on the store may
-        forget the line by itself; None: it must not.
+        `seen` is None if there must be no line; `line` is None to remove it. From `keep_until` on the store may remove
+        the line by itself; None: it must not.
         """
 
     def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """The lines of an index from behind a place on, in order, as `indexed` says; and the clock.
+        """The lines of an index after a place, in the order that `indexed` defines, and the clock.
 
-        It may be late: whoever acts on a line swaps it. Fewer lines than `limit` mean that there are no more.
+        The index may be out of date: a caller that acts on a line swaps it. Fewer lines than `limit` mean the end.
         """
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
 
 
 @runtime_checkable
 class TellsVitals(Protocol):
-    """Cells that say how their servers are, for `oncekey doctor`; under asyncio what it returns is awaited."""
+    """Cells that report the health of their servers, for `oncekey doctor`; under asyncio the result is awaited."""
 
     def vitals(self) -> Any:  # noqa: ANN401  (rows of any kind, by server)
         """One row for each server."""
@@ -163,10 +163,10 @@ class AsyncCells(Protocol):
     async def swap(
         self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
     ) -> bool:
-        """Write `line` in the place of the line that was `seen`; False: there is another one. As `Cells.swap`."""
+        """Replace the line that was `seen` by `line`; False: there is another one. As `Cells.swap`."""
 
     async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """The lines of an index from behind a place on, and the clock. As `Cells.page`."""
+        """The lines of an index after a place, and the clock. As `Cells.page`."""
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""

@@ -1,9 +1,9 @@
-"""Flows: what is to be said to a store, as generators that do no I/O.
+"""Flows: conversations with a store as generators that do no I/O.
 
-A `Flow` yields named `Transaction`s and is sent each one's result. A transaction's body is itself a generator
-that yields `Statement`s and is sent the rows of each. A driver supplies the two verbs: how to run one
-transaction, and how to execute one statement. So one piece of logic serves blocking code, asyncio, a thread,
-the caller's own connection, the simulator and the crasher. The four functions below are the only twins.
+A `Flow` yields named `Transaction`s and is sent the result of each. The body of a transaction is itself a generator:
+it yields `Statement`s and is sent the rows of each. A driver supplies two functions: one that runs a transaction, and
+one that executes a statement. So the same logic serves blocking code, asyncio, a thread, the caller's own connection,
+the simulator and the crasher. Only the four functions below exist in a blocking and an asyncio version.
 """
 
 from __future__ import annotations
@@ -18,64 +18,64 @@ from oncekey.core.errors import StoreError
 T = TypeVar("T")
 
 Value: TypeAlias = bool | int | str | bytes | None
-"""What may be bound to a statement."""
+"""A value that may be bound to a statement."""
 
 Row: TypeAlias = Mapping[str, Any]
-"""A row by its column names; whatever a driver has that answers `row["name"]` will do."""
+"""A row by its column names: any object with `row["name"]`."""
 
 Rows: TypeAlias = Sequence[Row]
 Command: TypeAlias = str | Callable[..., Rows]
-"""SQL with `:name` placeholders, or, for stores without SQL, the function that does it or says which verbs do."""
+"""SQL with `:name` placeholders, or, for stores without SQL, a function that executes it or yields verbs that do."""
 
 
 class Mode(StrEnum):
-    """How a transaction's statements are to be committed."""
+    """How the statements of a transaction are committed."""
 
     READ = "read"
-    """Each for itself; none writes."""
+    """Each by itself; none writes."""
     SINGLE = "single"
-    """Each for itself: one statement is one commit, and costs one round trip."""
+    """Each by itself: one statement is one commit, and costs one round trip."""
     ATOMIC = "atomic"
     """All together, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One thing said to a store. The name is what logs, crashers and proxies know it by."""
+    """One statement for a store. Logs, crashers and proxies know it by its name."""
 
     name: str
     command: Command
     params: dict[str, Value] = field(default_factory=dict)
     folds: bool = False
-    """Whether it may travel in the message of a BEGIN or a COMMIT: it then has to answer with at most one row.
+    """Whether a driver may send it in the message of a BEGIN or a COMMIT: it then has to return at most one row.
 
-    With a BEGIN it sets the transaction's own time-outs, so a driver sends no others along.
+    With a BEGIN it sets the transaction's own time-outs, so the driver sends no others.
     """
     told: str | None = None
-    """The same for a driver that can send such a message only as text, and so sees how many rows there are, not them.
+    """The same statement for a driver that can send such a message only as text, and gets no rows but their count.
 
-    It tells its row as JSON, in a notice with the SQLSTATE `OK001`. If it has a row and tells nothing, there is nothing
-    to tell, and the statement is answered with no rows; if it has none, which may be with a BEGIN, `command` is to be
-    executed. Its parameters are those of `command`, and all texts among them are bytes.
+    The statement reports its row as JSON, in a notice with the SQLSTATE `OK001`. If it has a row and sends no notice,
+    there is nothing to report, and its result is no rows; if it has no row, which may happen with a BEGIN, the driver
+    executes `command`. Its parameters are those of `command`, and all texts among them are bytes.
     """
     proof: Command | None = None
-    """For one that travels with a COMMIT: says, with the same parameters, whether that is `committed`.
+    """For a statement sent with a COMMIT: a query with the same parameters that returns whether it is `committed`.
 
-    It is asked if something fails after the COMMIT in the same message, and the driver cannot tell what did.
+    The driver asks it if something fails after the COMMIT in the same message, and it cannot tell what did.
     """
     reads: bool = False
-    """Whether it may be answered before its transaction begins, where beginning is to wait for a turn to write."""
+    """Whether the driver may execute it before the transaction begins, if that means waiting for the one writer."""
     at_once: bool = False
-    """Whether it is answered without a row, and not said, where beginning would mean a long wait for such a turn."""
+    """Whether the driver may skip it and return no row, if beginning would mean a long wait for the one writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold(Generic[T]):
-    """A last statement that may travel with the COMMIT: it fails where the commit must not happen."""
+    """A last statement that may be sent with the COMMIT: it fails if the commit must not happen."""
 
     statement: Statement
     read: Callable[[Rows], T]
-    """What its rows mean."""
+    """Turns its rows into the result."""
 
 
 Steps: TypeAlias = Generator[Statement, Rows, T]
@@ -83,7 +83,7 @@ Steps: TypeAlias = Generator[Statement, Rows, T]
 
 @dataclass(frozen=True, slots=True)
 class Transaction(Generic[T]):
-    """A named transaction. `body` makes a fresh generator, so that a driver may run it once more."""
+    """A named transaction. `body` makes a new generator each time, so that a driver may run it once more."""
 
     name: str
     mode: Mode
@@ -94,7 +94,7 @@ Flow: TypeAlias = Generator[Transaction[Any], Any, T]
 
 
 def drive(flow: Flow[T], run: Callable[[Transaction[Any]], Any]) -> T:
-    """Run a flow to its end; the flow is told of a failing store and may go on."""
+    """Run a flow to its end; an error of the store is thrown into the flow, which may go on."""
     try:
         transaction = next(flow)
         while True:

@@ -75,28 +75,28 @@ T = TypeVar("T")
 
 
 class Records(Protocol):
-    """The request path. Every write is a compare-and-swap; which one to make is the core's decision.
+    """The request path. Every write is a compare-and-swap; the core decides which one to make.
 
-    `note` is the line of the audit about a move that is no ordinary claim or settlement; it is written with it.
+    `note` is the audit line about a move that is no ordinary claim or settlement; it is written with the move.
     """
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Insert the claim if there is no row (N); the record is ours if it names our owner."""
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Go on with `seen` as its next owner (V): fence and attempts up, fingerprint kept. None: lost."""
+        """Go on with `seen` as its next owner (V): raises fence and attempts, keeps the fingerprint. None: lost."""
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Start the expired `seen` anew in the claim's incarnation (V): fence up, all else cleared."""
+        """Begin the expired `seen` anew in the claim's incarnation (V): raises the fence, clears all else."""
 
     def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Turn a stale record that nobody may run again into UNKNOWN (V). None: lost."""
+        """Make a stale record that must not run again UNKNOWN (V). None: lost."""
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
         """Move the lease's end (O), never past the deadline. None: not ours any more."""
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
-        """Write what became of the operation (O); repeating the same settlement changes nothing."""
+        """Write the outcome of the operation (O); repeating the same settlement changes nothing."""
 
     def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
         """`settle` as statements of a transaction that is already open (L4: the last before its commit)."""
@@ -108,34 +108,34 @@ class Phases(Protocol):
     def checkpointing(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Steps[Snapshot | None]:
-        """A finished phase, as the last statement of its own transaction. None: not ours any more."""
+        """Write a finished phase, as the last statement of its own transaction. None: not ours any more."""
 
     def keeping(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Fold[None] | None:
-        """`checkpointing` as one statement that fails where the record is not ours, for the message of the COMMIT.
+        """`checkpointing` as one statement that fails if the record is not ours, to be sent with the COMMIT.
 
-        None: this one has to be written by `checkpointing`.
+        None: this phase has to be written by `checkpointing`.
         """
 
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
     ) -> Flow[Snapshot | None]:
-        """The intent, before the call is made. None: not ours, or not to be repeated."""
+        """Write the intent, before the call is made. None: not ours, or not to be repeated."""
 
     def result(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Flow[Snapshot | None]:
-        """The result of an open call, also of a record that was only swept. None: not ours any more."""
+        """Write the result of an open call, also for a record that was only swept. None: not ours any more."""
 
     def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
-        """Take an announcement back that was provably never followed by a call."""
+        """Take back an announcement that was provably not followed by a call."""
 
     def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
         """Whether a phase whose COMMIT got no reply was committed. None: not ours any more."""
 
     def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
-        """Records that a completer may go on with, from the oldest, after the one that was looked at last."""
+        """Records that the completer may go on with, from the oldest, after the one it looked at last."""
 
 
 class Outbox(Protocol):
@@ -147,22 +147,22 @@ class Outbox(Protocol):
     def due(
         self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
     ) -> Flow[tuple[HeldParcel, ...]]:
-        """Claim what is due, longest waiting first, at most `careful` of it deferred or tried before.
+        """Claim due parcels, those that wait longest first; at most `careful` of them deferred or tried before.
 
-        `owner` names this very call.
+        `owner` names this very call of `due`.
         """
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Acknowledge delivered messages; what another worker has taken since is left out."""
+        """Acknowledge delivered messages; those that another worker has claimed since are left out of the result."""
 
     def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
-        """Give a message back to be tried later. False: not ours any more."""
+        """Make a message due again later. False: not ours any more."""
 
     def bury(self, held: HeldParcel, error: str) -> Flow[bool]:
         """Move a message to the dead letters. False: not ours any more."""
 
     def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Give back what was claimed and not begun; the attempt does not count."""
+        """Release parcels that were claimed and not begun; the attempt does not count."""
 
     def take_up(
         self, held: HeldParcel, owner: str, call: Announcement, lease: Duration
@@ -170,7 +170,7 @@ class Outbox(Protocol):
         """Own the record of a deferred call and announce it, or park both (rows 24, 25). None: the parcel is lost."""
 
     def result(self, lease: Lease, held: HeldParcel, entry: MemoEntry, span: Duration) -> Flow[Kept | None]:
-        """Store what the call returned (row 6). None: not ours any more."""
+        """Store the result of the call (row 6). None: not ours any more."""
 
     def try_again(
         self,
@@ -183,13 +183,13 @@ class Outbox(Protocol):
         never_sent: bool = False,
         counted: bool = True,
     ) -> Flow[Postponed | Parked | None]:
-        """Wait for the next attempt, or park what must not be sent again (rows 26, 27). None: not ours any more."""
+        """Make the parcel due again, or park what must not be sent again (rows 26, 27). None: not ours any more."""
 
     def park(self, lease: Lease, held: HeldParcel, trigger: Trigger, code: str, error: str) -> Flow[Parked | None]:
-        """Nobody tries any more (row 27). None: not ours any more."""
+        """Park the record, and make the parcel a dead letter (row 27). None: not ours any more."""
 
     def deliver(self, lease: Lease, held: HeldParcel, settlement: Completed) -> Flow[Settled]:
-        """The answer, and the parcel's end (row 7)."""
+        """Write the answer, and remove the parcel (row 7)."""
 
     def dead_letters(self, limit: int, after: DeadLetter | None = None) -> Flow[tuple[DeadLetter, ...]]:
         """The dead letters, oldest first."""
@@ -203,29 +203,29 @@ class Locks(Protocol):
 
     @property
     def one_writer(self) -> bool:
-        """Whether the lock keeps everybody from writing: then what only reads must not take it, nor wait for it."""
+        """Whether the lock keeps all others from writing: then a reader must neither take it nor wait for it."""
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L4). It folds."""
+        """Try the lock, then read: the transaction's first statement, which sets its time-outs (L4). It folds."""
 
     def completing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Steps[Sealed | None]:
-        """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
+        """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
 
     def sealing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
-        """`completing` as one statement that fails where the key is taken, so that it may travel with the COMMIT.
+        """`completing` as one statement that fails if the key is taken, so that it can be sent with the COMMIT.
 
-        None: this one has to be written by `completing`.
+        None: this record has to be written by `completing`.
         """
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
+        """Whether any request holds the lock of a key; asking does not take it (L8)."""
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        """Which request holds the lock; asking takes none. A record that is read before does not count (L8)."""
+        """Which request holds the lock; asking does not take it. A record that was read before does not count (L8)."""
 
 
 class Inspect(Protocol):
@@ -236,13 +236,13 @@ class Inspect(Protocol):
 
 
 class Recalls(Protocol):
-    """What a repeat of a finished request reads, before anything else is asked."""
+    """The short read for a repeat of a finished request, which comes first."""
 
     def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
-        """The answer of a completed record, whether or not it has expired. None: `find` says what there is."""
+        """The answer of a completed record, expired or not. None: there is none, ask `find`."""
 
     def recall_all(self, record_ids: tuple[RecordId, ...]) -> Flow[dict[RecordId, Glimpse]]:
-        """The same for many in one read. What cannot be read is left out, so that it keeps nobody else waiting."""
+        """The same for many keys in one read. A record that cannot be read is left out, and delays no other."""
 
 
 class Schema(Protocol):
@@ -250,17 +250,17 @@ class Schema(Protocol):
 
     @property
     def migrations(self) -> tuple[Migration, ...]:
-        """What this version of oncekey knows, in order."""
+        """The migrations that this version of oncekey knows, in order."""
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
-        """What the store has."""
+        """The migrations that the store has."""
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """Run one migration and remember it, together or not at all; False if it was there already."""
+        """Run one migration and note it, in one transaction; False if it was there already."""
 
 
 class Store(Records, Inspect, Recalls, Protocol):
-    """What a store for requests can do."""
+    """Everything that a store does for requests."""
 
     @property
     def schema(self) -> Schema:
@@ -268,11 +268,11 @@ class Store(Records, Inspect, Recalls, Protocol):
 
     @property
     def resolution(self) -> Duration:
-        """The step of its clock."""
+        """The resolution of its clock."""
 
     @property
     def phases(self) -> Phases:
-        """Steps of phased records."""
+        """The steps of phased records."""
 
     @property
     def outbox(self) -> Outbox | None:
@@ -280,7 +280,7 @@ class Store(Records, Inspect, Recalls, Protocol):
 
     @property
     def locks(self) -> Locks | None:
-        """Its locks, if it has such; without them LOCAL claims first."""
+        """Its locks, if it has any; without them LOCAL claims first."""
 
     @property
     def audit(self) -> Audit | None:
@@ -288,77 +288,77 @@ class Store(Records, Inspect, Recalls, Protocol):
 
     @property
     def upkeep(self) -> Upkeep | None:
-        """What sweepers and reapers need of it, if it has that."""
+        """What the sweeper and the reaper need, if it has that."""
 
     @property
     def operate(self) -> Operate | None:
-        """What operators need of it, if it has that."""
+        """What operators need, if it has that."""
 
     @property
     def survey(self) -> Survey | None:
-        """What operators look through, if it has that."""
+        """The listings for operators, if it has them."""
 
     @property
     def reconcile(self) -> Reconcile | None:
-        """What resolvers and webhooks need of it, if it has that."""
+        """What resolvers and webhooks need, if it has that."""
 
     @property
     def reseal(self) -> Reseal | None:
-        """What gives its content another key, if it has that."""
+        """What `oncekey rekey` needs, if it has that."""
 
 
 class OpenTransaction(Protocol):
-    """A business transaction that a handler writes through and that we end (blocking)."""
+    """A business transaction that a handler writes through and that oncekey ends (blocking)."""
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
-        """What the handler gets; it refuses to end the transaction (L5)."""
+        """The connection for the handler; it refuses to end the transaction (L5)."""
 
     def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
 
     def commit(self) -> None:
-        """Commit; `CommitAmbiguousError` when nobody can know."""
+        """Commit; raises `CommitAmbiguousError` if it is not known whether it was committed."""
 
     def rollback(self) -> None:
-        """Undo everything and give the connection back."""
+        """Roll back, and return the connection."""
 
 
 class AsyncOpenTransaction(Protocol):
-    """A business transaction that a handler writes through and that we end (asyncio)."""
+    """A business transaction that a handler writes through and that oncekey ends (asyncio)."""
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
-        """What the handler gets; it refuses to end the transaction (L5)."""
+        """The connection for the handler; it refuses to end the transaction (L5)."""
 
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
 
     async def commit(self) -> None:
-        """Commit; `CommitAmbiguousError` when nobody can know."""
+        """Commit; raises `CommitAmbiguousError` if it is not known whether it was committed."""
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back."""
+        """Roll back, and return the connection."""
 
 
 class Driver(Protocol):
     """All blocking I/O with a store."""
 
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; raises only `StoreError`s for what the store did or did not do."""
+        """Run one transaction; every failure of the store is raised as a `StoreError`."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
 
 
 class AsyncDriver(Protocol):
     """All asyncio I/O with a store."""
 
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; raises only `StoreError`s for what the store did or did not do."""
+        """Run one transaction; every failure of the store is raised as a `StoreError`."""
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
 
 
 @runtime_checkable
@@ -366,7 +366,7 @@ class Shares(Protocol):
     """A blocking driver whose store shares the application's transactions: LOCAL is possible."""
 
     def begin(self) -> OpenTransaction:
-        """Open a business transaction (its first statement begins it where a store locks writers)."""
+        """Open a business transaction (where a store locks writers, its first statement begins it)."""
 
 
 @runtime_checkable
@@ -374,7 +374,7 @@ class AsyncShares(Protocol):
     """An asyncio driver whose store shares the application's transactions: LOCAL is possible."""
 
     async def begin(self) -> AsyncOpenTransaction:
-        """Open a business transaction (its first statement begins it where a store locks writers)."""
+        """Open a business transaction (where a store locks writers, its first statement begins it)."""
 
 
 class Borrows(Driver, Shares, Protocol):
@@ -383,7 +383,7 @@ class Borrows(Driver, Shares, Protocol):
 
 @runtime_checkable
 class Borrowed(Protocol):
-    """A database that the application's framework connects to; its keys are kept there, on the framework's connections.
+    """A database that the application's framework connects to; the keys are kept there, on the framework's connections.
 
     `Once` takes one in the place of a URL. The framework opens, lends and closes the connections.
     """
@@ -409,7 +409,7 @@ class Folds(Protocol):
 
 
 class SyncFoldingTransaction(OpenTransaction, Protocol):
-    """A business transaction of blocking code whose last statement can travel in the message of its COMMIT."""
+    """A business transaction of blocking code whose last statement can be sent in the message of its COMMIT."""
 
     def commit_with(self, last: Statement) -> Rows | None:
         """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
@@ -424,7 +424,7 @@ class AsyncFolds(Protocol):
 
 
 class FoldingTransaction(AsyncOpenTransaction, Protocol):
-    """A business transaction whose last statement can travel in the message of its COMMIT."""
+    """A business transaction whose last statement can be sent in the message of its COMMIT."""
 
     async def commit_with(self, last: Statement) -> Rows | None:
         """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
@@ -432,27 +432,27 @@ class FoldingTransaction(AsyncOpenTransaction, Protocol):
 
 @runtime_checkable
 class AsyncReads(Protocol):
-    """An asyncio driver with transactions that only read, and for which no writer has to wait."""
+    """An asyncio driver with transactions that only read, and that no writer has to wait for."""
 
     async def read(self) -> AsyncOpenTransaction:
-        """Open one. Writing through it is refused, and it is always rolled back."""
+        """Open one. It refuses writes, and is always rolled back."""
 
 
 @runtime_checkable
 class Crowds(Protocol):
-    """A driver that knows when its business transactions leave no place for another one."""
+    """A driver that knows when its connections are all in use by business transactions."""
 
     @property
     def crowded(self) -> bool:
-        """Whether the next one would have to wait for another one's end."""
+        """Whether the next one would have to wait for another one to end."""
 
 
 @runtime_checkable
 class AsyncRoom(Protocol):
-    """An asyncio driver that tells when a place comes free."""
+    """An asyncio driver that can wait for a free connection."""
 
     async def room(self, seconds: float) -> bool:
-        """Wait so long for one, without taking it: whether there is one."""
+        """Wait so long for a free connection, without taking it: whether there is one."""
 
 
 class SessionTransaction(AsyncOpenTransaction, Protocol):
@@ -463,44 +463,44 @@ class SessionTransaction(AsyncOpenTransaction, Protocol):
         """The session; its `commit()` only flushes."""
 
     def adopt(self, session: Any) -> None:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
-        """Write through a session that was there before the transaction; it is closed with it."""
+        """Write through a session that existed before the transaction; it is closed with it."""
 
     async def flush(self) -> None:
-        """Write what the session holds back; the database's errors are raised as they are."""
+        """Write the session's pending changes; the database's errors are raised as they are."""
 
 
 class LentSession(Protocol):
-    """A session that is lent to the application: it is SQLAlchemy's `AsyncSession`, and these are our words to it."""
+    """A session that the application gets: SQLAlchemy's `AsyncSession`, with the methods that oncekey adds."""
 
     async def rest(self) -> None:
-        """Give the connection back, unless something would be lost by it; objects stay as they are."""
+        """Return the connection, unless something would be lost by that; objects stay as they are."""
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Return the connection."""
 
 
 class SteppingSession(LentSession, Protocol):
-    """A session that reads by itself, and writes only through the transactions that it is joined to."""
+    """A session that reads by itself, and writes only in the transactions that it has joined."""
 
     def join(self, tx: SessionTransaction, *, afresh: bool) -> None:
-        """Write through a transaction; `afresh` lets it know no object that was read before."""
+        """Write in a transaction; with `afresh` the session forgets all objects that it read before."""
 
     def done(self) -> None:
-        """What is written is all that the transaction gets."""
+        """Accept no further writes in the transaction."""
 
     def part(self) -> None:
-        """The transaction is over: from now on it reads again."""
+        """Leave the transaction, which has ended: from now on the session reads by itself again."""
 
     def check(self) -> None:
-        """Refuse to lose what was changed and is not part of any transaction."""
+        """Raise if the session has changes that belong to no transaction, and would be lost."""
 
 
 @runtime_checkable
 class AsyncFlushes(Protocol):
-    """A business transaction that may hold rows back until it is told to write them."""
+    """A business transaction that may hold rows back until it is flushed."""
 
     async def flush(self) -> None:
-        """Write what is held back; the database's errors are raised as they are."""
+        """Write the rows that are held back; the database's errors are raised as they are."""
 
 
 @runtime_checkable
@@ -511,4 +511,4 @@ class AsyncSessions(Protocol):
         """An ordinary session, which the application commits and the caller closes."""
 
     def stepping_session(self) -> SteppingSession:
-        """A session that only reads until it is joined to a transaction."""
+        """A session that only reads until it joins a transaction."""

@@ -1,4 +1,4 @@
-"""What works behind the requests asks of a store: sweepers, reapers, the audit, operators, resolvers and webhooks."""
+"""The protocols of a store for workers and operators: sweeper, reaper, audit, operators, resolvers and webhooks."""
 
 from __future__ import annotations
 
@@ -33,89 +33,89 @@ if TYPE_CHECKING:
 
 
 class Upkeep(Protocol):
-    """What sweepers and reapers ask and write; what is due is the core's decision, and each write proves V.
+    """What the sweeper and the reaper read and write; the core decides what is due, and each write proves V.
 
-    Only what is finished and expired goes by the core's conditions in the statement itself, without being read first.
+    Only finished and expired records are moved by conditions in the statement itself, without being read first.
 
-    `noting` makes the line of the audit about a record that was moved; it is written in the same transaction.
+    `noting` makes the audit line about a record that was moved; it is written in the same transaction.
     """
 
     def stale(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Records in progress whose lease is over, from the oldest, after the one that was looked at last."""
+        """Records in progress whose lease is over, from the oldest, after the one that was read last."""
 
     def sweep(
         self, seen: Record, to: State, last_error: str, noting: Callable[[Record], Note] | None = None
     ) -> Flow[bool]:
-        """Move `seen` to FAILED_RETRYABLE or UNKNOWN (rows 14, 15, 18). False: somebody else moved it."""
+        """Move `seen` to FAILED_RETRYABLE or UNKNOWN (rows 14, 15, 18). False: another actor moved it first."""
 
     def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
-        """How long the operations took that were finished last."""
+        """How long the operations took that finished last."""
 
     def expiring(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
         """Records that expired at least `age` ago and are not marked, longest ago first; without their answers."""
 
     def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that are marked as expired since at least `age`, longest ago first; without their answers."""
+        """Records that have been marked as expired for at least `age`, longest ago first; without their answers."""
 
     def purge(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
-        """Delete what is finished and expired, longest ago first, from behind a place on (row 30).
+        """Delete finished and expired records, longest ago first, after a place (row 30).
 
-        A `mover` is told to the audit; without one there are no lines.
+        With a `mover` the audit gets a line for each; without one it gets none.
         """
 
     def purge_kept(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
-        """Delete what is marked as expired, in the same way (row 30)."""
+        """Delete records that are marked as expired, in the same way (row 30)."""
 
     def mark(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
-        """Mark what has an answer and is expired, in the same way (row 29)."""
+        """Mark expired records that have an answer, in the same way (row 29)."""
 
     def abandon(
         self, seen: Record, answer: Completed, kept: Duration, noting: Callable[[Record], Note] | None = None
     ) -> Flow[bool]:
-        """End a pending record whose parcel nobody ever took, and delete that parcel (row 28). False: it was taken."""
+        """End a pending record whose parcel no worker claimed, and delete that (row 28). False: it was claimed."""
 
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
-        """How many keys of a scope are remembered now, counted up to `limit`."""
+        """How many keys of a scope have a record now, counted up to `limit`."""
 
     def beat(
         self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = ...
     ) -> Flow[Instant]:
-        """Write down that a worker is alive, after how long it will be seen again, and what its application calls."""
+        """Write a worker's heartbeat: that it lives, when the next one comes, and which calls its application makes."""
 
     def leave(self, name: str) -> Flow[None]:
-        """Take a worker off the roll: it stops on purpose."""
+        """Remove the row of a worker that stops on purpose."""
 
     def workers(self) -> Flow[Roll]:
-        """Who is on the roll, the longest there first."""
+        """The workers that have a row, the oldest first."""
 
     def forget_workers(self, age: Duration) -> Flow[int]:
-        """Delete those who were to be seen longer than `age` ago; how many that were."""
+        """Delete the rows of workers whose next heartbeat was due longer than `age` ago; how many."""
 
 
 class Audit(Protocol):
-    """The lines about moves: only added to, and forgotten after a time of their own."""
+    """The lines about moves: only added, and deleted after a time of their own."""
 
     def noting(self, notes: Sequence[Note]) -> Steps[None]:
         """Write lines as part of the transaction that makes the moves."""
 
     def history(self, record_id: RecordId, limit: int = ...) -> Flow[tuple[AuditEntry, ...]]:
-        """What is known of a key over all its lives, oldest first."""
+        """The lines about a key over all its incarnations, oldest first."""
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many that were."""
+        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
 
 
 class Operate(Protocol):
-    """What a person does by hand: looks, and moves that the core decides and the audit keeps."""
+    """What an operator does by hand: reads, and moves that the core decides and the audit notes."""
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
-        """Records, the newest first, from before a place on; without their answers."""
+        """Records, the newest first, before a place; without their answers."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin like it, else finished ones; without answers."""
+        """Records of this key, else unfinished ones that begin with it, else finished ones; without answers."""
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
-        """What the same call returned when it was last made, for any key; not what somebody gave by hand."""
+        """The last result of the same call, for any key; results that an operator gave by hand do not count."""
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
         """Where the parcels of a record are."""
@@ -126,49 +126,49 @@ class Operate(Protocol):
         deciding: Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden],
         noting: Callable[[Move], Note],
     ) -> Flow[Moved | Forbidden]:
-        """Do what `deciding` says of the record as it is now (V), with its parcel and its line of the audit."""
+        """Make the move that `deciding` returns for the current record (V), with its parcel and its audit line."""
 
     def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Let a dead message be tried again. False: it is gone."""
+        """Make a dead message due again. False: it is gone."""
 
     def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Forget a dead letter that moves no record. False: it is gone."""
+        """Delete a dead letter that moves no record. False: it is gone."""
 
     def census(self) -> Flow[Census]:
-        """How many of everything there are, and what waits for somebody."""
+        """How many of everything there are, and what waits for a worker or an operator."""
 
     def standing(self) -> Flow[Standing]:
-        """How many unfinished records there are, and what waits for somebody, by indexes alone."""
+        """How many unfinished records there are, and what waits, read from indexes alone."""
 
     def vitals(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
-        """What the database says about its own health, all or what is named; every store has its own names."""
+        """What the database reports about its health, all of it or the named parts; each store has its own names."""
 
 
 class Survey(Protocol):
-    """What a person looks through. Every list goes along an index and looks at a bounded number of its entries."""
+    """The listings for operators. Each follows an index and reads a bounded number of its entries."""
 
     def walk(
         self, wanted: Walk, limit: int, before: Mapping[State, Spot] | None = None, looked: int = ...
     ) -> Flow[Stretch]:
-        """Records of some states, the newest first; without their answers. `before` is where the last part ended."""
+        """Records of some states, the newest first; without their answers. `before` is where the last page ended."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin like it; without answers."""
+        """Records of this key, else unfinished ones that begin with it; without answers."""
 
     def tally(self) -> Flow[Tally]:
         """What waits, counted up to a bound."""
 
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
-        """How the requests ended that did so last: so many finished, failed and doubtful ones, in no order."""
+        """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
 
     def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
-        """The calls that were announced in one life of a key."""
+        """The calls that were announced in one incarnation of a key."""
 
     def heard(self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]) -> Flow[tuple[Evidence, ...]]:
-        """All that was heard about these calls, judged or not, in the order in which it was heard."""
+        """All evidence about these calls, with or without a verdict, in the order in which it arrived."""
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
-        """The parcels of one life of a key, in the outbox and with the dead letters."""
+        """The parcels of one incarnation of a key, in the outbox and among the dead letters."""
 
     def notes(
         self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = ...
@@ -177,44 +177,44 @@ class Survey(Protocol):
 
 
 class Reseal(Protocol):
-    """What gives stored content another key: everything there is, as it is stored, and writes that prove what was seen.
+    """Resealing content under another key: reads of everything as it is stored, and writes that prove what was read.
 
-    A store without it keeps what it has under the keys that it was sealed with, until it expires.
+    A store without it keeps its content under the keys that it was sealed with, until it expires.
     """
 
     def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
-        """Records that have an answer, steps or a request, in some order, from behind one on as it was read.
+        """Records that have an answer, steps or a request, in some order, after one as it was read.
 
-        Those that cannot be read are left out, so a page that is not full need not be the last one.
+        Records that cannot be read are left out, so a page that is not full need not be the last one.
         """
 
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
-        """Store the content of `record` in the place of what was `seen` (V). False: it has moved, or is owned."""
+        """Store the content of `record` instead of what was `seen` (V). False: it has moved, or has an owner."""
 
     def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
-        """Parcels and dead letters by their ids, from behind one on."""
+        """Parcels and dead letters by their ids, after one."""
 
     def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
         """Store another payload. False: the parcel is gone, or was rewritten."""
 
     def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        """All that was heard, in order, from behind a place on."""
+        """All evidence, in order, after a place."""
 
     def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
-        """Store it in another form. False: it is gone, or was rewritten."""
+        """Store evidence in another form. False: it is gone, or was rewritten."""
 
     def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
-        """How much is sealed under which key, by its kind; of each kind at most `limit` are looked at."""
+        """How much is sealed under which key, by kind; at most `limit` of each kind are read."""
 
 
 class Reconcile(Protocol):
-    """What settles the unknown: what is to be asked about, which calls were announced, and what was heard of them.
+    """Settling unknown records: which of them are due, which calls were announced, and the evidence about them.
 
     The move itself is `Operate.move`, the same for resolvers, webhooks and operators: the first one wins.
     """
 
     def due(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Unknown records that are to be asked about, longest due first, after the one that was looked at last."""
+        """Unknown records whose provider is to be asked, longest due first, after the one that was read last."""
 
     def later(
         self,
@@ -224,33 +224,33 @@ class Reconcile(Protocol):
         counted: bool = True,
         noting: Callable[[Record], Note] | None = None,
     ) -> Flow[bool]:
-        """Ask again after so long, or never (None), with the look counted or not (row 23). False: it has moved."""
+        """Ask again after so long, or never (None), with the question counted or not (row 23). False: it has moved."""
 
     def add(self, heard: Heard) -> Flow[tuple[Evidence, bool]]:
-        """Keep what was heard; True if it was not kept before."""
+        """Store evidence; True if it was not stored before."""
 
     def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
-        """What was heard about a record's call and has no verdict yet, in the order in which it was heard."""
+        """The evidence about a record's call that has no verdict yet, in the order in which it arrived."""
 
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
         """All evidence without a verdict, in order, after a place."""
 
     def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
-        """Write what became of evidence, once. False: it has a verdict."""
+        """Write the verdict on evidence, once. False: it has one."""
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
-        """Announced calls by the names that a provider knows, the newest first."""
+        """Announced calls by the names that a provider has for them, the newest first."""
 
     def add_call(self, call: Call) -> Flow[bool]:
-        """Remember the call of an INLINE handler, which announces none, as of now. False: it was known."""
+        """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""
 
     def name(self, call: Call, provider_id: str) -> Flow[bool]:
-        """Remember the provider's own name of a call, unless it has one."""
+        """Store the provider's own id of a call, unless it has one."""
 
     def calls(
         self, since: Instant, limit: int, after: Call | None = None
     ) -> Flow[tuple[tuple[Call, Record | None], ...]]:
-        """Calls since an instant, the oldest first, each with its record as far as that is still there."""
+        """Calls since an instant, the oldest first, each with its record if that is still there."""
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete evidence, and calls whose record is gone, that are older than `age`; how many that were."""
+        """Delete evidence, and calls whose record is gone, that are older than `age`; how many."""

@@ -1,4 +1,4 @@
-"""The other side of the wire: a client that may retry, and never makes an operation happen twice.
+"""The client: may retry requests, and never makes an operation happen twice.
 
 `oncekey.client.httpx`, `oncekey.client.requests` and `oncekey.client.aiohttp` are the adapters; each needs its own
 package. The journal, `oncekey.client.journal`, needs none.

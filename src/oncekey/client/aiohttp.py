@@ -2,8 +2,8 @@
 
     session = aiohttp.ClientSession(middlewares=[OncekeyMiddleware()])
 
-It keeps no journal: an answer of aiohttp cannot be made from what a file remembers. The session's total time-out covers
-all tries together, so it has to be longer than the deadline.
+It keeps no journal: a response of aiohttp cannot be made from a file's entry. The session's total time-out covers all
+tries together, so it has to be longer than the deadline.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OncekeyMiddleware:
                 return await _beside(request.session, call, ssl=request.ssl, proxy=request.proxy)
             request.headers.clear()
             request.headers.extend(call.headers)
-            # What was to be streamed is whole now, and has a length.
+            # The streamed body is complete now, and has a length.
             request.chunked = None
             await request.update_body(call.body or None)
             return await handler(request)
@@ -90,7 +90,7 @@ class OncekeyMiddleware:
 async def _tried(exchange: _Exchange, call: Call, last: list[ClientResponse]) -> Reply | Failure:
     try:
         response = await exchange(call)
-        # Read here, so that an answer that breaks off is a try that failed.
+        # Read here, so that an answer that breaks off counts as a failed try.
         body = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
         return Failure(_loss(error), error)
@@ -116,7 +116,7 @@ async def _beside(
     ssl: SSLContext | bool | aiohttp.Fingerprint = True,
     proxy: URL | None = None,
 ) -> ClientResponse:
-    """A request of its own, which passes no middleware: another address or method than the one that came in."""
+    """A request of its own, which passes no middleware: to another address or by another method than the original."""
     return await session.request(
         call.method,
         call.url,

@@ -1,8 +1,8 @@
-"""One logical operation as a generator that does no I/O: what to send, how long to wait, and what came of it.
+"""One logical operation as a generator without I/O: what to send, how long to wait, and the outcome.
 
 It yields `Send` and `Wait`, is sent a `Reply` or a `Failure` for the one and nothing for the other, and returns an
-`Outcome`. Key, method, address and body are those of the call it was made with, on every try. `drive` and `adrive`
-are the only twins.
+`Outcome`. Key, method, address and body are those of the original call, on every try. Only `drive` and `adrive` exist
+in a blocking and an asyncio version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DESCRIBES_BODY: Final = ("content-type", "content-length", "content-encoding", 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How far the client goes. `deadline` (seconds) must end well before the server forgets keys."""
+    """The limits of the client. `deadline` (seconds) must end well before the server forgets keys."""
 
     profile: Profile = IETF
     attempts: int = 5
@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the flow cannot know by itself: a clock that never jumps, the time of day, and chance from 0 to 1."""
+    """The surroundings of the flow: a monotonic clock, the time of day, and random numbers from 0 to 1."""
 
     clock: Callable[[], float]
     time: Callable[[], float]
@@ -64,14 +64,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """This is the operation's answer; its key is used up."""
+    """The operation has this answer; its key is used up."""
 
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """It did not happen, and the same key may be sent again: never connected, not let in, too many requests."""
+    """It did not happen, and the same key may be sent again: no connection, not admitted, too many requests."""
 
     last: Reply | Failure
 
@@ -98,7 +98,7 @@ Attempts: TypeAlias = Generator[Action, Reply | Failure | None, Outcome]
 
 
 def attempts(call: Call, rules: Rules, world: World) -> Attempts:
-    """Everything that is done for one call, which has its key already."""
+    """All tries for one call, which has its key already."""
     patience = _Patience(rules, world)
     target, hops, doubt = call, 0, False
     while True:
@@ -118,12 +118,12 @@ def attempts(call: Call, rules: Rules, world: World) -> Attempts:
         if isinstance(found, Reply):
             return Answered(found)
         yield Wait(found)
-        # A redirect is followed anew each time: retries go where the caller said.
+        # A redirect is followed anew each time: retries go to the caller's address.
         target, hops = call, 0
 
 
 def _ended(move: Move, last: Reply | Failure, *, doubt: bool) -> Outcome | None:
-    """What came of it, if that is known now."""
+    """The outcome, if it is known now."""
     match move:
         case Move.STOP:
             # It says nothing about what an earlier try did.
@@ -142,7 +142,7 @@ def _ended(move: Move, last: Reply | Failure, *, doubt: bool) -> Outcome | None:
 def _pause(
     move: Move, call: Call, last: Reply | Failure, patience: _Patience, profile: Profile
 ) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
-    """How long to wait; None where there is no more room to wait in, and an answer if waiting brought one."""
+    """How long to wait; None if there is no time left to wait, and an answer if waiting brought one."""
     if move is Move.POLL and isinstance(last, Reply):
         return (yield from _poll(call, last, patience, profile))
     return patience.while_working(last) if move is Move.WAIT else patience.after_failure(last)
@@ -156,7 +156,7 @@ def _moved(call: Call, last: Reply | Failure) -> str | None:
 def _poll(
     call: Call, accepted: Reply, patience: _Patience, profile: Profile
 ) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
-    """Look at the status resource until it is over: an answer, or the time to wait before the key is sent again."""
+    """Poll the status resource until it is over: an answer, or the time to wait before the key is sent again."""
     place = _moved(call, accepted)
     pause = patience.while_working(accepted)
     if place is None:
@@ -167,7 +167,7 @@ def _poll(
         seen = yield Send(look)
         assert seen is not None
         if isinstance(seen, Reply) and polled(seen) is Move.ACCEPT:
-            # What our status resource shows is a report; the answer itself is under the key.
+            # The status resource of oncekey only reports; the answer itself is fetched with the key.
             fetch = is_ours(accepted, profile) or not _is_success(seen)
             return patience.briefly() if fetch else seen
         pause = patience.while_working(seen)
@@ -183,7 +183,7 @@ def _give_up(why: str, last: Reply | Failure, *, doubt: bool) -> Outcome:
 
 
 class _Patience:
-    """What is left of attempts and time. A pause is None where there is no room for it."""
+    """The attempts and the time that are left. A pause is None if there is no time for it."""
 
     def __init__(self, rules: Rules, world: World) -> None:
         self._rules, self._world = rules, world
@@ -210,12 +210,12 @@ class _Patience:
         return self._within(self._rules.backoff.wait(failures, self._world.chance(), asked=asked))
 
     def _within(self, seconds: float) -> float | None:
-        # A wait that ends after the deadline is not begun: its end would bring nothing.
+        # A wait that ends after the deadline is not begun: no try could follow it.
         return seconds if self._world.clock() + seconds < self._end else None
 
 
 def drive(flow: Attempts, send: Callable[[Call], Reply | Failure], sleep: Callable[[float], object]) -> Outcome:
-    """Do what a flow says, in this thread."""
+    """Perform a flow in this thread."""
     try:
         action = next(flow)
         while True:

@@ -1,4 +1,4 @@
-"""What every adapter does before and after the tries: choose the key, write it down, and say what came of it."""
+"""What every adapter does before and after the tries: choose the key, store it, and return or raise the outcome."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Rules, journal and surroundings. `max_age`: seconds after which a key from the journal is not sent any more."""
+    """Rules, journal and surroundings. `max_age`: seconds after which a key from the journal is no longer sent."""
 
     rules: Rules = field(default_factory=Rules)
     journal: Journal | None = None
@@ -72,7 +72,7 @@ class Desk:
         return method.upper() in self.rules.methods
 
     def begin(self, call: Call) -> Operation | Reply:
-        """Give the call its key, on disk if there is a journal; or the answer, if it has one from before.
+        """Give the call its key, on disk if there is a journal; or return the answer that an earlier call got.
 
         Raises:
             KeyReusedError: The journal knows the key or the name for another request.
@@ -94,14 +94,14 @@ class Desk:
         return self._checked(self.journal, entry, profile.put(call, entry.key))
 
     def unfinished(self, only: Container[str] | None = None) -> list[Entry]:
-        """What the journal holds without an answer, of the APIs that this desk speaks to; `only` names the keys."""
+        """The entries of the journal without an answer, for the APIs of this client; `only` names the keys."""
         if self.journal is None:
             raise ConfigurationError("there is nothing to resume without a journal")
         ours = [entry for entry in self.journal.unfinished() if entry.profile == self.rules.profile.name]
         return [entry for entry in ours if only is None or entry.key in only]
 
     def take_up(self, entry: Entry, call: Call) -> Operation:
-        """Go on with an entry of the journal; `call` is its call with what the journal did not keep."""
+        """Go on with an entry of the journal; `call` is its call, completed with what the journal does not keep."""
         assert self.journal is not None
         return self._checked(self.journal, entry, self.rules.profile.put(call, entry.key))
 
@@ -110,7 +110,7 @@ class Desk:
         return attempts(operation.call, self.rules, self.world)
 
     def conclude(self, operation: Operation, outcome: Outcome) -> Reply | Failure:
-        """Write the outcome down and hand it on: an answer, a failure before which nothing was sent, or an error.
+        """Store the outcome and return it: an answer, or a failure before anything was sent; otherwise raise.
 
         Raises:
             KeyReusedError: The server knows the key for another request.
@@ -123,7 +123,7 @@ class Desk:
                     journal.answer(key, reply)
                 return reply
             case Unsettled(last):
-                # The entry stays open: the same key is still good.
+                # The entry stays open: the same key may still be sent.
                 return last
             case Misused(reply):
                 if journal is not None:

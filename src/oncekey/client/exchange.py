@@ -1,4 +1,4 @@
-"""What goes out and what comes back, as values that every adapter can make; and what is raised without an answer."""
+"""Requests and answers as plain values that every adapter can make, and the exceptions without an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Fields: TypeAlias = tuple[tuple[str, str], ...]
 
 _PORTS: Final = {"http": 80, "https": 443}
-# A body that changes its length must not keep what described the old one.
+# If the body changes its length, the fields that described the old one are removed.
 _ABOUT_LENGTH: Final = frozenset({"content-length", "transfer-encoding"})
 
 
@@ -55,14 +55,14 @@ class Call:
 
     @property
     def digest(self) -> str:
-        """What tells this operation from another one: method, address and body."""
+        """The digest that tells this operation from another one: of method, address and body."""
         parts = (self.method.upper().encode(), self.url.encode(), self.body)
         return sha256(b"".join(b"%d:%s," % (len(part), part) for part in parts)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that arrived in full; `body` is decoded of its content coding."""
+    """An answer that arrived in full; the content coding of `body` is decoded."""
 
     status: int
     headers: Fields = ()
@@ -121,7 +121,7 @@ class ClientError(OncekeyError):
 
 
 class KeyReusedError(ClientError):
-    """The key belongs to another request: a bug of the calling program, which no retry mends."""
+    """The key belongs to another request: a bug of the calling program, which no retry repairs."""
 
     def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
         super().__init__(message)
@@ -132,8 +132,8 @@ class KeyReusedError(ClientError):
 class OutcomeUnknownError(ClientError):
     """The operation may have happened, and no answer says so. Do not send it with a new key.
 
-    `call` and `key` are what it takes to ask again: hand the error to the transport's `ask_again`. `reply` is the
-    last answer, if there was one.
+    `call` and `key` are needed to ask again: pass the error to the transport's `ask_again`. `reply` is the last
+    answer, if there was one.
     """
 
     def __init__(self, message: str, *, call: Call, key: str, reply: Reply | None = None) -> None:
@@ -152,4 +152,4 @@ class JournalError(ClientError):
 
 
 class PersonalKeyWarning(UserWarning):
-    """A key that the caller chose looks like somebody's address or number; keys end up in logs."""
+    """A key that the caller chose looks like an e-mail address or a telephone number; keys end up in logs."""

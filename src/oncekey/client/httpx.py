@@ -2,7 +2,7 @@
 
     client = httpx.Client(transport=OncekeyTransport())
 
-Which of the two is at work is seen from each request, so this module imports neither before it has to.
+Each request shows which of the two is in use, so this module imports neither before it has to.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from oncekey.client.exchange import OutcomeUnknownError
 else:
-    # Clients ask for the methods, not for the class; the class is for type checkers.
+    # Clients call the methods, and do not check the class; the class is for type checkers.
     BaseTransport = AsyncBaseTransport = object
 
 PATIENCE: Final = 30.0
-"""Seconds for each try of what no client sends: `ask_again` and `resume`."""
+"""Seconds for each try of `ask_again` and `resume`, which no client sends."""
 
 _LOSSES: Final[Mapping[str, Loss]] = {
     "ConnectError": Loss.NOT_SENT,
@@ -51,7 +51,7 @@ class OncekeyTransport(BaseTransport):
     """Sends state-changing requests so that they happen once; other methods pass as they are.
 
     Each request is one operation with one key: the caller's if it has one, else a new one. `timeout` (seconds) is for
-    `ask_again` and `resume`; other requests bring their client's.
+    `ask_again` and `resume`; other requests have their client's.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class OncekeyTransport(BaseTransport):
     def resume(
         self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
     ) -> list[tuple[Entry, Response | Exception]]:
-        """Send what the journal holds without an answer, with the same keys.
+        """Send the journal's entries without an answer, with the same keys.
 
-        `headers` gives what the journal does not keep, such as `Authorization`; `only` names the keys, if not all
-        are meant. What became of each is its response, or the exception that `handle_request` would have raised.
+        `headers` gives the fields that the journal does not keep, such as `Authorization`; `only` names the keys, if
+        not all are meant. The result of each is its response, or the exception that `handle_request` would have raised.
         """
         done: list[tuple[Entry, Response | Exception]] = []
         for entry in self.desk.unfinished(only):
@@ -185,7 +185,7 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
     async def resume(
         self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
     ) -> list[tuple[Entry, Response | Exception]]:
-        """Send what the journal holds without an answer, with the same keys; see `OncekeyTransport.resume`."""
+        """Send the journal's entries without an answer, with the same keys; see `OncekeyTransport.resume`."""
         done: list[tuple[Entry, Response | Exception]] = []
         for entry in await self._aside(self.desk.unfinished, only):
             try:
@@ -234,7 +234,7 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
         return _reply(response, raw, package)
 
     async def _aside(self, do: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401  (whatever it returns)
-        """Do what writes to the journal without keeping the event loop from its work."""
+        """Run code that writes to the journal without blocking the event loop."""
         return do(*arguments) if self.desk.journal is None else await asyncio.to_thread(do, *arguments)
 
 
@@ -246,7 +246,7 @@ def _package() -> ModuleType:
 
 
 def _package_of(thing: object) -> ModuleType:
-    """The package, httpx or httpx2, by the class of what it made or what was derived from it."""
+    """The package, httpx or httpx2, by the class of an object or of its base."""
     for kind in type(thing).__mro__:
         root = kind.__module__.partition(".")[0]
         if root in ("httpx", "httpx2"):
@@ -256,12 +256,12 @@ def _package_of(thing: object) -> ModuleType:
 
 def _call(request: Request) -> Call:
     call = Call(request.method, str(request.url), fields(request.headers.multi_items()))
-    # What was to be streamed is whole now, and has a length.
+    # The streamed body is complete now, and has a length.
     return call.with_body(request.content)
 
 
 def _sent(call: Call, request: Request) -> Request:
-    """A new request for one try: one that was sent is not sent again. Time-outs and the like are in its extensions."""
+    """A new request for one try: httpx does not send one twice. Time-outs and the like are in its extensions."""
     kind = type(request)
     sent = kind(call.method, call.url, headers=list(call.headers), content=call.body, extensions=request.extensions)
     if not call.body and call.method in {"GET", "HEAD"}:
@@ -278,7 +278,7 @@ def _request(call: Call, package: ModuleType, timeout: float) -> Request:
 
 
 def _whole(response: Response, raw: bytes, package: ModuleType) -> Response:
-    """The response with all of its body at hand, still in its content coding."""
+    """The response with its complete body, still in its content coding."""
     kept = {name: value for name, value in response.extensions.items() if name != "network_stream"}
     return type(response)(
         response.status_code, headers=response.headers, stream=package.ByteStream(raw), extensions=kept
@@ -290,7 +290,7 @@ def _reply(response: Response, raw: bytes, package: ModuleType) -> Reply:
     try:
         body = copy.read()
     except package.DecodingError:
-        body = b""  # the caller will meet the error; for the verdict the status has to do
+        body = b""  # the caller gets the error when it reads; the status alone is judged here
     return Reply(response.status_code, fields(response.headers.multi_items()), body)
 
 
@@ -308,7 +308,7 @@ def _concluded(found: Reply | Failure, last: list[Response]) -> Response:
 def _failure(error: Exception) -> Failure:
     cause: BaseException | None = error
     while cause is not None:
-        # A certificate that is wrong now is wrong in a second, too.
+        # A wrong certificate does not become right by trying again.
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Failure(Loss.HOPELESS, error)
         cause = cause.__cause__ or cause.__context__

@@ -1,11 +1,12 @@
-"""What was begun and how far it got, in an SQLite file: an operation is on disk before its first byte leaves.
+"""The journal: a SQLite file with all operations; each is on disk before its first byte is sent.
 
 An entry is `open` until there is an answer. A process that finds open entries after a crash sends them again, with
-the same keys; that two processes may do so at the same time harms nobody, because the key makes one of them wait.
+the same keys; two processes may do so at the same time, because the key makes one of them wait.
 Answers stay until `forget` or `prune`: a program that died between the answer and its own bookkeeping finds them.
 
-Header fields are not stored, but for those of `KEPT_FIELDS` and those that the journal is told to keep: credentials
-have no place in a file. Whoever resumes gives them again. Bodies are stored as they are, readable by the file's owner.
+Header fields are not stored, except `KEPT_FIELDS` and those that the journal is configured to keep: credentials do not
+belong in a file. The program that resumes gives them again. Bodies are stored as they are, readable by the file's
+owner.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _PATIENCE: Final = 30.0
 
 
 class Standing(StrEnum):
-    """How far an operation got, by what its own client knows."""
+    """How far an operation got, as its own client knows it."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -88,7 +89,7 @@ class Entry:
     reply: Reply | None
 
     def completed(self, headers: Mapping[str, str]) -> Call:
-        """The call with what the journal does not keep."""
+        """The call, completed with the fields that the journal does not keep."""
         call = self.call
         for name, value in headers.items():
             call = call.with_field(name, value)
@@ -110,10 +111,10 @@ class Journal:
         self._clock = clock
 
     def begin(self, call: Call, key: str, *, name: str | None, profile: str) -> Entry:
-        """Write an operation down, or find it if it was written before under this name or key.
+        """Store an operation, or find the entry with this name or key from before.
 
-        `name` is the caller's own word for the operation, such as an invoice's number: a program that comes back
-        after a crash and begins it again gets the entry, and so the key, that it had.
+        `name` is the caller's own name for the operation, such as an invoice's number: a program that begins it again
+        after a crash gets the entry, and so the key, that it had.
 
         Raises:
             KeyReusedError: The name or the key stands for another request.
@@ -130,14 +131,14 @@ class Journal:
         return entry
 
     def answer(self, key: str, reply: Reply) -> None:
-        """The operation's answer is there; the request is not needed any more."""
+        """Store the operation's answer; the request is not needed any more."""
         kept = [pair for pair in reply.headers if pair[0].lower() in _KEPT_OF_ANSWERS - {"content-encoding"}]
         columns = {"key": key, "status": reply.status, "headers": json.dumps(kept), "body": reply.body}
         with self._transaction() as connection:
             connection.execute(_ANSWER, columns)
 
     def doubt(self, key: str, note: str) -> None:
-        """Nobody can say whether it happened; an answer that another process got stays."""
+        """Note that it is not known whether it happened; an answer that another process got stays."""
         with self._transaction() as connection:
             connection.execute(_DOUBT, {"key": key, "note": note})
 
@@ -163,7 +164,7 @@ class Journal:
         return [entry for entry in self.entries() if entry.standing is not Standing.ANSWERED]
 
     def forget(self, key: str) -> None:
-        """Remove an operation, whatever became of it."""
+        """Remove an operation, whatever its outcome."""
         with self._transaction() as connection:
             connection.execute(_FORGET, {"key": key})
 
@@ -208,17 +209,17 @@ class Journal:
             _make(self.path)
         connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
         connection.row_factory = sqlite3.Row
-        # No WAL: some SQLite versions can lose a commit there when two processes meet, and we write little.
+        # No WAL: some SQLite versions can lose a commit when two processes write at once, and we write little.
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
         return connection
 
 
 def _make(path: Path) -> None:
-    """Make the file, readable by its owner only, because bodies are in it.
+    """Create the file, readable by its owner only, because bodies are in it.
 
-    It gets its name when it is closed already: to close a file that SQLite has open elsewhere in the process would
-    drop the locks that keep writers apart.
+    It gets its name after it was closed: closing a file that SQLite has open elsewhere in the process would drop the
+    locks that keep writers apart.
     """
     handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     os.close(handle)

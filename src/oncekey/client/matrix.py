@@ -24,15 +24,15 @@ class Move(StrEnum):
     RETRY = "retry"
     """Send the same again after a while; counts as an attempt."""
     WAIT = "wait"
-    """It is being worked on: ask again with the same key. Bounded by the deadline only."""
+    """It is in progress: ask again with the same key. Bounded by the deadline only."""
     POLL = "poll"
     """Accepted, not finished: look where `Location` points, or ask again with the same key."""
     REDIRECT = "redirect"
     """Send the same to where `Location` points."""
     STOP = "stop"
-    """Turned away before the key was looked at: the same key is still good once the caller has mended it."""
+    """Refused before the key was looked at: the same key may be sent once the caller has corrected the request."""
     EXPIRED = "expired"
-    """The server has forgotten the key: find out, do not send."""
+    """The server has forgotten the key: the caller has to find out by other means, and not send it again."""
     MISUSED = "misused"
     """The key belongs to another request."""
 
@@ -89,17 +89,17 @@ _FIRST_SERVER_ERROR: Final = 500
 
 
 def judge(reply: Reply | Failure, profile: Profile) -> Row:
-    """The row that an answer, or the lack of one, falls into."""
+    """The row for an answer, or for the lack of one."""
     if isinstance(reply, Failure):
         return BY_LOSS[reply.loss]
-    # Before everything else: a stored 408 or 500 comes back as often as it is asked for.
+    # First, because a stored 408 or 500 comes back as often as the key is sent.
     if profile.is_replay(reply):
         return _ACCEPT
     if reply.status >= _FIRST_ERROR and (sign := profile.read(reply)) is not None:
         return BY_SIGN[sign]
     match reply.status:
         case status if status == _CONFLICT:
-            # Somebody else's words, but waiting is said to help: it is in progress.
+            # Another server's wording, but it says that waiting helps: it is in progress.
             return _ACCEPT if reply.field("Retry-After") is None else _WAIT
         case status if status == _ACCEPTED:
             return BY_STATUS[status] if _unfinished(reply, profile) else _ACCEPT
@@ -110,7 +110,7 @@ def judge(reply: Reply | Failure, profile: Profile) -> Row:
 
 
 def polled(reply: Reply | Failure) -> Move:
-    """What the answer of a status resource means: look again, or it is over there."""
+    """The meaning of a status resource's answer: poll again, or it is over."""
     if isinstance(reply, Failure):
         return Move.WAIT
     match reply.status:
@@ -123,7 +123,7 @@ def polled(reply: Reply | Failure) -> Move:
 
 
 def is_ours(reply: Reply, profile: Profile) -> bool:
-    """Whether a 202 stands for "in progress under this key", so that the answer is fetched with the key."""
+    """Whether a 202 means "in progress under this key", so that the answer is fetched with the key."""
     sign = profile.read(reply)
     match sign:
         case Sign.IN_PROGRESS | Sign.UNKNOWN:
@@ -135,5 +135,5 @@ def is_ours(reply: Reply, profile: Profile) -> bool:
 
 
 def _unfinished(reply: Reply, profile: Profile) -> bool:
-    """A 202 that does not say when to come back is a business's own "yes, later"."""
+    """Whether the operation is not finished; a 202 that does not say when to come back is the final answer."""
     return reply.field("Retry-After") is not None or is_ours(reply, profile)

@@ -1,7 +1,7 @@
-"""Whose API it is: where the key goes, and what its answers mean.
+"""Profiles of APIs: where the key goes, and what an answer means.
 
-What a server says about a key is read the same way for all of them, because the words do not collide; a profile
-adds what only its vendor says.
+What a server says about a key is parsed the same way for all profiles, because the codes do not collide; a profile
+adds what only its vendor uses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VISIBLE: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
 class Place(StrEnum):
-    """What carries the key."""
+    """What contains the key."""
 
     QUOTED = "quoted"
     """A header field, as a String of RFC 9651."""
@@ -62,7 +62,7 @@ _OURS: Final[Mapping[Code, Sign]] = {
 _WORDS: Final[Mapping[str, Sign]] = {
     **{code.value: sign for code, sign in _OURS.items()},
     **{PROBLEMS[code].fault_code: sign for code, sign in _OURS.items()},
-    # The titles of the IETF draft's examples are all that its servers have in common.
+    # The titles of the examples in the IETF draft are all that its servers have in common.
     "Idempotency-Key is already used": Sign.MISMATCH,
     "A request is outstanding for this Idempotency-Key": Sign.IN_PROGRESS,
     "idempotency_key_in_use": Sign.IN_PROGRESS,  # Stripe
@@ -70,13 +70,13 @@ _WORDS: Final[Mapping[str, Sign]] = {
     "IDEMPOTENCY_KEY_REUSED": Sign.MISMATCH,  # Square
     "DUPLICATE_REQUEST_ID": Sign.MISMATCH,  # PayPal
 }
-# Stripe's type covers both a used key and one in use, so it counts only where no code said more.
+# Stripe's type covers both a used key and one in use, so it counts only if no code says more.
 _LAST_WORDS: Final[Mapping[str, Sign]] = {"idempotency_error": Sign.MISMATCH}
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One way of carrying keys. `transient` and `busy` are an answer's field and code that mean: the same key again."""
+    """One way to carry keys. `transient` and `busy` are an answer's field and code that ask for the same key again."""
 
     name: str
     place: Place = Place.QUOTED
@@ -101,7 +101,7 @@ class Profile:
             raise ConfigurationError(f"the {self.field} that was given cannot be parsed: {error}") from None
 
     def put(self, call: Call, key: str) -> Call:
-        """The call with its key. A key that the caller spelled out keeps its spelling, and so its bytes."""
+        """The call with its key. A key that the caller wrote keeps its spelling, and so its bytes."""
         self._check(key)
         if self.key_of(call) == key:
             return call
@@ -117,7 +117,7 @@ class Profile:
                 assert_never(self.place)
 
     def read(self, reply: Reply) -> Sign | None:
-        """What the answer says about the key; None if its status says it all."""
+        """What the answer says about the key; None if its status is enough."""
         for name in self.should_retry:
             if (said := (reply.field(name) or "").lower()) in {"true", "false"}:
                 return Sign.RETRY if said == "true" else Sign.FINAL
@@ -146,7 +146,7 @@ IETF: Final = Profile("ietf")
 STRIPE: Final = Profile("stripe", Place.BARE)
 PAYPAL: Final = Profile("paypal", Place.BARE, "PayPal-Request-Id", max_length=38)
 ADYEN: Final = Profile("adyen", Place.BARE, max_length=64, transient="Transient-Error", busy="704")
-# The shortest bound of its endpoints is taken, so that a key is good for all of them.
+# The shortest time of its endpoints is taken, so that a key is valid for all of them.
 SQUARE: Final = Profile("square", Place.BODY, "idempotency_key", max_length=45)
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (IETF, STRIPE, PAYPAL, ADYEN, SQUARE)}
@@ -161,7 +161,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _with_member(body: bytes, name: str, value: str) -> bytes:
-    """A JSON object with one more member; the others keep their bytes, because a number may not survive reading."""
+    """A JSON object with one more member; the others keep their bytes, because parsing may change a number."""
     rest = body.strip() or b"{}"
     members = _object(rest)
     if name in members or (not members and rest[:1] + rest[1:-1].strip() + rest[-1:] != b"{}"):

@@ -23,7 +23,7 @@ from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Re
 from oncekey.client.journal import Entry, Journal
 
 PATIENCE: Final = 30.0
-"""Seconds for each try of `ask_again` and `resume`, unless they are told otherwise."""
+"""Seconds for each try of `ask_again` and `resume`, by default."""
 
 _NOTHING_SENT: Final = (
     requests.exceptions.ConnectTimeout,
@@ -39,8 +39,8 @@ _HOPELESS: Final = (
 class OncekeyAdapter(HTTPAdapter):
     """Sends state-changing requests so that they happen once; other methods pass as they are.
 
-    The options that are not named here are those of `HTTPAdapter`. Its own `max_retries` stays 0: it would send
-    without asking the flow.
+    Options that are not named here are those of `HTTPAdapter`. Its own `max_retries` stays 0: it would send without
+    asking the flow.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class OncekeyAdapter(HTTPAdapter):
         only: Container[str] | None = None,
         **options: Any,  # noqa: ANN401  (handed on to HTTPAdapter.send)
     ) -> list[tuple[Entry, requests.Response | Exception]]:
-        """Send what the journal holds without an answer, with the same keys.
+        """Send the journal's entries without an answer, with the same keys.
 
-        `headers` gives what the journal does not keep, such as `Authorization`; `only` names the keys, if
+        `headers` gives the fields that the journal does not keep, such as `Authorization`; `only` names the keys, if
         not all are meant.
         """
         done: list[tuple[Entry, requests.Response | Exception]] = []
@@ -116,7 +116,7 @@ class OncekeyAdapter(HTTPAdapter):
         try:
             response = super().send(_prepared(call), stream=True, **options)
             with response:
-                # Read here, so that an answer that breaks off is a try that failed.
+                # Read here, so that an answer that breaks off counts as a failed try.
                 body = response.content
         except requests.exceptions.ContentDecodingError as error:
             return Failure(Loss.LOST, error)
@@ -140,7 +140,7 @@ def _call(request: requests.PreparedRequest) -> Call:
 
 
 def _frozen(body: object) -> bytes:
-    """All of the body: a file or an iterator can be sent once only."""
+    """The complete body: a file or an iterator can be sent only once."""
     if body is None:
         return b""
     if isinstance(body, str):
@@ -157,7 +157,7 @@ def _frozen(body: object) -> bytes:
 def _prepared(call: Call) -> requests.PreparedRequest:
     made = requests.PreparedRequest()
     made.method, made.url, made.body = call.method, call.url, call.body or None
-    # What comes from the journal has no length, and would be sent in chunks.
+    # A request from the journal has no length, and would be sent in chunks.
     whole = call if call.method in {"GET", "HEAD"} else call.with_body(call.body)
     made.headers = CaseInsensitiveDict(whole.headers)
     return made
@@ -165,7 +165,7 @@ def _prepared(call: Call) -> requests.PreparedRequest:
 
 def _loss(error: Exception) -> Loss:
     for cause in _causes(error):
-        # A certificate that is wrong now is wrong in a second, too.
+        # A wrong certificate does not become right by trying again.
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Loss.HOPELESS
         if isinstance(cause, NewConnectionError):
@@ -176,7 +176,7 @@ def _loss(error: Exception) -> Loss:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what is inside of it: requests and urllib3 hand their reasons on as arguments."""
+    """The error and its causes: requests and urllib3 pass their reasons on as arguments."""
     found, waiting = [], [error]
     while waiting:
         one = waiting.pop()

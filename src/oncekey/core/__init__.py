@@ -1,1 +1,1 @@
-"""The decisions, pure: no clock, no randomness, no threads, no sockets; every instant is handed in."""
+"""The decisions of oncekey as pure functions and tables: no clock, no I/O, no randomness; callers pass instants."""

@@ -1,4 +1,4 @@
-"""Answers as bytes: a refusal, a replay, and the marks that a first response gets on its way out."""
+"""Complete HTTP answers as bytes: refusals, replays, and the header fields that are added to a first response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
 
 LONGEST_WAIT: Final = 60
-"""Widespread clients take a longer `Retry-After` for nonsense and ignore it."""
+"""The longest `Retry-After` in seconds that is sent: widespread clients ignore a longer one."""
 
 _ACCEPTED: Final = 202
 # An answer with one of these has no content, not even content of length 0 (RFC 9110, 8.6).
@@ -34,7 +34,7 @@ class Answer:
     headers: Headers
     body: bytes
     verdict: Refuse | Replay | None = field(default=None, repr=False, compare=False)
-    """What it puts into the words of HTTP, for those who speak another language."""
+    """The verdict that this answer expresses in HTTP, for callers that are not HTTP clients, such as functions."""
 
 
 def refuse(
@@ -94,7 +94,7 @@ def replay(
 
 
 def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
-    """What is added to a first response: the key as it was received, and how long it is kept."""
+    """The header fields that are added to a first response: the key as received, and how long the answer is kept."""
     said = None if echo is None or not PRINTABLE.fullmatch(echo) else (field_name(policy.key_header), echo)
     if expires_at is None:
         return () if said is None else (said,)
@@ -105,10 +105,10 @@ def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> 
 def marked_lines(
     headers: Headers, policy: Policy, *, echo: bytes | None, expires_at: Instant | None
 ) -> list[tuple[bytes, bytes]]:
-    """The header lines of a first response on its way out: its own, and our marks.
+    """The header lines of a first response as they are sent: the handler's own, and those that oncekey adds.
 
-    An answer that was passed on from elsewhere may bring along what only we may say, and loses that. The list is fresh:
-    whoever is farther out changes it in place.
+    A handler that passes on another service's answer may pass on fields that only oncekey may set; those are removed.
+    The list is new for each response, because an outer middleware may change it in place.
     """
     ours = _our_names(policy.key_header, policy.expires_header, policy.replayed_header)
     lines = [line for line in headers if line[0].lower() not in ours]
@@ -122,14 +122,14 @@ def _our_names(*headers: str) -> frozenset[bytes]:
 
 
 def should_retry(policy: Policy, *, retryable: bool) -> Headers:
-    """What clients of the Stripe flavour obey before they look at the status, which they retry on 409 and 5xx."""
+    """The `Stripe-Should-Retry` field: Stripe's clients obey it before the status, and would retry all 409 and 5xx."""
     if policy.flavor is not Flavor.STRIPE:
         return ()
     return ((b"stripe-should-retry", b"true" if retryable else b"false"),)
 
 
 def retry_after(left: Duration, /, *, running_for: Duration = 0) -> int:
-    """Whole seconds to wait, at least one and never past the end of the lease.
+    """Whole seconds that the client is advised to wait: at least one, and never past the end of the lease.
 
     The advice is as long as the operation has been running: short for what is usually over in a moment, and
     patient with what is not, so that clients back off without hammering.
@@ -152,22 +152,22 @@ def _status_of(refusal: Refuse, policy: Policy) -> int:
 
 
 def _is_asynchronous(refusal: Refuse) -> bool:
-    """Whether the first caller, too, was told 202: waiting in a queue is not a conflict."""
+    """Whether the first request was also answered with 202: then waiting for the worker is not a conflict."""
     return refusal.record is not None and refusal.record.effects is Effects.OUTBOX
 
 
 def wait_of(refusal: Refuse, policy: Policy) -> int:
-    """Whole seconds after which it is worth asking again."""
+    """Whole seconds after which the client may get another answer."""
     if refusal.retry_after is not None:
         return max(1, refusal.retry_after)
-    # Asking before the next look at the provider cannot bring news.
+    # Before the reconciler's next question to the provider, the answer cannot change.
     return _ceil(micros(policy.reconcile_interval)) if refusal.code is Code.OUTCOME_UNKNOWN else 1
 
 
 def _tombstone(  # noqa: PLR0917  (what a replay knows)
     verdict: Replay, policy: Policy, kept: Headers, marked: Headers, status_url: str | None, fault_id: str
 ) -> Answer:
-    """Done, but its body was not kept: where the result is to be read, and no invitation to retry (A4)."""
+    """The answer for a completed record whose body was not kept: where to read the result, and not to retry (A4)."""
     answer = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy, fault_id=fault_id)
     place = first(kept, b"location") or (None if status_url is None else target(status_url))
     where: Headers = () if place is None else ((b"location", place),)

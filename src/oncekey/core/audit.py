@@ -1,6 +1,6 @@
 """What the audit keeps of a move: who moved which record from where to where, when, under which fence, and why.
 
-The key itself is not kept: its digest finds the lines of a key that somebody knows, and tells nobody else anything.
+The key itself is not kept. An operator who knows a key finds its lines by its digest, which does not reveal the key.
 """
 
 from __future__ import annotations

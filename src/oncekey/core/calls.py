@@ -2,8 +2,8 @@
 
 A call has one form however it was written: `f(1)`, `f(a=1)` and `f(1, 2)` are the same call of `def f(a, b=2)`. Plain
 data, dataclasses and models are written as JSON, with a tag for what JSON has no word for (`oncekey.core.memo`);
-anything else is refused, because two different values could look alike. What was written is read by the annotations, so
-that a worker calls the function with what its first caller meant, and a repeated call returns what the first one did.
+anything else is refused, because two different values could look alike. The stored form is read by the annotations, so
+that a worker calls the function with the values of its first caller, and a repeated call returns the first result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from oncekey.core.memo import decode, written
 from oncekey.core.results import fitted, plain_of
 
 Chooses = str | Callable[..., Any]
-"""Which of a call's arguments is meant: one parameter by its name, or what a function makes of those that it names."""
+"""What picks a value out of a call's arguments: the name of one parameter, or a function of the parameters it names."""
 
 PROTECTED: Final = ("__oncekey__", "__oncekey_function__")
-"""What a function has that is protected already."""
+"""The attributes that mark a function as already protected."""
 
 _WRITING: Final = (TypeError, ValueError, RecursionError)
 _SELF: Final = ("self", "cls")
@@ -30,7 +30,7 @@ _EMPTY: Final = inspect.Parameter.empty
 
 
 def operation_name(function: Any, given: str | None, *, decorator: str) -> str:  # noqa: ANN401  (whatever was decorated)
-    """The name that a function's calls are stored under; raises for what cannot be protected at all."""
+    """The name that the function's calls are stored under; raises if the decorated object cannot be protected."""
     if isinstance(function, classmethod | staticmethod):
         raise ConfigurationError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
     if not inspect.isfunction(function):
@@ -58,8 +58,8 @@ def operation_name(function: Any, given: str | None, *, decorator: str) -> str: 
 class Shape:
     """The parameters and the result of one function.
 
-    `op` is the parameter that is handed the operation, and no argument. `ignore` are parameters that do not count, such
-    as a client or a session. `resumed` is whether a worker may make the call from what was written.
+    `op` is the parameter that receives the operation; it is no argument. `ignore` names parameters that do not count,
+    such as a client or a session. `resumed` says whether a worker may make the call from its stored form.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Shape:
         self._whole = inspect.signature(function)
         shown = [one for one in self._whole.parameters.values() if one.name != op]
         self.signature = self._whole.replace(parameters=shown)
-        """What callers see."""
+        """The signature that callers see, without the operation."""
         self._left_out = frozenset(ignore)
         for name in ignore:
             self._known(name, "ignore")
@@ -91,7 +91,7 @@ class Shape:
             self._hints = {name: _hint(function, name, operation) for name in counted}
 
     def _check_resumable(self, function: Callable[..., Any]) -> None:
-        """Refuse what only the process that was called could call again."""
+        """Refuse parameters that a worker could not restore from the stored form of a call."""
         lost = [name for name in inspect.unwrap(function).__code__.co_freevars if name != "__class__"]
         if lost:
             raise ConfigurationError(
@@ -111,7 +111,7 @@ class Shape:
             raise ConfigurationError(f"{self.operation}: {what} names {name!r}, and the parameters are {there}")
 
     def chooser(self, chosen: Chooses, what: str, function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
-        """What picks the key or the tenant out of a call's arguments."""
+        """The function that picks the key or the tenant out of a call's arguments."""
         if isinstance(chosen, str):
             self._known(chosen, what)
             kind = _hint(function, chosen, self.operation)
@@ -139,7 +139,7 @@ class Shape:
         return bound.arguments
 
     def written(self, arguments: Mapping[str, Any]) -> bytes:
-        """The stored form of what counts in a call.
+        """The stored form of the arguments that count.
 
         Raises:
             BodyInvalidError: An argument is more than plain data.
@@ -153,7 +153,7 @@ class Shape:
             ) from None
 
     def read(self, stored: bytes, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that the function is called with: what was written, where a worker has nothing else."""
+        """The arguments to call the function with; a worker, which has none of its own, reads the stored form."""
         if self._hints is None:
             return dict(given)
         found: dict[str, Any] = decode(stored.decode("utf-8"))
@@ -175,7 +175,7 @@ class Shape:
         return tuple(fitted(item, hint) for item in value)
 
     def invocation(self, arguments: Mapping[str, Any], op: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """How the function is called with its operation."""
+        """The positional and keyword arguments for the function, with its operation among them."""
         handed = arguments if self._op is None else {**arguments, self._op: op}
         bound = inspect.BoundArguments(self._whole, dict(handed))
         return bound.args, bound.kwargs
@@ -202,7 +202,7 @@ class Shape:
         return fitted(self.plain(body), self._result)
 
     def plain(self, body: bytes) -> Any:  # noqa: ANN401  (plain data)
-        """What a stored body says, as plain data."""
+        """The plain data in a stored body."""
         try:
             return decode(body.decode("utf-8")) if body else None
         except (ValueError, LookupError):
@@ -210,7 +210,7 @@ class Shape:
 
 
 def _hint(function: Callable[..., Any], name: str, operation: str) -> Any:  # noqa: ANN401
-    """What a parameter or the result is annotated with; one that is not is anything."""
+    """The annotation of a parameter or of the result; `Any` where there is none."""
     inner = inspect.unwrap(function)
     note = inner.__annotations__.get(name, Any)
 

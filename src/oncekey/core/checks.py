@@ -1,4 +1,4 @@
-"""What the value of a setting may be: each check converts it, or says what would have been allowed."""
+"""Checks for the values of settings: each one converts a value, or raises and names what is allowed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _URL: Final = re.compile(r"[A-Za-z0-9\-._~:/?@!$&'()*+,;=%]+")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule for one setting: `convert` raises for whatever `allowed` does not name."""
+    """A rule for one setting: `convert` raises for every value that `allowed` does not describe."""
 
     allowed: str
     convert: Callable[[Any], object]
@@ -119,7 +119,7 @@ def _span(value: object) -> timedelta:
 
 
 def front(life: timedelta, *, memory: bool) -> Rule:
-    """A memory in front of the store; a span alone is one in this process, for so long."""
+    """A `Front` before the store; a duration alone means one in this process, with that life."""
 
     def convert(value: object) -> Front:
         if memory and not isinstance(value, Front | str):
@@ -145,7 +145,7 @@ def text(at_most: int) -> Rule:
 
 
 def url() -> Rule:
-    """The beginning of a URL reference; its fragment is ours to add."""
+    """The beginning of a URL reference; oncekey adds the fragment."""
 
     def convert(value: object) -> str:
         if not isinstance(value, str) or not _URL.fullmatch(value):
@@ -200,7 +200,7 @@ def function() -> Rule:
 
 
 def own_field(never: frozenset[bytes]) -> Rule:
-    """The name of a header field that is ours to send, none of `never`."""
+    """The name of a header field that oncekey may send, none of `never`."""
 
     def convert(value: object) -> str:
         if not isinstance(value, str) or not is_field_name(value) or field_name(value) in never:
@@ -239,7 +239,7 @@ def statuses(at_least: int, at_most: int) -> Rule:
 
 
 def _strings(value: object) -> Iterable[str]:
-    # A lone string is iterable too, letter by letter: never what was meant.
+    # A lone string is iterable too, letter by letter, which an operator never means.
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError
     items = tuple(value)

@@ -16,14 +16,14 @@ from oncekey.core.model import Effects, Recovery
 
 
 class Flavor(StrEnum):
-    """Whose status codes are spoken: there are two, and no third is invented."""
+    """Whose status codes the answers use."""
 
     IETF = "ietf"
     STRIPE = "stripe"
 
 
 class InProgress(StrEnum):
-    """What a duplicate hears while the first request is still running."""
+    """What a duplicate is answered while the first request is still running."""
 
     CONFLICT = "conflict"
     ACCEPTED = "accepted"
@@ -79,12 +79,12 @@ BY_EFFECTS: Final[Mapping[Effects, Recovery]] = MappingProxyType(
     {
         Effects.LOCAL: Recovery.RETRY,
         Effects.PHASED: Recovery.RESUME,
-        # Up to its defer an outbox request is one transaction; after it the worker's item decides (O1).
+        # Up to its defer an outbox request is one transaction; after it the parcel decides (O1).
         Effects.OUTBOX: Recovery.RETRY,
         Effects.INLINE: Recovery.UNKNOWN,
     }
 )
-"""What a lease that ran out means when the policy says nothing."""
+"""What a lease that ran out means if the policy does not say."""
 
 
 class Stance(StrEnum):

@@ -1,7 +1,31 @@
-"""A request's own call in a worker's hands: what may be made of its record and its parcel, and what became of it (O1).
+"""Deferred calls: what a worker may do with an OUTBOX record and its parcel, decided by the table of moves (O1).
 
-The rulings are asked with the record and its parcel locked. They decide by the table, and recognise what a worker whose
-reply was lost has written itself; a store does what they say, and decides nothing.
+A handler that defers commits three things at once: its own rows, the record as PENDING, and a parcel with the call.
+From then on the handler never runs again (O2). A worker makes the call in three writes, and a crash between any two
+of them leaves something that the next worker can read:
+
+    handler's commit       take up (24)              result (6)             deliver (7)
+    record PENDING   ──▶   IN_PROGRESS, intent  ──▶  IN_PROGRESS, memo ──▶  COMPLETED, answer
+    parcel due             parcel leased             parcel leased          parcel removed
+                                │    ▲
+                  not sent, or  │    │ due again
+                  repeatable    ▼    │
+                           PENDING, parcel due later (26)
+
+    call may have been made and may not be repeated (25, 27), or tried too often (27):
+                           UNKNOWN, parcel is a dead letter
+
+* Before the call the worker announces it in the record (`intent`). If it dies now, the next worker may call again only
+  while the provider still remembers the downstream key (`repeatable_until`); otherwise the record is parked.
+* After the call the worker stores the result alone. If it dies now, the next worker finds the result in the memo and
+  settles without calling (F31).
+* The answer is stored and the parcel removed in one transaction. The parcel's lease is the only one: the sweeper leaves
+  a deferred record alone (F32).
+
+The store calls a `rule_...` function with the record and its parcel locked, and writes what it returns; the store
+decides nothing. If the reply to a worker's write was lost, the worker writes once more; the rules then recognise its
+own write (OURS) instead of refusing it. A parcel whose record is gone, or has become another request's, moves no
+record: it becomes a dead letter alone.
 """
 
 from __future__ import annotations
@@ -22,12 +46,12 @@ DEAD_LETTER: Final = "dead_letter"
 UNCERTAIN: Final = "call_uncertain"
 """The error code of a record whose call may have been made, and may not be made again."""
 RECORD_GONE: Final = "record_gone"
-"""Why a parcel was buried whose record is not there any more, or is another request's."""
+"""Why a parcel was buried: its record is gone, or belongs to another request."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenUp:
-    """The call is ours to make, or, where `record.memo` has its result, ours to settle without calling (row 24)."""
+    """The worker owns the record: it makes the call, or only settles if `record.memo` has a result (row 24)."""
 
     lease: Lease
     held: HeldParcel
@@ -37,7 +61,7 @@ class TakenUp:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Nobody may make the call now: the record is UNKNOWN, and its parcel lies with the dead letters (rows 25, 27)."""
+    """No worker may make the call: the record is UNKNOWN, and its parcel is a dead letter (rows 25, 27)."""
 
     record: Record
 
@@ -51,54 +75,54 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """There is no record that this parcel could move; it lies with the dead letters."""
+    """The parcel has no record that it could move; it is a dead letter."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The result is stored (row 6). `held` is None if another worker has the parcel by now, and settles it."""
+    """The result is stored (row 6). `held` is None if another worker holds the parcel by now; that worker settles."""
 
     snapshot: Snapshot
     held: HeldParcel | None
 
 
 class Making(StrEnum):
-    """What is to be made of a record and its parcel."""
+    """What the store writes to a record and its parcel."""
 
     TAKE = "take"
     """The worker becomes the record's owner, and announces its call (row 24)."""
     OURS = "ours"
-    """This very attempt has made the move before, and did not hear of it."""
+    """This attempt made the move before, and the reply was lost: the store writes nothing."""
     PARK = "park"
     """The record becomes UNKNOWN, and the parcel a dead letter (rows 25, 27)."""
     BURY = "bury"
-    """There is no record that the parcel could move: it becomes a dead letter alone."""
+    """The parcel has no record that it could move: it becomes a dead letter alone."""
     KEEP = "keep"
     """The result is stored; the parcel stays where it is (row 6)."""
     RETAKE = "retake"
-    """The result is stored, and the parcel comes back into the worker's hands (row 6)."""
+    """The result is stored, and the worker holds the parcel again (row 6)."""
     PEND = "pend"
     """The record waits for the next attempt (row 26)."""
     PEND_UNSENT = "pend unsent"
-    """The same, and its announcement is forgotten: no call followed it."""
+    """The same, and the announcement is removed: the worker proved that it sent nothing."""
     DELIVER = "deliver"
     """The answer is stored, and the parcel ends (row 7)."""
     NOTHING = "nothing"
-    """It is not ours to move."""
+    """The record is not this worker's to move: the store writes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """What is to be made, and why where that is told."""
+    """What the store writes, and for a dead letter why."""
 
     making: Making
     why: str = ""
 
 
 def rule_taking_up(seen: Snapshot, held: HeldParcel, owner: str, digest: str) -> Ruled:
-    """A worker holds the parcel and wants to make its call."""
+    """What follows when a worker holds the parcel and wants to make its call."""
     record = seen.record
     if record is None or record.incarnation != held.parcel.incarnation:
         return Ruled(Making.BURY, RECORD_GONE)
@@ -111,7 +135,7 @@ def rule_taking_up(seen: Snapshot, held: HeldParcel, owner: str, digest: str) ->
 
 
 def rule_result(seen: Snapshot, lease: Lease, entry: MemoEntry) -> Making:
-    """The call returned; a parcel that was parked meanwhile comes back."""
+    """What follows when the call returned; the worker gets back a parcel that was parked meanwhile."""
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
@@ -124,7 +148,7 @@ def rule_result(seen: Snapshot, lease: Lease, entry: MemoEntry) -> Making:
 
 
 def rule_trying_again(seen: Snapshot, lease: Lease, digest: str, *, never_sent: bool) -> Making:
-    """The call did not return: it is made again later, or nobody may make it any more."""
+    """What follows when the call did not return: the worker makes it again later, or the record is parked."""
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
@@ -135,7 +159,7 @@ def rule_trying_again(seen: Snapshot, lease: Lease, digest: str, *, never_sent: 
 
 
 def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
-    """Nobody is to try any more."""
+    """What follows when no worker is to try again, for the reason in `trigger`."""
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
@@ -144,7 +168,7 @@ def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
 
 
 def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
-    """The result is stored, and becomes the answer."""
+    """What follows when the result is stored and becomes the answer."""
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
@@ -153,14 +177,14 @@ def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
 
 
 def said_before(record: Record | None, lease: Lease, settlement: Completed) -> bool:
-    """Whether the record has this answer already: the worker delivered it, and did not hear of it."""
+    """Whether the record already has this answer: this worker delivered it, and the reply was lost."""
     if record is None or not is_owned(record, lease):
         return False
     return record.state is State.COMPLETED and record.response == settlement.response
 
 
 def what_became(record: Record | None, *, buried: bool, waiting: bool) -> Postponed | Parked | None:
-    """What this worker has made of a parcel that it does not hold any more, if it was this worker."""
+    """How this worker gave up a parcel that it no longer holds; None if it was not this worker."""
     if record is None:
         return None
     if record.state is State.UNKNOWN and buried:
@@ -174,7 +198,7 @@ def is_owned(record: Record, lease: Lease) -> bool:
 
 
 def facts_of(record: Record, now: Instant, digest: str, *, never_sent: bool = False, phase: str = "") -> Facts:
-    """What the table may look at. A second attempt that was not made says nothing about the first (F24)."""
+    """The facts for the table. That the second attempt sent nothing says nothing about the first one (F24)."""
     intent = record.intent
     until = intent.repeatable_until if intent is not None and intent.digest == digest else None
     unsent = intent is None or is_unsent(record, never_sent=never_sent)
@@ -191,5 +215,5 @@ def facts_of(record: Record, now: Instant, digest: str, *, never_sent: bool = Fa
 
 
 def is_unsent(record: Record, *, never_sent: bool) -> bool:
-    """Whether the open announcement is proven to have been followed by nothing: only a first one can be."""
+    """Whether it is proven that no call followed the open announcement; only a first announcement can be proven so."""
     return never_sent and record.intent is not None and record.intent.sends <= 1

@@ -52,7 +52,7 @@ class Hmac:
         self._outer = sha256(block.translate(_OUTER))
 
     def digest(self, message: bytes) -> bytes:
-        """The 32 bytes that only who has the key can compute."""
+        """The 32 bytes, which cannot be computed without the key."""
         inside, outside = self._inner.copy(), self._outer.copy()
         inside.update(message)
         outside.update(inside.digest())
@@ -60,8 +60,8 @@ class Hmac:
 
 
 PUBLIC_KEY: Final = b"oncekey seed 1"
-"""What keys the hash when no secret is set. It separates our use of the hash and hides nothing: who knows
-scope, key and fingerprint can then compute the downstream keys."""
+"""The key of the hash when no secret is set. It separates this use of the hash and hides nothing: an attacker that
+knows scope, key and fingerprint can then compute the downstream keys."""
 
 _DOWNSTREAM: Final = b"oncekey downstream key 1"
 

@@ -1,7 +1,7 @@
 """What is sealed in a store, and how it looks there: a self-describing form that names the key which opens it.
 
-Sealed are the headers and the body of an answer, the result of a step, the payload of a parcel, the request that a
-completer repeats, and what a provider said about a call. Whatever finds, moves or ends a record stays readable.
+Sealed are the headers and the body of an answer, the result of a step, the payload of a parcel, the request that the
+completer repeats, and the evidence about a call. Everything by which a record is found, moved or ended stays readable.
 
 * Bytes are `oncekey-sealed:KEY_ID:` and what the seal made of them.
 * Text is the same with the sealed bytes in Base64. All texts that are sealed were JSON before, and no JSON begins like
@@ -9,9 +9,9 @@ completer repeats, and what a provider said about a call. Whatever finds, moves 
 * An answer has its headers in the same envelope as its body, the header line `oncekey-sealed` in their place, and the
   schema version 2, which versions of oncekey that cannot open it refuse to read.
 
-Each is sealed for its place: `about` names the record, its life and the part, and bytes that were moved elsewhere do
-not open. What cannot be opened stays as it is, and everything that would use it refuses to: `check_open`,
-`check_steps`.
+Each is sealed for its place: `about` names the record, its incarnation and the part, and bytes that were moved to
+another place do not open. Content that cannot be opened stays as it is, and the code that would use it refuses to:
+`check_open`, `check_steps`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Finished, Headers, Record, RecordId
 
 KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
-"""How a key may be called: its name is stored in clear with everything that it sealed."""
+"""What the name of a key looks like; it is stored in clear with everything that was sealed under it."""
 HEADER: Final = b"oncekey-sealed"
 
 _BEGINS: Final = b"oncekey-sealed:"
@@ -45,12 +45,12 @@ _NAME: Final = b"oncekey seal 1"
 
 
 def about_record(record_id: RecordId, incarnation: UUID, part: str) -> bytes:
-    """The place of an answer, or of a step's result, in one life of a key."""
+    """The place of an answer, or of a step's result, in one incarnation of a key."""
     return frame(_NAME, raw(record_id.scope), raw(record_id.key), incarnation.bytes, raw(part))
 
 
 def about_request(record_id: RecordId, fingerprint: str) -> bytes:
-    """The place of a kept request, which whoever takes the record over leaves in it, in whatever life."""
+    """The place of a kept request, in whatever incarnation: a take-over leaves the sealed bytes as they are."""
     return frame(_NAME, raw(record_id.scope), raw(record_id.key), raw(fingerprint), b"request")
 
 
@@ -60,7 +60,7 @@ def about_parcel(incarnation: UUID, parcel_id: UUID) -> bytes:
 
 
 def about_evidence(source: str, event_id: str) -> bytes:
-    """The place of what was heard about a call."""
+    """The place of evidence about a call."""
     return frame(_NAME, raw(source), raw(event_id), b"evidence")
 
 
@@ -99,12 +99,12 @@ def is_sealed(text: str) -> bool:
 
 
 def tag_of(result: str) -> str:
-    """What stays outside of a step's sealed result: that the provider refused it."""
+    """The part of a step's result that is not sealed: the mark that the provider refused the call."""
     return _TAGGED if result.startswith(_TAGGED) else ""
 
 
 def tagged(tag: str, text: str) -> str:
-    """A result in its tag again."""
+    """A result with its tag before it."""
     return f"{tag}{text}}}" if tag else text
 
 
@@ -128,7 +128,7 @@ def sealed_answer(response: StoredResponse, key_id: str, sealed: bytes) -> Store
 
 
 def opened_answer(response: StoredResponse, plain: bytes) -> StoredResponse:
-    """The answer as it was before."""
+    """The answer as it was before sealing."""
     size, _, rest = plain.partition(b":")
     end = int(size)
     lines = json.loads(rest[:end])
@@ -146,19 +146,19 @@ def key_of_answer(response: StoredResponse) -> str | None:
 
 
 def key_of_text(text: str) -> str | None:
-    """The same of a step's result, a payload, or what was heard."""
+    """The same for a step's result, a payload, or evidence."""
     found = disclose_text(untagged(tag_of(text), text))
     return None if found is None else found[0]
 
 
 def shown_text(text: str) -> str:
-    """A text for people: sealed ones are named, and their bytes say nothing."""
+    """A text for people: of a sealed one only the name of its key."""
     key_id = key_of_text(text)
     return text if key_id is None else said_of(key_id)
 
 
 def said_of(key_id: str) -> str:
-    """What is said where sealed content would be shown."""
+    """The text that is shown in place of sealed content."""
     return f"sealed under the key {key_id}"
 
 
@@ -166,7 +166,7 @@ def check_open(record: Record | Finished) -> None:
     """Refuse to replay an answer that is still sealed.
 
     Raises:
-        RecordUnreadableError: It was sealed under a key that is not there, or is another one by now.
+        RecordUnreadableError: The key it was sealed under is missing, or has other bytes now.
     """
     key_id = None if record.response is None else key_of_answer(record.response)
     if key_id is not None:

@@ -1,4 +1,4 @@
-"""Exceptions: an outage or a bug. A refusal is a value (`Refuse`), never an exception."""
+"""Exceptions: outages, misuse and bugs. A refusal of a request is a value (`Refuse`), never an exception."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StoreUnavailableError(StoreError):
 
 
 class RolledBackError(StoreUnavailableError):
-    """The database is there and undid the transaction, for what the handler did in it: its rows are gone (F20)."""
+    """The database answered, and rolled the transaction back because of what the handler did in it (F20)."""
 
 
 class StoreBusyError(StoreUnavailableError):
@@ -52,11 +52,11 @@ class SchemaError(StoreError):
 
 
 class RecordUnreadableError(StoreError):
-    """A record is there and cannot be read: a newer version wrote it, or something else did. Nothing may run."""
+    """A record exists and cannot be read, because a newer version or another program wrote it. Nothing may run."""
 
 
 class LeaseLostError(OncekeyError):
-    """Somebody else owns the record now; whatever this operation still does is not stored (P3)."""
+    """Another owner has the record now; whatever this operation still does is not stored (P3)."""
 
 
 class TransactionControlError(OncekeyError):
@@ -72,21 +72,21 @@ class ResultNotStorableError(OncekeyError):
 
 
 class ResultInvalidError(OncekeyError):
-    """A call's result is not what its `result=` declares. It is stored, so the call is not made again (H1)."""
+    """A call's result does not fit its `result=` declaration. It is stored, so the call is not made again (H1)."""
 
 
 class CallUncertainError(OncekeyError):
-    """A call of this operation has no known outcome, so nothing may follow it; the answer says so (P4)."""
+    """A call of this operation has no known outcome, so no further step may run; the answer says so (P4)."""
 
 
 class StoppingError(OncekeyError):
-    """This process is being stopped: what is left of the operation is done by whoever goes on with it (P5)."""
+    """This process is stopping: a retry or the completer does the rest of the operation (P5)."""
 
 
 class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler makes, not a fault)
-    """Raised by a handler that knows that nothing reached the outside: the same key may run again.
+    """Raised by a handler which knows that nothing reached the outside: a retry with the same key may run.
 
-    `retry_after` (seconds) is passed on by a worker, which does not try again sooner.
+    A worker passes `retry_after` (seconds) on, and does not try again sooner.
     """
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
@@ -95,11 +95,11 @@ class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler make
 
 
 SAID_TO_US: Final = (NotExecuted, LeaseLostError, StoppingError)
-"""What ends a handler and is no fault that a server has to hear of: it was said to oncekey, which answers."""
+"""Exceptions that end a handler and are no fault for the server to report: oncekey answers the request."""
 
 
 class Rejected(OncekeyError, Generic[T]):  # noqa: N818  (the provider's statement, not a fault)
-    """The provider's final no to this call. Its `value` is stored, and a resumed handler hears the same (H2)."""
+    """The provider's final no to this call. Its `value` is stored, and raised again in a resumed handler (H2)."""
 
     value: T
 

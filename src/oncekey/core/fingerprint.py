@@ -56,7 +56,7 @@ _PARAMETER: Final = re.compile(
 )
 _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
 LONGEST_KEPT: Final = 200
-"""Longer ones are parsed every time, so that nobody can fill memory with them."""
+"""A longer value is parsed every time, so that clients cannot fill the cache's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class MediaType:
 
 
 def media_type_of(content_type: bytes | None) -> MediaType:
-    """The media type of a body. One that cannot be parsed counts byte for byte, as a nameless parameter."""
+    """The media type of a body. If it cannot be parsed it counts byte for byte, as a nameless parameter."""
     if not content_type:
         return MediaType(b"")
     return _parsed(content_type) if len(content_type) <= LONGEST_KEPT else _parsed.__wrapped__(content_type)
@@ -287,7 +287,7 @@ _UTF8_CHARSETS: Final = (None, b"utf-8", b"utf8", b"us-ascii")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What of a request can make it another one. `query` is without the question mark."""
+    """The parts of a request that its fingerprint covers. `query` is without the question mark."""
 
     method: str
     path: str
@@ -337,7 +337,7 @@ class Fingerprints:
         return self._digest(method, path, _query(query) if b"%" in query else query, rest)
 
     def of_chosen(self, parts: Mapping[str, object] | bytes, *, method: str, path: str) -> str:
-        """The fingerprint of what a route itself chose to count, such as its validated input.
+        """The fingerprint of the value that a route chose to count, such as its validated input.
 
         Raises:
             BodyInvalidError: The chosen value has no canonical form.
@@ -383,7 +383,7 @@ def fingerprint(
     big_ints: BigInts = BigInts.EXACT,
     max_depth: int = MAX_DEPTH,
 ) -> str:
-    """The fingerprint of one request; whoever has many of one policy makes `Fingerprints` once."""
+    """The fingerprint of one request; make `Fingerprints` once for many requests of one policy."""
     under = Fingerprints(selection=selection, secret=secret, big_ints=big_ints, max_depth=max_depth)
     return under.of(request.method, request.path, request.query, request.content_type, request.body)
 
@@ -397,13 +397,13 @@ def fingerprint_of(
     big_ints: BigInts = BigInts.EXACT,
     max_depth: int = MAX_DEPTH,
 ) -> str:
-    """The fingerprint of what a route itself chose to count in one request."""
+    """The fingerprint of the value that a route chose to count in one request."""
     under = Fingerprints(secret=secret, big_ints=big_ints, max_depth=max_depth)
     return under.of_chosen(parts, method=method, path=path)
 
 
 def same(a: str, b: str) -> bool:
-    """Whether two fingerprints are equal, in a time that does not tell where they differ."""
+    """Whether two fingerprints are equal, in a time that does not reveal where they differ."""
     return hmac.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
 
 

@@ -1,10 +1,10 @@
-"""What may stand in front of the store: where it is, for how long it is believed, and what is kept there.
+"""Fronts: memories before the store. Where one is, how long its copies count, and which copies are kept there.
 
-A front is a memory that answers before the store is asked: finished answers (`replay_cache`), and keys that are being
-worked on (`lock_hint`). It is never authoritative. What it says is a copy of what the store has said, with an end by
-the store's clock, and what it does not say is asked of the store.
+A front answers before the store is asked: finished answers (`replay_cache`), and keys that are in progress
+(`lock_hint`). It is never authoritative. A copy is made from a reply of the store, and ends by the store's clock.
+For what has no copy the store is asked.
 
-`Entry` and `Held` are those copies, and how they are written as bytes. Nothing here seals, sends or reads a clock.
+`Entry` and `Held` are those copies, with their form as bytes. This module does not seal, send or read a clock.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from oncekey.core.model import (
 MEMORY: Final = "memory"
 SHARED: Final = ("redis", "rediss", "unix")
 LONGEST: Final = timedelta(hours=1)
-"""The longest life of a copy: for so long a busted answer is kept from being filled in again."""
+"""The longest life of a copy, and so for how long the copy of a busted answer must not be written again."""
 TIMEOUT: Final = timedelta(milliseconds=50)
 FRESH: Final = 60.0
-"""Seconds for which the store's clock is known without hearing it again."""
+"""Seconds for which an estimate of the store's clock holds after a reply of the store."""
 DRIFT: Final = 0.0002
 """By how much two clocks may differ in their speed."""
 FORMAT: Final = 1
@@ -45,14 +45,14 @@ FORMAT: Final = 1
 class Front:
     """A memory in front of the store: `Front("redis://cache:6379/0", life=30)`, or `Front("memory")`.
 
-    `life` is how long a copy is believed at most, by the store's clock: for so long an answer may be given after an
-    operator took it away, where the memory did not hear of that. `timeout` is how long one question to a shared memory
-    may take.
+    `life` is how long a copy counts at most, by the store's clock. If an operator busts an answer and the front cannot
+    be reached, the front may go on answering for that long. `timeout` is how long one question to a shared front may
+    take.
     """
 
     place: str = field(repr=False)
     life: timedelta | float | None = None
-    """None: what the setting has by default."""
+    """None: the default of the setting."""
     timeout: timedelta | float = TIMEOUT
 
     def __post_init__(self) -> None:
@@ -69,12 +69,12 @@ class Front:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes see it, too."""
+        """Whether other processes use it, too."""
         return self.place != MEMORY
 
     @property
     def span(self) -> Duration:
-        """Its life, as the model counts it."""
+        """Its life in microseconds."""
         assert isinstance(self.life, timedelta)  # the setting has filled it in
         return self.life // timedelta(microseconds=1)
 
@@ -86,7 +86,7 @@ class Front:
 
     @property
     def shown(self) -> str:
-        """Where it is, without the credentials in its URL."""
+        """Its address, without the credentials in the URL."""
         if not self.shared:
             return self.place
         url = urlsplit(self.place)
@@ -102,34 +102,34 @@ def _is_address(place: str) -> bool:
 
 
 class StoreClock:
-    """What time it is in the store, as far as its answers tell: not before `earliest`, and not after `latest`.
+    """The store's clock, estimated from its replies: not before `earliest`, and not after `latest`.
 
-    The store says the time somewhere between a question and its answer, sometimes to the second only. Each answer gives
-    two bounds, what was known before gives two more, which grow apart as clocks drift, and the narrower ones count. If
-    they contradict each other, the store's clock was set, or it is another store's after a fail-over: then what was
-    heard last counts alone. Nothing is known for longer than `FRESH` after an answer.
+    The store reads its clock at some moment between a question and its reply, and may give whole seconds only. Each
+    reply gives two bounds. The bounds from earlier replies move apart as clocks drift. The narrower bounds count. If
+    they contradict each other, the store's clock was set, or after a fail-over it is another server's: then the last
+    reply counts alone. An estimate holds for `FRESH` seconds after a reply.
 
-    What is believed ends by `latest`, and begins by `earliest`, so that it never counts for longer than it was to.
+    A copy ends by `latest`, and begins by `earliest`, so that it never counts for longer than it should.
     """
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
         self._known: tuple[float, Instant, Instant] | None = None
-        """A moment of this process, and between which instants it was then in the store."""
+        """A moment of this process's own clock, and the earliest and latest instant of the store at that moment."""
 
     def heard(self, low: Instant, high: Instant, asked: float, answered: float) -> None:
-        """The store said that it is between `low` and `high`, to a question of the moment `asked`."""
+        """Take a reply of the store: its clock was between `low` and `high`; the question was sent at `asked`."""
         known, high = self._known, high + math.ceil((answered - asked) * (1 + DRIFT) * SECOND)
         if known is not None and answered < known[0]:
-            return  # somebody who asked later was told already
+            return  # a reply to a later question was taken already
         earliest, latest = self.earliest(answered), self.latest(answered)
         if earliest is not None and latest is not None and max(low, earliest) <= min(high, latest):
             low, high = max(low, earliest), min(high, latest)
         self._known = answered, low, high
 
     def earliest(self, moment: float) -> Instant | None:
-        """It was not before that in the store, at a moment of this process; None: that is not known."""
+        """The earliest instant that the store's clock may show at this moment of the process; None: unknown."""
         known = self._known
         if known is None or moment - known[0] > FRESH:
             return None
@@ -137,7 +137,7 @@ class StoreClock:
         return known[1] + math.floor((since - DRIFT * abs(since)) * SECOND)
 
     def latest(self, moment: float) -> Instant | None:
-        """It was not after that in the store."""
+        """The latest instant that the store's clock may show at this moment of the process; None: unknown."""
         known = self._known
         if known is None or moment - known[0] > FRESH:
             return None
@@ -145,7 +145,7 @@ class StoreClock:
         return known[2] + math.ceil((since + DRIFT * abs(since)) * SECOND)
 
 
-# What is kept in a shared memory
+# Copies in a shared front
 
 
 class Entry(NamedTuple):
@@ -155,21 +155,21 @@ class Entry(NamedTuple):
     read_at: Instant
     """The store's clock when it was read."""
     until: Instant
-    """The store's clock when it is not believed any more: never after the record's own end."""
+    """The instant of the store's clock until which the copy counts: never after the record's own expiry."""
 
 
 class Held(NamedTuple):
-    """A key in somebody's hands, as the store granted it."""
+    """A key in progress, as the store granted its claim."""
 
     fingerprint: str
     begun: Instant
     lease_until: Instant | None
-    """None: the lock ends with its transaction, and how long that takes nobody knows."""
+    """None: a lock that ends with its transaction, so its end is not known."""
     until: Instant
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """An entry, to be sealed."""
+    """The bytes of an entry, before they are sealed."""
     finished, response = entry.finished, entry.finished.response
     facts: dict[str, Any] = {
         "v": FORMAT,
@@ -190,7 +190,7 @@ def entry_bytes(entry: Entry) -> bytes:
 
 
 def entry_of(plain: bytes, record_id: RecordId) -> Entry | None:
-    """The entry that was written; None if another version wrote it, which is not guessed at."""
+    """The entry in these bytes; None if another version of oncekey wrote them."""
     head, _, body = plain.partition(b"\n")
     try:
         facts = json.loads(head)
@@ -211,12 +211,12 @@ def entry_of(plain: bytes, record_id: RecordId) -> Entry | None:
 
 
 def held_bytes(held: Held) -> bytes:
-    """A held key, to be sealed."""
+    """The bytes of a held key, before they are sealed."""
     return json.dumps([FORMAT, *held], separators=(",", ":")).encode()
 
 
 def held_of(plain: bytes) -> Held | None:
-    """The held key that was written; None if another version wrote it."""
+    """The held key in these bytes; None if another version of oncekey wrote them."""
     try:
         version, *facts = json.loads(plain)
         return Held(*facts) if version == FORMAT else None
@@ -224,11 +224,11 @@ def held_of(plain: bytes) -> Held | None:
         return None
 
 
-# What a shared memory is told
+# Commands for a shared front
 
 
 class Command(NamedTuple):
-    """One command: a read without a life, a write with one, a removal."""
+    """One command of a Redis server: a read without a life, a write with one, a removal."""
 
     verb: bytes
     name: bytes
@@ -237,7 +237,7 @@ class Command(NamedTuple):
 
     @property
     def words(self) -> tuple[bytes | int, ...]:
-        """As the server is told."""
+        """The command as it is sent to the server."""
         if self.verb in {KEEP, REPLACE}:
             millis = max(1, self.life // 1000)
             return (b"SET", self.name, self.value, b"PX", millis, *((b"NX",) if self.verb == KEEP else ()))
@@ -247,5 +247,5 @@ class Command(NamedTuple):
 GET: Final = b"GET"
 DROP: Final = b"DEL"
 KEEP: Final = b"SET NX"
-"""Write what is not there: of two that read an answer, and of a reader and an operator, the first one's stays."""
+"""Write only if nothing is there: of two readers, or of a reader and an operator's bust, the first write stays."""
 REPLACE: Final = b"SET"

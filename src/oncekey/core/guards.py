@@ -4,8 +4,8 @@ A guard is the store's or the mover's. The store repeats its guards in the very 
 as it is then: a mover that decided by an older look, or by another clock, is refused. A guard is the mover's where it
 looks at what no row says: whether the handler was entered, whether a call was made, what a policy allows, what an
 operator confirmed. So are a few that look at a memo or at several things at once; there the proof of the write, which
-compares the version or the whole memo, keeps true what the mover saw. The contract that ships with oncekey holds every
-store to this (`oncekey.testing.contract.Walk`).
+compares the version or the whole memo, keeps true what the mover saw. The contract suite that ships with oncekey tests
+this for every store (`oncekey.testing.contract.Walk`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Duration, Finished, Instant, Record
 
 MAX_ATTEMPTS = 10
-"""How often a phased handler may be begun before its record is parked (H6); a policy may say otherwise."""
+"""How often a phased handler may start before its record is parked (H6); a policy may set another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Facts:
     phase: str = ""
     """The phase that the owner announces or reports."""
     entered: bool = True
-    """The owner knows whether its handler was called."""
+    """Whether the owner called its handler."""
     never_sent: bool = False
-    """It is proven that this attempt did not send; it says nothing about attempts before it (F24)."""
+    """It is proven that this attempt sent nothing; this says nothing about the attempts before it (F24)."""
     call_open: bool = False
-    """The owner made a call and does not know what became of it, so its handler's answer is not used (F6)."""
+    """The owner made a call and does not know its outcome, so its handler's answer is not used (F6)."""
     locked: bool = False
     """The transaction-scoped lock of LOCAL in one commit is held."""
     waited: bool = False
@@ -53,7 +53,7 @@ class Facts:
     item_repeatable: bool = False
     """Sending the item again is safe: its window has not passed."""
     reason: bool = False
-    """An operator said why."""
+    """The operator gave a reason."""
     runs_again: bool = False
     """An operator confirmed that a success will be executed again."""
     soft: bool = False
@@ -85,12 +85,12 @@ def _resumable(record: Record, facts: Facts) -> bool:
 
 
 def _attempts_left(record: Record, facts: Facts) -> bool:
-    """A phased handler is begun only so often (H6); what runs again from its start is not counted."""
+    """A phased handler starts only so often (H6); starts of other handlers are not limited."""
     return record.effects is not Effects.PHASED or record.attempts < facts.max_attempts
 
 
 def _runs_again(record: Record, facts: Facts) -> bool:
-    """A stale lease of this record may be followed by another run."""
+    """Whether another owner may run this record after its lease is over."""
     if record.effects is Effects.PHASED:
         return _resumable(record, facts)
     return record.recovery is Recovery.RETRY and _plain(record, facts)
@@ -104,12 +104,12 @@ def _may_announce(record: Record, facts: Facts) -> bool:
 
 
 def is_past_expiry(record: Record | Finished, now: Instant) -> bool:
-    """Whether the record's time is over; what that means depends on its state."""
+    """Whether the record's expiry has passed; what that means depends on its state."""
     return record.expires_at <= now
 
 
 def is_plain(record: Record) -> bool:
-    """Whether it has no steps that somebody could go on with."""
+    """Whether the record has no steps that a later owner could go on with."""
     return not record.memo and record.intent is None
 
 
@@ -122,33 +122,33 @@ def _plain(record: Record, _: Facts) -> bool:
 
 
 def _free(record: Record, facts: Facts) -> bool:
-    """Its time has passed and nothing is left to resume, so the key may be used anew (P6)."""
+    """Whether the record has expired and has nothing to resume, so that a request may use the key anew (P6)."""
     return _past_expiry(record, facts) and (record.state is not State.FAILED_RETRYABLE or _plain(record, facts))
 
 
 def _deferred(record: Record, _: Facts) -> bool:
-    """The item is there and a worker has had it: from then on its record has an intent or a result (O1, O2)."""
+    """Whether a worker has claimed the parcel: from then on its record has an intent or a result (O1, O2)."""
     return record.effects is Effects.OUTBOX and bool(record.memo or record.intent)
 
 
 def _nothing_open(record: Record) -> bool:
-    """No call can be on its way: what is fenced by the record needs no waiting time (ADR 0009)."""
+    """Whether no call can be under way: then the fence is enough, and no waiting time is needed (ADR 0009)."""
     return record.effects is not Effects.INLINE and record.intent is None
 
 
 def _item_safe(facts: Facts) -> bool:
-    """Claiming the item cannot lead to a second effect; with a stored result nothing is called at all (O1)."""
+    """Whether claiming the parcel cannot lead to a second effect; with a stored result no worker calls (O1)."""
     stored = facts.record is not None and bool(facts.record.memo)
     return stored or not facts.item_sent or facts.item_repeatable
 
 
 class Whose(StrEnum):
-    """Who answers for a guard."""
+    """Who is responsible for a guard."""
 
     STORE = "store"
     """The write itself compares it."""
     MOVER = "mover"
-    """Whoever moves the record has looked, and the proof of the write keeps it true."""
+    """The actor that moves the record has looked, and the proof of the write keeps it true."""
 
 
 class Guard(Enum):
@@ -202,7 +202,7 @@ class Guard(Enum):
 
     @property
     def whose(self) -> Whose:
-        """Who answers for it."""
+        """Who is responsible for it."""
         whose: Whose = self.value[1]
         return whose
 

@@ -49,7 +49,7 @@ NEVER_KEPT: Final = frozenset(
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
-"""What can be echoed: nothing in it may end the field and begin another one."""
+"""Values that may be echoed: without characters that could end the field and begin another one."""
 _URI_MARKS: Final = ":/?#[]@!$&'()*+,;=%-._~"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -68,13 +68,13 @@ def field_name(name: str) -> bytes:
 
 
 def target(url: str) -> bytes:
-    """A URL reference for a header field; whatever may not stand in one is percent-encoded."""
+    """A URL reference for a header field; characters that may not stand in one are percent-encoded."""
     return quote(url, safe=_URI_MARKS).encode("ascii")
 
 
 @lru_cache(maxsize=1024)
 def http_date(second: int) -> bytes:
-    """An IMF-fixdate of a whole second; a promise to keep something is never rounded up to one."""
+    """An IMF-fixdate of a whole second; the caller rounds a promise to keep something down, never up."""
     moment = _EPOCH + timedelta(seconds=second)
     day, month = _DAYS[moment.weekday()], _MONTHS[moment.month - 1]
     return f"{day}, {moment.day:02} {month} {moment.year:04} {moment:%H:%M:%S} GMT".encode("ascii")
@@ -111,6 +111,6 @@ def first_sent(lines: list[bytes]) -> Instant | None:
 
 
 def is_too_old(lines: list[bytes], oldest: Duration, now: Instant) -> bool:
-    """Whether the request was first sent longer than `oldest` ago; without the header nobody knows."""
+    """Whether the request was first sent longer than `oldest` ago; False without the header, which alone could tell."""
     at = first_sent(lines)
     return at is not None and now - at > oldest

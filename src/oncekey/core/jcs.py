@@ -56,7 +56,7 @@ class Number:
     text: str
 
 
-class _NeedsSlowWriter(Exception):  # noqa: N818  (a turn in the road, not an error)
+class _NeedsSlowWriter(Exception):  # noqa: N818  (a change of the way, not an error)
     """The C writer met a `Number`."""
 
 

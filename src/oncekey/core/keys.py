@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _STRING: Final = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 _PLAIN: Final = re.compile(rb'"([ !#-\[\]-~]*)"')
-"""What it is nearly always: without escapes, parameters and spaces around it."""
+"""The common form: no escapes, no parameters, no spaces around it."""
 _ESCAPE: Final = re.compile(r"\\(.)")
 _PARAMETER: Final = re.compile(rb"; *[a-z*][a-z0-9_.*-]*(=)?")
 # No bare item can be followed by a character that would continue it, so a match that stops too early
@@ -165,7 +165,7 @@ def check_given(key: object, *, min_length: int = 1, max_length: int = 255) -> s
     """The key that a program gives itself, where no header field has to be parsed.
 
     Raises:
-        KeyMalformedError: It is none: it may be kept, compared and looked for wherever a client's key may.
+        KeyMalformedError: It is not a key that a client could send, too.
     """
     if not isinstance(key, str):
         raise KeyMalformedError(f"A key is text, and this one is a {type(key).__name__}; write it as a str.")
@@ -179,7 +179,7 @@ def looks_personal(key: str) -> bool:
     """Whether the key has an obvious e-mail address, telephone or social security number in it.
 
     The patterns take several microseconds, and nearly no key can match them. In a key of letters, digits and hyphens
-    only, such as a UUID, what they find can stand next to nothing that is in it, so it is the whole key, and short.
+    only, such as a UUID, a match has no border inside the key: it can only be the whole key, and a short one.
     """
     if len(key) > _LONGEST_ALONE and key.isascii() and key.replace("-", "").isalnum():
         return False
@@ -191,7 +191,7 @@ def looks_personal(key: str) -> bool:
 
 
 def key_digest(key: str) -> str:
-    """What logs and metrics show instead of the key: the start of its SHA-256, in hex."""
+    """What logs and metrics show in place of the key: the start of its SHA-256, in hex."""
     return sha256(raw(key)).hexdigest()[:_DIGEST_LENGTH]
 
 

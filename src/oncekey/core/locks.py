@@ -1,8 +1,8 @@
 """The numbers of the locks that a LOCAL request takes: one for its key, and a mark that says which request has it (L1).
 
-PostgreSQL's advisory locks are numbers, shared by everybody in the database. A keyed hash makes ours hard to aim
-at and unlikely to meet the application's own; a collision of keys is a false "in progress" and never a double run.
-The mark is evidence and excludes no other request: it is read only of the connection that holds the key's lock.
+PostgreSQL's advisory locks are numbers that all sessions of a database share. A keyed hash makes the numbers of oncekey
+hard to aim at and unlikely to be the application's own; a collision of keys is a false "in progress", never a double
+run. The mark is evidence and excludes no other request: it counts only on the connection that holds the key's lock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Locks:
         return int.from_bytes(eight.digest(), "big", signed=True)
 
     def of(self, record_id: RecordId, fingerprint: str) -> Lock:
-        """The locks of a request: what its key has, and what tells it from another request under that key."""
+        """The locks of a request: those of its key, and the mark that tells it from another request under that key."""
         name, mark = self._name(record_id), fingerprint.encode("utf-8", "surrogatepass")
         number, family, marked = self._eight.copy(), self._four.copy(), self._four.copy()
         number.update(name)
@@ -74,11 +74,11 @@ def lock_number(schema: str, record_id: RecordId, secret: bytes | None) -> int:
 
 
 def lock_of(schema: str, record_id: RecordId, fingerprint: str, secret: bytes | None) -> Lock:
-    """The locks of a request: what its key has, and what tells it from another request under that key."""
+    """The locks of a request: those of its key, and the mark that tells it from another request under that key."""
     return (Locks(schema, secret) if secret else _public(schema)).of(record_id, fingerprint)
 
 
 @lru_cache(maxsize=16)
 def _public(schema: str) -> Locks:
-    """Those without a secret, kept: a secret is only where its policy is."""
+    """The locks without a secret, cached by schema; those with a secret are kept by their policy."""
     return Locks(schema, None)

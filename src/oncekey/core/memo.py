@@ -32,11 +32,11 @@ REJECTED: Final = "rejected"
 NOT_SENT: Final = "not_sent"
 LONGEST_NAME: Final = 100
 REPEATABLE: Final = timedelta(hours=20)
-"""What `repeatable=True` stands for: providers that remember a key for a day, less a margin (H3)."""
+"""What `repeatable=True` stands for: most providers remember a key for a day; a margin is subtracted (H3)."""
 
 _TAG: Final = "$"
 _ENCODED: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-"""As `json.dumps`, which makes an encoder for every call that wants anything of its own."""
+"""As `json.dumps`, which makes a new encoder for every call with options."""
 
 
 def recovery_point(memo: tuple[MemoEntry, ...]) -> str:
@@ -76,7 +76,7 @@ class Script:
         return stored
 
     def learn(self, entry: MemoEntry) -> None:
-        """A step that was new is finished."""
+        """Note that a new step is finished."""
         self.memo = (*self.memo, entry)
 
     @property
@@ -112,21 +112,21 @@ def decode(text: str) -> Any:  # noqa: ANN401  (whatever was encoded)
     """The value of a stored form.
 
     Raises:
-        RecordUnreadableError: It is sealed under a key that is not there.
+        RecordUnreadableError: It is sealed under a key that this process does not have.
     """
     check_text(text)
     return _DECODED(text)
 
 
 def check_text(text: str) -> None:
-    """Refuse a stored form that is sealed under a key that is not there."""
+    """Refuse a stored form that is sealed under a key that this process does not have."""
     key_id = key_of_text(text)
     if key_id is not None:
         raise RecordUnreadableError(f"what was stored cannot be read: it is {said_of(key_id)}")
 
 
 def digest_of(given: object, limit: int) -> str:
-    """A short form of a call's parameters: a repetition with others is no repetition (H2)."""
+    """A digest of a call's parameters: a call with other parameters is not a repetition (H2)."""
     return blake2b(encode(given, limit).encode(), digest_size=16).hexdigest()
 
 
@@ -136,7 +136,7 @@ def rejected(entry: MemoEntry) -> MemoEntry:
 
 
 def not_sent(name: str) -> MemoEntry:
-    """The entry of a call that was provably not made, where the handler took another way after it."""
+    """The entry of a call that was provably not made, where the handler then went another way."""
     return MemoEntry(name, EntryKind.CALL, json.dumps({_TAG: NOT_SENT, "v": None}, separators=(",", ":")))
 
 

@@ -67,7 +67,7 @@ class Migration(Applied):
 
     @property
     def stands_alone(self) -> bool:
-        """Whether a `post` before it need not be there."""
+        """Whether it may run before a `post` of a lower number."""
         return self.phase is Phase.PRE and self.text.startswith(ALONE)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a key's record is, and the values that travel between request, engine and store.
+"""The record of a key, and the values that pass between request, engine and store.
 
 Instants are integer microseconds of the *store's* clock, durations are integer microseconds. Nothing here
 reads a clock: `now` always arrives with a `Snapshot`.
@@ -47,7 +47,7 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a completed record holds: the business's yes or its final no."""
+    """What a completed record holds: a success, or a final failure of the business."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -63,7 +63,7 @@ class Recovery(StrEnum):
 
 
 class Code(StrEnum):
-    """Why a request was not executed: the machine-readable `code` of every problem we answer."""
+    """Why a request was not executed: the machine-readable `code` of every problem that oncekey answers."""
 
     KEY_MISSING = "idempotency_key_missing"
     KEY_MALFORMED = "idempotency_key_malformed"
@@ -101,10 +101,10 @@ class RecordId:
 
 
 class Sealable:
-    """What remembers the form that it was sealed in, so that it can be said again letter by letter.
+    """A value that remembers the form in which it was sealed, so that it can be written again byte for byte.
 
-    A seal may give other bytes each time, and a memo is compared whole. The slot is no field: it is empty where nothing
-    is sealed, and making such a value takes no longer for it.
+    A seal may give other bytes each time, and a memo is compared as a whole. The slot is no field: it is empty where
+    nothing is sealed, and costs nothing when such a value is made.
     """
 
     __slots__ = ("sealed",)
@@ -118,7 +118,7 @@ class MemoEntry(Sealable):
     kind: EntryKind
     result: str
     by_hand: bool = False
-    """An operator gave it: until the next step is stored, an operator may give another one."""
+    """An operator gave the result: until the next step is stored, an operator may give another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ class Intent:
 
 
 RESPONSE_SCHEMA: Final = 1
-"""How answers are written in this version; one of a later version is not guessed at."""
+"""The form of answers that this version writes; it does not read a later one."""
 SEALED_SCHEMA: Final = 2
-"""How sealed ones are written (`oncekey.core.envelopes`)."""
+"""The form of sealed answers (`oncekey.core.envelopes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One key's row. What hangs on it hangs on its `incarnation`, never on the client's key."""
+    """One key's row. Calls, evidence and audit refer to its `incarnation`, never to the client's key."""
 
     id: RecordId
     incarnation: UUID
@@ -186,12 +186,12 @@ class Record:
     finished_at: Instant | None
     expires_at: Instant
     request: bytes | None = field(default=None, repr=False)
-    """The request as a completer repeats it, sealed where there is a secret; gone when the record is settled (H7)."""
+    """The request as the completer repeats it, sealed where there is a secret; removed at the settlement (H7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a repeat has to know of a completed record, and no more of its row."""
+    """The part of a completed record that a repeat needs."""
 
     id: RecordId
     incarnation: UUID
@@ -258,11 +258,11 @@ class Lease:
     expires_at: Instant
     owner: str = ""
     alone: bool = field(default=False, compare=False)
-    """Whether the record had nothing but itself when it was claimed: no step, no call, no kept request."""
+    """Whether the claim made a record without steps, calls and kept request."""
 
     @classmethod
     def new(cls, claim: Claim, now: Instant) -> Lease:
-        """The lease that the owner of a record holds which a claim has just made."""
+        """The lease of the owner whose claim has just made the record."""
         return cls(
             claim.id,
             claim.incarnation,
@@ -308,7 +308,7 @@ class ParcelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One item of the outbox, written in the transaction of what it tells about.
+    """One item of the outbox, written in the same transaction as the rows it belongs to.
 
     `payload` is JSON. Parcels with the same `order_by` are delivered one after the other, in the order of their
     transactions. `downstream_key` is the same whenever the same request writes the same parcel (D1).
@@ -327,7 +327,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class HeldParcel:
-    """A parcel in a worker's hands: every write about it proves `fence`."""
+    """A parcel that a worker has claimed: every write about it proves `fence`."""
 
     parcel: Parcel
     fence: int
@@ -340,7 +340,7 @@ class HeldParcel:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A parcel that nobody tries any more, until somebody looks at it: tried too often, or of unknown outcome."""
+    """A parcel that no worker tries any more until an operator decides: tried too often, or of unknown outcome."""
 
     parcel: Parcel
     attempts: int
@@ -352,7 +352,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A call to the outside that is about to be made, as the owner says it; the store adds its instants (H2)."""
+    """An outside call that the owner is about to make; the store adds the instants (H2)."""
 
     phase: str
     downstream_key: str
@@ -393,7 +393,7 @@ class HandedBack:
     last_error: str
     resume_after: Duration = 0
     counted: bool = True
-    """False gives the attempt back: a stop is not the handler's failure."""
+    """False if the attempt does not count: the process stopped, the handler did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,12 +405,12 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Take the claim back: the handler was never entered, so the key was never used."""
+    """Take the claim back: the handler was never entered, so the key counts as unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a settlement came to: `ours` if the record now says what we said, and the record either way."""
+    """What a settlement led to: `ours` if the record now has our outcome, and the record in either case."""
 
     ours: bool
     snapshot: Snapshot
@@ -425,15 +425,15 @@ class Proceed:
 
     lease: Lease
     record: Record | None
-    """None: a new key in one commit, of which nothing is written yet."""
+    """None: a new key in one commit, for which no row is written yet."""
     now: Instant = 0
     met: Record | None = None
-    """The record that was there before, if there was one."""
+    """The record that this request found, if there was one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Answer from the record, of which a repeat may have read only what it needs."""
+    """Answer from the record; a repeat may have read only the part of it that it needs."""
 
     record: Record | Finished
     now: Instant
@@ -448,16 +448,16 @@ class Refuse:
     retry_after: int | None = None
     record: Record | None = None
     met: Record | None = None
-    """What this very request made unknown, as it was before."""
+    """The record that this request itself made unknown, as it was before."""
 
 
 UNAVAILABLE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
-"""Nothing was executed, because the store could not be asked or took nothing: come again."""
+"""Nothing was executed, because the store could not be reached or refused the write: the client may retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """Not ours: execute as if oncekey were not there, store nothing."""
+    """The request is not enrolled: execute it as if oncekey were not there, and store nothing."""
 
 
 Verdict: TypeAlias = Proceed | Replay | Refuse | Bypass

@@ -1,4 +1,4 @@
-"""LOCAL in one commit, as values: what the lock and the look found, and what the finished record is written on."""
+"""LOCAL in one commit, as values: what a request found under its lock, and where its finished record is written."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """What the first statement of the transaction found: a record that is read counts with or without the lock (L1)."""
+    """What the first statement of the transaction found; a record counts with or without the lock (L1)."""
 
     got: bool
     snapshot: Snapshot
     """The record, and the store's clock; a driver that finds a new key in the message of its BEGIN reads no clock."""
     begun: int
-    """What this transaction is known by, and no other: a handler that commits by itself cannot keep it (L5)."""
+    """The identity of this transaction: after a commit by the handler the session has another one (L5)."""
     other: bool = False
-    """The lock was seen in the hands of another request under the same key, and the record was read after that."""
+    """Another request under the same key holds the lock, and the record was read after that was seen."""
 
 
 class Holder(StrEnum):
-    """Who holds the lock of a key, as far as the marks tell."""
+    """Which request holds the lock of a key, as far as the marks show."""
 
     NOBODY = "nobody"
     OTHER = "other"
     SOMEBODY = "somebody"
-    """The same request, or a holder without a mark: a version before marks, or one that is just ending."""
+    """The same request, or a holder without a mark: of an older version, or one that is just ending."""
 
 
 class Kind(StrEnum):
-    """What the finished record is written on."""
+    """Which row the finished record is written to."""
 
     NEW = "new"
     RETRYABLE = "retryable"
@@ -48,7 +48,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A place for the finished record: none was there, or `seen`, whose version is proven in the write (L3)."""
+    """Where the finished record is written: a new row, or the row of `seen`, whose version the write proves (L3)."""
 
     kind: Kind
     seen: Record | None = None
@@ -59,19 +59,19 @@ class Sealed:
     """The finished record is written."""
 
     expires_at: Instant | None
-    """To the second, which is what a client is told. None: nobody heard of it."""
+    """Whole seconds, as the client sees it. None: the reply to the write was lost."""
     in_one_commit: bool
     """False if the handler ended its own transaction: its rows are in, and the record follows them (F16)."""
 
 
 KINDS: Final[Mapping[int, Kind]] = MappingProxyType({2: Kind.NEW, 3: Kind.NEW, 17: Kind.RETRYABLE, 31: Kind.ANEW})
-"""Rows of TRANSITIONS that a requester finishes in one write -> what they are written on."""
+"""Rows of TRANSITIONS that a request finishes in one write -> which row of the table is written."""
 
 _ENDS_WITH: Final[Mapping[Effects, Trigger]] = {Effects.LOCAL: Trigger.COMMIT, Effects.OUTBOX: Trigger.DEFER}
 
 
 def ground_for(snapshot: Snapshot, claim: Claim, table: Table = TRANSITIONS) -> Ground | None:
-    """What the claim's finished record can be written on under the lock; None: it has to claim first (L3)."""
+    """Where the claim's finished record can be written under the lock; None: the request has to claim first (L3)."""
     facts = Facts(snapshot.record, snapshot.now, effects=claim.effects, locked=True)
     row = judge(_ENDS_WITH[claim.effects], Actor.REQUESTER, facts, table)
     return Ground(KINDS[row.number], snapshot.record) if isinstance(row, Row) else None

@@ -1,7 +1,7 @@
-"""What an operator may do to a record by hand, decided by the same table as everything else (A1).
+"""What an operator may do to a record by hand, decided by the same table as every other move (A1).
 
 An order names a trigger. `decide` says which row of TRANSITIONS allows it, or why none does and what is possible
-instead; nothing here writes. Where an operator's word is believed the waiting rule holds as it does for a resolver.
+instead; nothing here writes. For an operator's "not executed" the same waiting time holds as for a resolver's.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant, Snapshot
 
 PROVIDER_LAG: Final[Duration] = 60 * SECOND
-"""How long a provider may take until what it did can be seen there."""
+"""How long a provider may take until it can find a call that it has executed."""
 UNSEEN_OWNER: Final[Duration] = 5 * MINUTE
-"""How long after the end of its lease an INLINE owner that stood still may yet send."""
+"""How long after the end of its lease an INLINE owner whose process stood still may yet send."""
 RESULT: Final = "JSON"
-"""Stands for a call's result in an order that is shown."""
+"""Stands for a call's result where an order is shown."""
 BUSTED: Final = "busted"
-"""The error code of a record whose answer an operator took away."""
+"""The error code of a record whose answer an operator took back."""
 
 
 class Order(StrEnum):
@@ -60,7 +60,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a parcel of a record is: in the outbox, in a worker's hands, or with the dead letters."""
+    """Where a parcel of a record is: due in the outbox, held by a worker, or among the dead letters."""
 
     id: UUID
     kind: ParcelKind
@@ -68,32 +68,32 @@ class Whereabouts:
     held_until: Instant | None = None
 
     def is_held(self, now: Instant) -> bool:
-        """Whether a worker may be about to send it."""
+        """Whether a worker holds it, and may be about to send it."""
         return self.held_until is not None and now < self.held_until
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """An order with everything that was said about it."""
+    """An order with everything that the operator gave with it."""
 
     order: Order
     reason: str
     answer: Completed | None = None
-    """What a client hears from now on; not for PHASED, whose handler computes it (H5)."""
+    """The answer that clients get from now on; not for PHASED, whose handler computes it (H5)."""
     result: str | None = None
     """The stored form of the open call's result, for PHASED."""
     closed: bool = False
-    """The reference was closed at the provider, so nothing can come any more (U1)."""
+    """The operator closed the reference at the provider, so no call can arrive there any more (U1)."""
     asked_at: Instant | None = None
     """When the provider was asked, by the store's clock; None: now."""
     runs_again: bool = False
     version: int | None = None
-    """Only if the record is still as it was seen."""
+    """The version that the operator saw: the order holds only while the record still has it."""
     lag: Duration = PROVIDER_LAG
     actor: Actor = Actor.OPERATOR
-    """Who says so: resolvers and webhooks settle by the same rows."""
+    """Who gives the order: resolvers and webhooks settle by the same rows."""
     waited: bool | None = None
-    """Whether the waiting time was over when the provider was asked, by who waits by a clock of its own (U1)."""
+    """Whether the waiting time was over when the provider was asked, for an actor that waits by its own clock (U1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class Move:
     memo: tuple[MemoEntry, ...] = ()
     last_error: str | None = None
     forget: bool = False
-    """Row 22: the call is taken for not made, so its window begins anew; otherwise it goes on (F23)."""
+    """Row 22: the call counts as not made, so its window begins anew; otherwise the window goes on (F23)."""
     letter: UUID | None = None
-    """The dead letter that comes back (row 22) or goes (row 19)."""
+    """The dead letter that becomes a parcel again (row 22) or is removed (row 19)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Forbidden:
     why: str
     instead: tuple[Possibility, ...] = ()
     rule: str = ""
-    """What the table itself says: its own names of what is missing."""
+    """The names of the missing guards, as the table has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +149,18 @@ class Possibility:
     row: int
     to: State
     options: str = ""
-    """What has to be said besides the reason."""
+    """What the operator has to give besides the reason."""
     note: str = ""
     letter: UUID | None = None
     """The dead letter that it is about."""
 
     @property
     def command(self) -> str:
-        """As it is typed, with KEY or ID for what it is about."""
+        """The command line, with KEY or ID as a placeholder."""
         return self.typed("KEY", "ID")
 
     def typed(self, key: str, letter: str | None = None, *, last: str = "", result: str = RESULT) -> str:
-        """As it is typed for one key; JSON stands for what only the operator knows. `last` ends the line."""
+        """The command line for one key; JSON stands for what only the operator knows. `last` ends the line."""
         group, verb, *flags = self.order.split()
         by_letter = group == "dlq"
         target, end = ((letter or str(self.letter)), "") if by_letter else (key, last)
@@ -215,7 +215,7 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
         Guard.RUNS_NEVER_AGAIN: "its effects and its recovery allow another run",
     }
 )
-"""What an operator reads about a guard that does not hold: every guard of a row that operators use."""
+"""The sentence for an operator about each guard that does not hold, for every row that operators use."""
 
 
 def decide(wish: Wish, seen: Snapshot, parcels: tuple[Whereabouts, ...] = ()) -> Move | Forbidden:
@@ -232,9 +232,9 @@ def decide(wish: Wish, seen: Snapshot, parcels: tuple[Whereabouts, ...] = ()) ->
 def possible(
     record: Record, now: Instant, parcels: tuple[Whereabouts, ...] = (), *, lag: Duration = PROVIDER_LAG
 ) -> tuple[Possibility, ...]:
-    """What an operator may do to this record now: the table, walked with the best that could be said.
+    """What an operator may do to this record now: every order, tried with the most favourable input.
 
-    That a success can be executed once more is nothing to suggest, so it is left out.
+    A second execution of a success is left out: it is nothing to suggest.
     """
     found: dict[Order, Possibility] = {}
     for wish, options in _best_wishes(record, lag):
@@ -248,7 +248,7 @@ def possible(
 
 
 def believed_from(record: Record, lag: Duration) -> Instant:
-    """From when on "the provider knows nothing of it" is a fact, and no longer only an observation (U1, F34).
+    """From when on "the provider knows nothing of it" proves that the call was not executed (U1, F34).
 
     An announced call can be sent until `send_by`. An INLINE owner announces nothing; its lease ended when the record
     was put in doubt, or at its deadline at the latest.
@@ -263,7 +263,7 @@ def believed_from(record: Record, lag: Duration) -> Instant:
 
 
 def trigger_of(order: Order, record: Record) -> Trigger:
-    """What an order means here: `release` is a sweep of what stands still, and a verdict on what is in doubt."""
+    """The trigger of an order: `release` is a sweep of a stale record, and a "not executed" for an unknown one."""
     match order:
         case Order.EXECUTED | Order.DECLINED if _has_no_open_call(record):
             return Trigger.REPLACE
@@ -286,8 +286,8 @@ def _has_no_open_call(record: Record) -> bool:
 
 
 def facts_for(wish: Wish, record: Record, now: Instant) -> Facts:
-    """What the guards may look at. Only who says "not executed" is asked when and where that was seen (U1)."""
-    # Nobody has asked in the future, whatever clock they read it from.
+    """The facts for the guards. When and where the operator looked counts only for "not executed" (U1)."""
+    # A question cannot have been asked in the future, whichever clock it was timed by.
     asked = now if wish.asked_at is None else min(wish.asked_at, now)
     waited = wish.closed or (asked >= believed_from(record, wish.lag) if wish.waited is None else wish.waited)
     intent = record.intent
@@ -305,7 +305,7 @@ def facts_for(wish: Wish, record: Record, now: Instant) -> Facts:
 
 
 def _objection(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts, ...]) -> Forbidden | None:
-    """What stands in the way whatever the table says."""
+    """What forbids the order whatever the table says."""
     if not wish.reason.strip():
         return Forbidden(_NO_REASON)
     if wish.version is not None and wish.version != record.version:
@@ -368,7 +368,7 @@ def _in_words(order: Order, trigger: Trigger, facts: Facts, lag: Duration) -> st
         return f"{_MEANT_FOR[order]}; this one is {STATES[record.state]}"
 
     def misfit(row: Row) -> tuple[int, int]:
-        """Of several rows the one for this kind of record was meant; then the one that lacks least."""
+        """Prefer the row for this kind of record, then the row that lacks the fewest guards."""
         unmet = [guard for guard in row.when if not guard.holds(facts)]
         return sum(guard in _KINDS for guard in unmet), len(unmet)
 
@@ -407,13 +407,13 @@ _MEANT_FOR: Final[Mapping[Order, str]] = MappingProxyType(
 )
 
 _KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.DEFERRED, Guard.NOT_DEFERRED})
-"""Guards that tell rows apart by what the record is, which nobody can change."""
+"""Guards that tell rows apart by what the record is, which no operator can change."""
 
 _SOME_ANSWER: Final = Completed(StoredResponse(200, (), b""), Outcome.SUCCESS)
 
 
 def _best_wishes(record: Record, lag: Duration) -> Iterator[tuple[Wish, str]]:
-    """Each order with everything in its favour, and what has to be typed for that; the plainest first."""
+    """Each order with the most favourable input, and the options that have to be typed for it; the simplest first."""
     phased = record.effects is Effects.PHASED
     for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD):
         if order is Order.DISCARD and record.effects is not Effects.OUTBOX:

@@ -39,8 +39,8 @@ class Backoff:
     def wait(self, failures: int, chance: float, *, asked: float | None = None) -> float:
         """Seconds to wait after so many failures; `chance` is a random number from 0 to 1.
 
-        A server that named a time is not asked sooner, and its callers do not all come back at once: the jitter
-        is added to what it said.
+        The client does not ask again before the time that the server named. The jitter is added to that time, so that
+        not all clients come back at once.
         """
         luck = min(max(chance, 0.0), 1.0)
         doublings = min(max(failures, 0), _MOST_DOUBLINGS)
@@ -51,13 +51,13 @@ class Backoff:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """The seconds that a `Retry-After` field asks for; None if it says nothing that can be understood.
+    """The seconds that a `Retry-After` field asks for; None if the field cannot be parsed.
 
     `now` is the time of day in seconds since the epoch, for fields that hold a date; a date in the past is 0.
     """
     text = value.strip(" \t")
     if _SECONDS.fullmatch(text):
-        # More digits than any wait has; whoever waits clamps it.
+        # More digits than any wait has; the caller clamps the value.
         return float(text) if len(text) <= _MOST_DIGITS else 10.0**_MOST_DIGITS
     if not _DATE.fullmatch(text):
         return None
@@ -86,13 +86,13 @@ class Worked:
 
     @property
     def full(self) -> bool:
-        """There was as much as was asked for: a larger batch would have brought more."""
+        """Whether the batch was as large as the worker asked for, so that a larger one would have brought more."""
         return self.got >= self.asked
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between what a batch's size moves, and in what time a batch should end."""
+    """The smallest and largest size of a batch, and the time in which a batch should end."""
 
     least: int
     most: int
@@ -120,5 +120,5 @@ class Bounds:
         most = self.most
         if self.heaviest is not None and worked.weight:
             most = min(most, self.heaviest * worked.got // worked.weight)
-        # Who was below the least, because batches failed, comes back step by step, too.
+        # A size that fell below the least, because batches failed, also grows back step by step.
         return max(min(self.least, 2 * size), min(most, wanted))

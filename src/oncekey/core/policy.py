@@ -1,4 +1,4 @@
-"""Every setting there is, with its default, checked when it is made: a policy that exists is a valid one."""
+"""Every setting, with its default and its check: a policy is checked when it is made."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _DAY: Final = timedelta(hours=24)
 
 @lru_cache(maxsize=256)
 def micros(span: timedelta) -> Duration:
-    """A span as the model counts it."""
+    """A span in microseconds."""
     return span // timedelta(microseconds=1)
 
 
 def never_proven(error: BaseException) -> bool:  # noqa: ARG001  (the default of a hook takes what the hook takes)
-    """The pessimist's answer: no error proves by itself that nothing was sent."""
+    """The default of the hook: no error proves by itself that nothing was sent."""
     return False
 
 
@@ -64,7 +64,7 @@ def lifetime(*, retries: timedelta, recovery: timedelta, audit: timedelta = time
     """The `ttl` that an API needs: `Policy(ttl=lifetime(retries=..., recovery=...))`.
 
     `retries` is the longest time over which a client sends again, `recovery` the longest outage that clients wait for,
-    and `audit` what you want to look up besides. Less than a day is rounded up to one, the shortest `ttl` by default.
+    and `audit` how long you want to look records up. Less than a day is rounded up to one, the shortest default `ttl`.
     """
     for name, span in (("retries", retries), ("recovery", recovery), ("audit", audit)):
         if span < timedelta():
@@ -100,7 +100,7 @@ class Policy:
     max_request_bytes: int = field(default=_MIB, metadata=checks.whole(1))
     body_timeout: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())
 
-    # What a duplicate hears
+    # What a duplicate is answered
     on_in_progress: InProgress = field(default=InProgress.CONFLICT, metadata=checks.choice(InProgress))
     wait_max: timedelta = field(default=timedelta(seconds=10), metadata=checks.span())
     replay_cache: Front | None = field(
@@ -176,14 +176,14 @@ class Policy:
     max_spool_bytes: int = field(default=64 * _MIB, metadata=checks.whole(0))
 
     def __new__(cls, **given: object) -> Self:
-        """Name a setting that there is none of, before Python would without a word of what was meant."""
+        """Refuse an unknown setting with a message that names it, before Python raises a less helpful one."""
         _check_names(given, cls)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = checks.check_of(setting.metadata)(setting.name, getattr(self, setting.name))
-            # The only way to convert a value of a frozen class is around its guard.
+            # A frozen class has no other way to convert its own values.
             object.__setattr__(self, setting.name, value)
         for agreement in _TOGETHER:
             if not agreement.holds(self):
@@ -191,14 +191,14 @@ class Policy:
 
     @property
     def shortest_key(self) -> int:
-        """How many characters a key has at least: 16, but Stripe's clients send whatever they like."""
+        """The smallest length of a key: 16, but 1 for Stripe's flavor, whose clients send keys of any length."""
         if self.min_key_length is not None:
             return self.min_key_length
         return 1 if self.flavor is Flavor.STRIPE else 16
 
     @property
     def heartbeat(self) -> timedelta:
-        """How often a live owner renews: it may miss two beats before it is taken for dead."""
+        """How often a live owner renews its lease: two renewals may fail before the lease is over."""
         return self.lease / 3
 
     def override(self, **changes: object) -> Policy:
@@ -223,7 +223,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Agreement:
-    """What several settings must keep among themselves, and what is said when they do not."""
+    """A rule that several settings keep together, and the message if they do not."""
 
     holds: Callable[[Policy], bool]
     sentence: str

@@ -26,7 +26,7 @@ _ACCEPTED: Final = 202
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One kind of refusal: its name in every format, and what it tells the client to do."""
+    """One kind of refusal: its name in every format, and what the client should do."""
 
     slug: str
     status: int
@@ -234,7 +234,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
         ),
     }
 )
-"""Every code has its problem; a test keeps it so."""
+"""Every code has its problem; a test checks it."""
 
 
 def type_of(code: Code, policy: Policy) -> str:
@@ -268,7 +268,7 @@ def render(
 
 def _members(code: Code, status: int, policy: Policy, says: str, fault_id: str) -> dict[str, object]:
     problem = PROBLEMS[code]
-    # An occurrence and no other: a client quotes it, and the log line of it has the same.
+    # The id of this occurrence: a client quotes it, and the log line has the same.
     occurrence = {"instance": UUID(fault_id).urn} if fault_id else {}
     members: dict[str, object] = {
         "type": type_of(code, policy),

@@ -1,7 +1,7 @@
-"""Refusals as exceptions, for callers who are told no by a function and not by a response.
+"""Refusals as exceptions, for code that calls a protected function instead of sending an HTTP request.
 
-A client gets a status and a problem; whoever calls a protected function gets one of these. What a caller does about it
-makes a kind of its own: wait, ask again, look for the bug, or leave it to a person.
+An HTTP client gets a status and a problem; the caller of a function gets one of these exceptions. There is one class
+for each reaction: wait, ask again, look for the bug, or leave it to a person.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NotRunError(OncekeyError):
-    """A protected function was not run by this call; what kind of error it is says why.
+    """This call did not run the protected function; the subclass says why.
 
     `retry_after` (seconds) is given where the same call may get another answer later.
     """
@@ -38,9 +38,9 @@ class NotRunError(OncekeyError):
 
 
 class InProgressError(NotRunError):
-    """Another call with this key is under way, or was handed to a worker: call again for its result.
+    """Another call with this key is running, or a worker has it: call again later for the result.
 
-    `accepted` is true where the key's own rows are committed already, and a worker makes the outside call.
+    `accepted` is true if the key's own rows are committed already, and a worker makes the outside call.
     """
 
     def __init__(self, message: str, *, retry_after: int | None = None, accepted: bool = False) -> None:
@@ -49,7 +49,7 @@ class InProgressError(NotRunError):
 
 
 class OutcomeUnknownError(NotRunError):
-    """It may have happened. It is being found out, and the function is not run again meanwhile."""
+    """It may have happened. The outcome is being resolved, and the function does not run again meanwhile."""
 
 
 class KeyReusedError(NotRunError):
@@ -57,7 +57,7 @@ class KeyReusedError(NotRunError):
 
 
 class KeyExpiredError(NotRunError):
-    """The key was used too long ago to say what became of it."""
+    """The key was used so long ago that its record is gone."""
 
 
 class LimitedError(NotRunError):
@@ -69,7 +69,7 @@ class ResultNotKeptError(NotRunError):
 
 
 class ExecutionFailedError(NotRunError):
-    """It was run and failed for good, or its run could not be finished; the log of that run says how."""
+    """It was run and failed for good, or its run could not be finished; the log of that run has the reason."""
 
 
 _SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
@@ -93,11 +93,11 @@ _SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = Mapping
         Code.REQUEST_TOO_OLD: (LimitedError, "it is too old"),
     }
 )
-"""What is raised for a refusal, and what the message says of the function."""
+"""The exception for each refusal, and what its message says about the function."""
 
 
 def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
-    """What the caller of a function is told instead of its result."""
+    """The exception that the caller of a function gets instead of its result."""
     code = refusal.code
     kind, sentence = _SAID[code]
     message = f"{operation}: {refusal.detail or sentence}"

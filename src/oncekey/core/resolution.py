@@ -1,7 +1,7 @@
-"""What a provider says about a call whose outcome nobody knows, and from when on it is believed (U1-U3, H5).
+"""What a provider says about a call of unknown outcome, and from when on it counts as a fact (U1-U3, H5).
 
-An answer that it was executed, or finally refused, is a fact whenever it is heard. "I know nothing of it" is only an
-observation: it becomes a fact when nobody can send the call any more, and the question must have *begun* after that.
+"Executed" and "finally refused" are facts whenever they arrive. "I know nothing of it" is only an observation. It
+becomes a fact if no process can send the call any more, and the question must have *begun* after that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant, Record, RecordId
 
 EXHAUSTED: Final = "reconcile_exhausted"
-"""Why nobody asks any more: the provider was asked often enough, and only an operator is left."""
+"""Why the reconciler stopped asking: it asked the provider often enough, and an operator has to decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Executed:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """It was finally refused: the client hears this no, or the phased handler a `Rejected` with this value."""
+    """It was finally refused: the client gets this no, or the phased handler a `Rejected` with this value."""
 
     given: Any = None
     provider_id: str | None = None
@@ -58,7 +58,7 @@ Resolution: TypeAlias = Executed | Declined | Unexecuted | Undecided
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that was announced, as it is looked up by."""
+    """An announced call, with everything that a resolver needs to look it up."""
 
     id: RecordId
     incarnation: UUID
@@ -70,19 +70,19 @@ class Call:
 
 
 class Verdict(StrEnum):
-    """What became of evidence."""
+    """How evidence compares with its record."""
 
     SETTLED = "settled"
     """It settled its record."""
     AGREES = "agrees"
     """The record says the same by itself."""
     CONTRADICTS = "contradicts"
-    """The record says otherwise: somebody has to look."""
+    """The record says otherwise: an operator has to look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What somebody said about a call, before anything is made of it."""
+    """A statement about a call, before it is compared with the record."""
 
     source: str
     event_id: str
@@ -94,7 +94,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was heard, as it is kept."""
+    """A statement about a call, as it is stored."""
 
     id: int
     at: Instant
@@ -104,17 +104,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long after an owner was last heard of "not executed" is not believed yet."""
+    """The times that "not executed" has to wait for after the last sign of the owner."""
 
     lag: Duration
-    """How long a provider may take until what it did can be seen there."""
+    """How long a provider may take until it can find a call that it has executed."""
     send_window: Duration
     lease: Duration
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """When somebody first saw that a record is unknown: by the store's clock, and by a clock that nobody can set."""
+    """When an actor first saw that a record is unknown: by the store's clock, and by one that cannot be set."""
 
     store: Instant
     boot: Instant
@@ -126,7 +126,7 @@ def is_open(record: Record) -> bool:
 
 
 def wait_span(record: Record, patience: Patience) -> Duration:
-    """How long whoever was the owner may yet send, and the provider take to show it."""
+    """How long the former owner may still send, and the provider needs until it can find the call."""
     if not is_open(record):
         return 0
     if record.effects is Effects.INLINE:
@@ -137,7 +137,7 @@ def wait_span(record: Record, patience: Patience) -> Duration:
 def not_before(record: Record, patience: Patience, first: Sight) -> Instant:
     """The earliest instant of the store at which the question may begin.
 
-    An INLINE owner's lease had ended when anybody saw the record in doubt, so the first sight bounds it.
+    An INLINE owner's lease had ended before any actor saw the record in doubt, so the first sight is a bound.
     """
     if record.effects is not Effects.INLINE:
         return believed_from(record, patience.lag)
@@ -148,27 +148,27 @@ def not_before(record: Record, patience: Patience, first: Sight) -> Instant:
 def has_waited(record: Record, patience: Patience, first: Sight, asked: Sight) -> bool:
     """Whether "the provider knows nothing of it" is a fact, if the question began at `asked` (U1, F34).
 
-    By the store's clock, and by the asker's own: the store's may have been put right in the meantime.
+    Both the store's clock and the asker's own are compared: the store's may have been set in the meantime.
     """
     by_store = asked.store >= not_before(record, patience, first)
     return by_store and asked.boot - first.boot >= wait_span(record, patience)
 
 
 def still_to_wait(record: Record, patience: Patience, first: Sight, asked: Sight) -> Duration:
-    """How long until `has_waited`, so that nobody asks in vain before."""
+    """How long until `has_waited`, so that the reconciler does not ask too early."""
     by_store = not_before(record, patience, first) - asked.store
     return max(by_store, wait_span(record, patience) - (asked.boot - first.boot), 0)
 
 
 def is_about(record: Record, downstream_key: str) -> bool:
-    """Whether an announced call of this name is the one that is open: the word on one call settles no other."""
+    """Whether the call with this downstream key is the open one: evidence about one call settles no other."""
     if record.effects is Effects.INLINE:
         return True
     return record.intent is not None and record.intent.downstream_key == downstream_key
 
 
 def standing(record: Record, phase: str) -> Outcome | None:
-    """What the record itself says about a call; None: nothing yet."""
+    """The outcome that the record itself has for a call; None: none yet."""
     for entry in record.memo:
         if entry.name == phase:
             return Outcome.FAILURE if is_rejection(entry) or was_not_sent(entry) else Outcome.SUCCESS

@@ -1,7 +1,7 @@
 """What a call returns, by a declaration: `op.call(..., result=Charge)` (H1).
 
 A declaration is a type (`int`, `list[str]`, a `TypedDict`), a dataclass, a pydantic model or a function. What is stored
-stays plain data; the value that a handler gets is made from the stored form, on the first run and on every later one.
+stays plain data; the handler's value is made from the stored form, on the first run and on every later one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READ: Final[Mapping[type, Callable[[Any], Any]]] = types.MappingProxyType(
         date: date.fromisoformat,
     }
 )
-"""What JSON has no word for is read from text, so that an operator can type it."""
+"""Types that JSON does not have are read from text, so that an operator can type them."""
 
 
 class _Misfit(Exception):  # noqa: N818  (it never leaves this module)
@@ -43,7 +43,7 @@ class _Misfit(Exception):  # noqa: N818  (it never leaves this module)
 
 
 def fitted(value: Any, declared: Any) -> Any:  # noqa: ANN401  (whatever was declared)
-    """The value as it was declared.
+    """The value converted to what was declared.
 
     Raises:
         ResultInvalidError: It is something else. The message says where, and quotes no value: those are clients' data.
@@ -72,7 +72,7 @@ def name_of(declared: Any) -> str:  # noqa: ANN401  (whatever was declared)
 
 
 def shape_of(value: Any) -> Any:  # noqa: ANN401  (decoded JSON)
-    """The structure of a result without anything of its content: names, and what kind of value each has."""
+    """The structure of a result without its content: names, and the type of each value."""
     if isinstance(value, Mapping):
         return {name: shape_of(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -147,7 +147,7 @@ def _first_of(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401
             return _declared(value, kind)
         except _Misfit as misfit:
             misfits.append(misfit)
-    raise max(misfits, key=lambda misfit: len(misfit.place))  # the one that fitted farthest
+    raise max(misfits, key=lambda misfit: len(misfit.place))  # the alternative that fitted farthest
 
 
 def _list(value: Any, origin: Any, given: tuple[Any, ...]) -> Any:  # noqa: ANN401
@@ -176,7 +176,7 @@ def _dataclass(value: Any, declared: type) -> Any:  # noqa: ANN401
 
 def _typed_dict(value: Any, declared: Any) -> Any:  # noqa: ANN401
     hints = get_type_hints(declared, include_extras=True)
-    # By the hints: `__required_keys__` is wrong where annotations are text.
+    # From the hints, because `__required_keys__` is wrong where annotations are text.
     given = _members(value, set(hints), {name for name, hint in hints.items() if _is_needed(hint, declared)})
     return {name: _at(f".{name}", one, hints[name]) for name, one in given.items()}
 

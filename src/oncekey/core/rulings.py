@@ -41,7 +41,7 @@ class Situation(StrEnum):
 
 
 class Ruling(StrEnum):
-    """What is done about it."""
+    """What the flow does about a situation."""
 
     CLAIM = "claim"
     WAIT = "wait"
@@ -75,7 +75,7 @@ def situate(record: Record | None, now: Instant) -> Situation:
         case State.PENDING:
             return Situation.PENDING
         case State.IN_PROGRESS:
-            # An outbox record in its worker's hands has no lease of its own: the item's lease decides (O1).
+            # An outbox record that a worker owns has no lease of its own: the parcel's lease decides (O1).
             over = record.lease_until is not None and record.lease_until <= now
             return Situation.STALE if over else Situation.LIVE
         case State.COMPLETED:
@@ -107,7 +107,7 @@ class Supersede:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Nobody may run `seen` again: make it UNKNOWN."""
+    """No retry may run `seen`: make it UNKNOWN."""
 
     seen: Record
     last_error: str
@@ -115,14 +115,14 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class ClaimAgain:
-    """The row vanished under us: claim once more."""
+    """The row was removed after it was read: claim once more."""
 
 
 Next = Proceed | Replay | Refuse | TakeOver | Supersede | Doubt | ClaimAgain
-"""What the flow does with a snapshot: answer, or one more compare-and-swap."""
+"""What the flow does with a snapshot: give an answer, or try one more compare-and-swap."""
 
 LOCK_EXPIRED = "in_progress_lock_expired"
-"""The error code of a record whose owner did not come back."""
+"""The error code of a record whose owner let its lease run out."""
 
 
 def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSITIONS) -> Next:
@@ -160,13 +160,13 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSI
 def rule_finished(
     finished: Record | Finished, now: Instant, fingerprint: str, policy: Policy
 ) -> Replay | Refuse | None:
-    """What `rule` says of a completed record, by what a repeat knows of it. None: expired, it leaves the key."""
+    """What `rule` says of a completed record, from the part a repeat has read. None: it expired and the key is free."""
     situation = Situation.EXPIRED if is_past_expiry(finished, now) else Situation.COMPLETED
     ruling = RULINGS[situation][same(finished.fingerprint, fingerprint)]
     if ruling is Ruling.REPLAY:
         response = finished.response
         if response is not None and response.schema_version == SEALED_SCHEMA:
-            check_open(finished)  # asked for by its number first: most answers are read in one look
+            check_open(finished)  # the schema number is compared first, because most answers are not sealed
         return Replay(finished, now)
     if ruling is Ruling.MISMATCH:
         return Refuse(Code.KEY_REUSED)
@@ -175,7 +175,7 @@ def rule_finished(
 
 
 def rule_held(held: Held, now: Instant, fingerprint: str) -> Refuse | None:
-    """What is said of a key in somebody's hands, by what a front knows of it. None: another request, the store says."""
+    """The refusal for a key that a front knows to be in progress. None: it is another request, so ask the store."""
     if not same(held.fingerprint, fingerprint):
         return None
     left = 0 if held.lease_until is None else held.lease_until - now
@@ -183,12 +183,12 @@ def rule_held(held: Held, now: Instant, fingerprint: str) -> Refuse | None:
 
 
 def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
-    """What to tell the caller of an operation whose own settlement was not written (P3, L2, P7)."""
+    """The answer to a request whose own settlement was not written (P3, L2, P7)."""
     record, now = snapshot.record, snapshot.now
     if record is None:
         return UNAVAILABLE
     if record.incarnation != lease.incarnation:
-        return Refuse(Code.OUTCOME_UNKNOWN)  # what another request's record says is not about ours
+        return Refuse(Code.OUTCOME_UNKNOWN)  # another request's record says nothing about ours
     match record.state:
         case State.COMPLETED:
             return _replay(record, now)
@@ -201,7 +201,7 @@ def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
 
 
 def doubtful(record: Record, now: Instant) -> Refuse:
-    """Nobody knows, and nobody may run it again; before the next look at the provider there is no news."""
+    """The refusal for an unknown outcome. `Retry-After` points to the next question to the provider, not before it."""
     after = record.reconcile_after
     wait = None if after is None or after <= now else retry_after(after - now, running_for=after - now)
     return Refuse(Code.OUTCOME_UNKNOWN, retry_after=wait, record=record)
@@ -215,13 +215,13 @@ def _replay(record: Record, now: Instant) -> Replay:
 
 
 def _check_steps(record: Record) -> None:
-    """Whoever goes on has to read what was done."""
+    """Refuse to go on with a record whose steps cannot be read."""
     if record.memo:
         check_steps(record)
 
 
 def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next:
-    """A stale lease: its own stored effects and recovery decide, never the route's of today (P2, F4)."""
+    """What a stale lease means: the stored effects and recovery decide, not the route's current ones (P2, F4)."""
     facts = Facts(record, now, max_attempts=policy.max_attempts)
     if isinstance(judge(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Row):
         return TakeOver(record)
@@ -229,6 +229,6 @@ def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next
 
 
 def _patience(record: Record, now: Instant) -> int:
-    """How long to wait for the owner: never past its lease."""
+    """How long the client should wait for the owner: never past its lease."""
     left = 0 if record.lease_until is None else record.lease_until - now
     return retry_after(left, running_for=now - record.last_run_at)

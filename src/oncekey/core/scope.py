@@ -36,13 +36,13 @@ def scope_of(*parts: str) -> str:
     """The scope that `parts` (namespace, tenant, principal, ...) name; other parts give another scope.
 
     Raises:
-        ConfigurationError: A part is missing or empty, which would put strangers into one scope.
+        ConfigurationError: A part is missing or empty, which would put different callers into one scope.
     """
     try:
-        if sum(map(len, parts)) <= MAX_SCOPE_LENGTH:  # what is longer is not kept: memory is not the callers' to fill
+        if sum(map(len, parts)) <= MAX_SCOPE_LENGTH:  # a longer one is not cached: callers must not fill the memory
             return _scope(parts)
     except TypeError:
-        pass  # a part that cannot even be looked up, and is refused by its own name
+        pass  # a part that cannot be hashed; it is refused below, by its name
     return _scope.__wrapped__(parts)
 
 
@@ -75,7 +75,7 @@ def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, toke
 
 
 def parts_of(scope: str) -> list[str]:
-    """What a scope was made of, if it can be read; nothing of a digest."""
+    """The parts of a scope, if it is readable; empty for a digest."""
     parts: list[str] = []
     rest = scope
     while found := _LENGTH.match(rest):
@@ -95,7 +95,7 @@ def tenant_of(scope: str) -> str:
 
 
 def whose(scope: str) -> str:
-    """A scope for people: the tenant, if it is nothing but that."""
+    """A scope for people: the tenant, if the scope has no other part."""
     match parts_of(scope):
         case [namespace, tenant] if namespace == NO_NAMESPACE:
             return tenant

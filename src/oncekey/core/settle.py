@@ -1,4 +1,4 @@
-"""What an ended handler means: from how it ended to what is done, and no other place decides it (P4, L6).
+"""What the end of a handler means: from how it ended to what is done. No other module decides it (P4, L6).
 
 First the ending gets a name (`read`), then the handler's effects say what is done about an ending of that
 name (`ACTS`). What may have reached the outside is not run again.
@@ -48,17 +48,17 @@ class Progress:
     begun: bool = False
     """Something was stored: a step, or a call that was announced."""
     call_open: bool = False
-    """A call was made whose outcome nobody knows."""
+    """The owner made a call and does not know its outcome."""
     repeatable: bool = False
     """That call may be made once more, with the same key, now."""
     exhausted: bool = False
     """The handler has been begun as often as it may be (H6)."""
     parked: str | None = None
-    """Why nobody may go on by himself: the steps diverged, or a result could not be stored."""
+    """Why no retry and no worker may go on: the steps diverged, or a result could not be stored."""
     halted: bool = False
-    """It was ended by a stop of the process, whatever the handler made of that (P5)."""
+    """A stop of the process ended it, whatever the handler made of that (P5)."""
     unused: bool = False
-    """Not everything that was stored has been asked for, so no answer can be the last word (H4)."""
+    """The handler did not ask for all stored steps, so its answer cannot be final (H4)."""
     undone: bool = False
     """The last step that was begun is a phase that failed: its rows are rolled back."""
 
@@ -86,7 +86,7 @@ class Ending:
 
 
 class Business(StrEnum):
-    """What becomes of the rows that the handler wrote through the transaction it was handed, if it was."""
+    """What happens to the rows that the handler wrote in the transaction it was given, if it was given one."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -94,14 +94,14 @@ class Business(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How the record is settled, and whether the business rows go with it."""
+    """How the record is settled, and whether the business rows are committed with it."""
 
     settlement: Settlement
     business: Business
 
 
 NOT_CALLED: Final = Decision(Discarded(), Business.ROLLBACK)
-"""The handler was not called: the key is as good as new."""
+"""The handler was not called: the key counts as unused."""
 
 
 class Reading(StrEnum):
@@ -123,7 +123,7 @@ class Reading(StrEnum):
 
 
 class Act(StrEnum):
-    """What is done about it."""
+    """What is done about an ending."""
 
     STORE = "store"
     RETRY = "retry"
@@ -160,7 +160,7 @@ _SENT: Final[Mapping[Reading, Act]] = {
     Reading.SERVER_ERROR: Act.DOUBT,
     Reading.INCOMPLETE: Act.DOUBT,
 }
-# What is done is done; what is left can be done later, by the client's retry or by a completer (H6).
+# Finished steps stay; the client's retry or the completer can do the rest later (H6).
 _BEGUN: Final[Mapping[Reading, Act]] = {
     **_ALWAYS,
     Reading.UNDONE: Act.HAND_BACK,
@@ -216,11 +216,11 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
 def returned(
     effects: Effects, policy: Policy, status: int | None, headers: Headers, body: bytes | None
 ) -> Decision | None:
-    """What the table says of a handler that was entered and returned, on a short path; None: it takes the table.
+    """The decision for the common end of a handler, without the table; None: use the table.
 
-    That is nearly every request: no exception, no call open, nothing that was stored left unused, no rows rolled back.
-    If such a handler answered with a success, the answer is stored and the rows are committed, whatever its effects
-    are; only an outbox handler's depends on what it deferred.
+    Nearly every request ends so: no exception, no open call, no stored step left unused, no rows rolled back. If such
+    a handler answered with a success, the answer is stored and the rows are committed, whatever its effects are. Only
+    for an outbox handler it depends on what it deferred.
     """
     if status is None or not _DONE_FROM <= status < _DONE_UNTIL or effects is Effects.OUTBOX:
         return None
@@ -235,7 +235,7 @@ def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
     reading = read(effects, ending, policy)
     act = _tempered(ACTS[effects, policy.on_5xx][reading], ending.progress)
     if ending.progress.halted and reading not in _STRONGER_THAN_A_STOP:
-        # A stop is not the handler's failure, so the attempt is given back.
+        # A stop is not the handler's failure, so the attempt does not count.
         return Decision(HandedBack(STOPPED, counted=False), Business.ROLLBACK)
     if ending.progress.unused and act in (Act.STORE, Act.DEFER):
         return Decision(Doubtful(DIVERGED), Business.ROLLBACK)
@@ -257,10 +257,10 @@ def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
 
 
 def _tempered(act: Act, progress: Progress) -> Act:
-    """Nothing stored is nothing to resume, and the last attempt hands nothing back."""
+    """The act, weakened where nothing was stored (nothing to resume) or the last attempt is used up (no hand-back)."""
     if act in (Act.DISCARD, Act.RETRY) and progress.begun:
-        # A run that validation or a login stopped before its handler, or a handler that has no steps any more: what
-        # earlier runs have done is still there.
+        # Validation or a login ended this run before its handler, or the handler has no steps any more: what earlier
+        # runs have done is still stored.
         act = Act.HAND_BACK
     if act is not Act.HAND_BACK:
         return act
@@ -284,9 +284,9 @@ def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
         if _undone(effects, ending):
             return Reading.UNDONE
         if effects is Effects.OUTBOX:
-            # Exactly one parcel is the request's own call: with none or two nobody could say what the answer is (O1).
+            # Exactly one parcel is the request's own call: with none or two the answer would be undefined (O1).
             return Reading.DEFERRED if len(ending.deferred) == 1 else Reading.NOT_DEFERRED
-        # Told "done", a client will not come back: that answer is kept whatever else was claimed.
+        # A client that got "done" does not retry: that answer is kept whatever else the handler claimed.
         return Reading.DONE
     if ending.not_executed or status in policy.not_executed_statuses:
         return Reading.NOT_EXECUTED
@@ -316,7 +316,7 @@ def _kept_names(replay_headers: tuple[str, ...]) -> frozenset[bytes]:
 
 
 def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
-    """The answer as it is kept; over the cap a tombstone: done, and where to read the result (A4)."""
+    """The answer as it is stored; over the size limit a tombstone: done, and where to read the result (A4)."""
     if ending.status is None:
         raise ValueError("an incomplete response cannot be stored")
     headers = kept_headers(ending.headers, policy)
@@ -327,7 +327,7 @@ def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
 
 
 def _hop_by_hop(headers: Headers) -> frozenset[bytes]:
-    """The fields that this response names as being of its connection only (RFC 9110, 7.6.1)."""
+    """The fields that this response names as valid for its connection only (RFC 9110, 7.6.1)."""
     lists = (value for name, value in headers if name.lower() == b"connection")
     return frozenset(token.strip().lower() for value in lists for token in value.split(b","))
 
@@ -345,16 +345,16 @@ def _rows(effects: Effects, ending: Ending) -> Business:
 
 
 def _undone(effects: Effects, ending: Ending) -> bool:
-    """Whether a success would be said of rows that are rolled back, without the handler having asked for that."""
+    """Whether the answer is a success although the rows are rolled back, and the handler did not ask for that."""
     if effects is Effects.OUTBOX and ending.rolled_back:
-        return True  # the call that it promises goes with the rows
+        return True  # the parcel of the promised call is rolled back with the rows
     if effects in _HANDED_A_TRANSACTION:
         return ending.raised and not (ending.kept or ending.rolled_back)
     return ending.raised and ending.progress.undone
 
 
 def _error_of(reading: Reading, ending: Ending) -> str:
-    """A short code, never a text of an exception: those quote what the client sent."""
+    """A short code, never the text of an exception: those quote what the client sent."""
     if ending.progress.parked is not None:
         return ending.progress.parked
     if ending.progress.exhausted and reading is not Reading.CALL_OPEN:

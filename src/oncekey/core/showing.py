@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def describe(record: Record) -> dict[str, Any]:
-    """A record as an operator or its caller may read it; fingerprint, seed and scope stay with us."""
+    """A record for an operator or its caller; fingerprint, seed and scope are left out."""
     return {
         "key": record.id.key,
         "state": record.state.value,
@@ -34,7 +34,7 @@ def describe(record: Record) -> dict[str, Any]:
 
 
 def in_flight(key: str) -> dict[str, Any]:
-    """A LOCAL request that has no row until it is done: all that is known of it is that it is there (L8)."""
+    """A LOCAL request, which has no row until it is done: all that is known is that it runs (L8)."""
     return {"key": key, "state": State.IN_PROGRESS.value}
 
 

@@ -1,6 +1,6 @@
 """Signed messages: `t=1700000000,v1=<hex>`, a keyed hash over the time and the body, as webhooks bring it.
 
-A signature says who sent a message and when. It does not say that the message is new: who hears it keeps its number.
+A signature proves who sent a message and when, not that the message is new: the receiver stores event ids for that.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ _CHANGES: Final = re.compile(
 def plainly_reads(sql: str) -> bool:
     """Whether a statement leaves nothing behind, neither a lock nor a setting: its transaction may end at any time.
 
-    A function that does so without saying it in its name is not recognised.
+    A function that takes a lock or changes a setting, and does not say so in its name, is not recognised.
     """
     return _READS.match(sql) is not None
 
@@ -195,7 +195,7 @@ def refuse_changes(sql: str) -> None:
 
 
 def refused_to_write(error: BaseException) -> bool:
-    """Whether a database said that its transaction only reads."""
+    """Whether the database refused a write because its transaction is read-only."""
     origin = getattr(error, "orig", None) or error
     name = str(getattr(origin, "sqlite_errorname", None) or "")
     return getattr(origin, "sqlstate", None) == _READ_ONLY_TRANSACTION or name.startswith(_READ_ONLY_FILE)

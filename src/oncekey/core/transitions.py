@@ -4,9 +4,9 @@ A pair of state and trigger that is missing here is illegal. Where a pair has se
 them apart, and at most one holds. `None` as a state is "no row". The numbers are those of the protocol.
 
 Proofs are checked by the store in the same statement as the write: OWNER is incarnation and fence, VERSION is
-incarnation and version as read, NO_ROW is the primary key, ITEM is the outbox item's own claim. Every write
-puts the version up by one. All guards are decided here, from a snapshot. Those that are the store's are compared once
-more in the write, so a store accepts a move exactly if its proof fits and the store's guards of a row hold (`upheld`).
+incarnation and version as read, NO_ROW is the primary key, ITEM is the parcel's own claim. Every write raises the
+version by one. All guards are decided here, from a snapshot. Those that are the store's are compared once more in the
+write, so a store accepts a move exactly if its proof fits and the store's guards of a row hold (`upheld`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Trigger(StrEnum):
     BUST = "bust"
     REPLACE = "replace"
     DISCLOSE = "disclose"
-    """Somebody was shown what the record holds: it moves nothing, and only the audit knows it."""
+    """An operator was shown the record's content: the record does not move, and the audit has a line about it."""
 
 
 class Proof(StrEnum):
@@ -82,7 +82,7 @@ class Proof(StrEnum):
 
 
 class Fence(StrEnum):
-    """What becomes of the fence; only a change of ownership puts it up, and nothing resets it (P1)."""
+    """What a move does to the fence; only a change of ownership raises it, and nothing resets it (P1)."""
 
     FIRST = "1"
     SAME = "same"
@@ -107,7 +107,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Illegal:
-    """No row allows it; `why` names what is missing, for an operator to read."""
+    """No row allows the move; `why` names what is missing, for an operator to read."""
 
     why: str
 
@@ -199,7 +199,7 @@ ROWS: tuple[Row, ...] = _rows()
 
 
 def tabulate(rows: tuple[Row, ...]) -> Table:
-    """Rows as they are looked up: by state, then by trigger."""
+    """The rows indexed by state, then by trigger."""
     table: dict[State | None, dict[Trigger, tuple[Row, ...]]] = defaultdict(dict)
     for row in rows:
         table[row.source][row.trigger] = (*table[row.source].get(row.trigger, ()), row)
@@ -227,6 +227,6 @@ def judge(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIO
 
 
 def upheld(row: Row, facts: Facts) -> bool:
-    """Whether a store has to accept a write by this row, if its proof fits: the store's guards hold, whoever moves."""
+    """Whether a store has to accept a write by this row if its proof fits: the guards that are the store's hold."""
     source = facts.record.state if facts.record else None
     return source is row.source and all(guard.holds(facts) for guard in row.when if guard.whose is Whose.STORE)

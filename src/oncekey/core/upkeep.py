@@ -1,4 +1,4 @@
-"""What sweepers and reapers do: which record is due for which move, and whether the clock that says so is believed.
+"""Which record is due for which move of the sweeper or the reaper, and whether the store's clock can be trusted.
 
 The table decides, from the record's own effects (rows 14, 15, 18, 28, 29, 30). The store's statements only compare
 and swap, so a record that moved since it was read is left alone.
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant
 
 SWEEP_GRACE: Final = 5 * SECOND
-"""How long after a lease's end its owner and its clients still come first."""
+"""How long after a lease's end the sweeper still leaves the record to its owner and its clients."""
 REAP_GRACE: Final = 5 * MINUTE
 """How long after its expiry a record is left alone: clocks that differ by less can do no harm (A3)."""
 CLOCK_TOLERANCE: Final = 5 * MINUTE
-"""How far clocks may be apart before sweepers and reapers stop (A3)."""
+"""By how much clocks may differ before the sweeper and the reaper stop (A3)."""
 RESUMABLE_EXPIRED: Final = "expired_before_resumed"
-"""The error code of a record that was begun, handed back, and never gone on with until it expired (row 18)."""
+"""The error code of a record that was begun, handed back, and not resumed before it expired (row 18)."""
 EXPIRED: Final = "expired"
 """Why a record was marked or deleted."""
 ABANDONED: Final = "abandoned"
-"""Why a pending record was ended: its parcel was never taken (row 28)."""
+"""Why a pending record was ended: no worker ever claimed its parcel (row 28)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Records of one look, with the store's clock at that moment."""
+    """The records of one read, with the store's clock at that moment."""
 
     now: Instant
     records: tuple[Record, ...]
@@ -47,7 +47,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the order of their expiry a reaper has come to."""
+    """The reaper's position in the order of expiry."""
 
     expires_at: Instant
     scope: str
@@ -59,12 +59,12 @@ START: Final = Place(-1, "", "")
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Which finished records one statement may move: the conditions that `reaping_of` has for PURGE and MARK."""
+    """Which finished records one statement may move: the conditions of `reaping_of` for PURGE and MARK."""
 
     age: Duration
-    """So long ago they expired, by the store's own clock."""
+    """The least time since their expiry, by the store's own clock."""
     until: Instant
-    """No later than this they expired: the same, by an instant that was compared with the worker's own clocks."""
+    """The latest expiry: the same limit as an instant, which the worker compared with its own clocks."""
     soft: bool = False
     """Finished ones are marked, and not deleted."""
     trusted_for: Duration | None = None
@@ -73,22 +73,22 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What became of one batch of finished records."""
+    """The result of moving one batch of finished records."""
 
     moved: int
     full: bool
     """There may be more behind `last`."""
     last: Place | None = None
     now: Instant | None = None
-    """The store's clock, if there was anything to move."""
+    """The store's clock; None if there was nothing to move."""
 
 
 def sweep_to(
     record: Record, now: Instant, *, max_attempts: int = MAX_ATTEMPTS, grace: Duration = SWEEP_GRACE
 ) -> State | None:
-    """Where a sweeper moves a stale record (rows 14, 15). None: it is not due, or not a sweeper's."""
+    """Where the sweeper moves a stale record (rows 14, 15). None: it is not due, or not the sweeper's to move."""
     facts = Facts(record, now, grace=grace, max_attempts=max_attempts)
-    # Row 15 is also the requester's, who does not wait for a grace; a sweeper always does.
+    # Row 15 is also the requester's, who does not wait for a grace; the sweeper always does.
     if not Guard.GRACE_OVER.holds(facts):
         return None
     row = judge(Trigger.SWEEP, Actor.SWEEPER, facts)
@@ -96,21 +96,21 @@ def sweep_to(
 
 
 class Reaping(StrEnum):
-    """What a reaper does with a record whose time has passed."""
+    """What the reaper does with an expired record."""
 
     PURGE = "purge"
     """Delete it (row 30)."""
     MARK = "mark"
     """Keep it as EXPIRED (row 29)."""
     PARK = "park"
-    """Somebody has to look: it was begun and never ended (row 18)."""
+    """Make it unknown, for an operator: it was begun and never ended (row 18)."""
     ABANDON = "abandon"
-    """Tell its client that it timed out: its parcel was never taken (row 28)."""
+    """Answer its client with a time-out: no worker ever claimed its parcel (row 28)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long records are kept after their own time, and in which way they go."""
+    """How long records are kept after their expiry, and whether they are marked or deleted."""
 
     soft: bool = False
     kept: Duration = 0
@@ -119,7 +119,7 @@ class Retention:
 
     @classmethod
     def by(cls, policy: Policy) -> Retention:
-        """What the policy says; a record that is kept for the audit is kept for as long as the audit is."""
+        """The retention that the policy sets; a record that is kept for the audit is kept as long as the audit."""
         soft = policy.expiry_mode is ExpiryMode.SOFT
         return cls(soft=soft, kept=micros(policy.audit_ttl) if soft else 0)
 
@@ -127,10 +127,10 @@ class Retention:
 def reaping_of(
     record: Record, now: Instant, retention: Retention, trusted_for: Duration | None = None
 ) -> Reaping | None:
-    """What is due, if anything.
+    """What the reaper does with this record now, if anything.
 
-    `trusted_for` is how long the clocks have agreed since they last did not: whatever was stamped in between has its
-    full time all the same (ADR 0009). None: they never disagreed.
+    `trusted_for` is how long the clocks have agreed since they last differed: every record that was stamped before that
+    gets its full time once more (ADR 0009). None: they never differed.
     """
     if trusted_for is not None and trusted_for < record.ttl:
         return None
@@ -147,7 +147,7 @@ def reaping_of(
                 return Reaping.PURGE
             return Reaping.PARK if _allowed(Trigger.EXPIRE, Facts(record, late)) else None
         case State.PENDING:
-            # That its parcel was never taken is proven where it is deleted.
+            # That no worker claimed its parcel is proven by the statement that deletes the parcel.
             return Reaping.ABANDON if _allowed(Trigger.ABANDON, Facts(record, late)) else None
         case State.IN_PROGRESS | State.UNKNOWN:
             return None
@@ -160,7 +160,7 @@ def _allowed(trigger: Trigger, facts: Facts) -> bool:
 
 
 def timed_out(policy: Policy) -> Completed:
-    """The answer of a request whose deferred call nobody ever began."""
+    """The answer to a request whose deferred call no worker ever began."""
     page = render(Code.TIMED_OUT, policy.abandoned_status, policy)
     body = page.body
     if policy.error_format is not ErrorFormat.FAULT and policy.flavor is not Flavor.STRIPE:
@@ -171,11 +171,11 @@ def timed_out(policy: Policy) -> Completed:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whether the store's clock may be gone by, as far as looks at three clocks can tell (A3, F41).
+    """Whether the store's clock can be trusted, judged by repeated readings of three clocks (A3, F41).
 
-    `boot` is a clock that nobody can set. The store's clock has to agree with the host's own and must not move against
-    `boot`. A move is believed from the next look on, because the clock may have been put right; but what was stamped
-    before it needs its full time first, and that is what `trusted_for` counts.
+    `boot` is a clock that cannot be set. The store's clock has to agree with the host's own and must not move against
+    `boot`. After a move the new time is trusted from the next reading on, because the clock may have been corrected;
+    but what was stamped before it needs its full time first, and `trusted_for` counts that.
     """
 
     anchor: Duration | None = None
@@ -184,7 +184,7 @@ class Trust:
     why: str = ""
 
     def looked(self, store: Instant, wall: Instant, boot: Instant) -> Trust:
-        """The trust after a look, with the store's instant as it came with what it decides about."""
+        """The trust after a reading; `store` is the instant that came with the records it decides about."""
         apart, moved = abs(store - wall), 0 if self.anchor is None else abs(store - boot - self.anchor)
         why = ""
         if apart > CLOCK_TOLERANCE:
@@ -192,7 +192,7 @@ class Trust:
         elif moved > CLOCK_TOLERANCE:
             why = f"the store's clock moved by {moved // SECOND} s against the time that passed"
         steady = self.anchor is not None and moved <= CLOCK_TOLERANCE
-        # The first look that finds it right again counts as wrong, too: nobody knows how long ago that was.
+        # The first reading that is right again counts as wrong, too: the clock may have been corrected just before it.
         disturbed = bool(why) or self.wrong
         return Trust(
             anchor=self.anchor if steady else store - boot,
@@ -202,11 +202,11 @@ class Trust:
         )
 
     def disturbed(self, boot: Instant) -> Trust:
-        """The trust after an outage: who could not be heard may not be taken for dead at once."""
+        """The trust after an outage: owners that could not renew meanwhile must not count as dead at once."""
         return replace(self, wrong_at=boot)
 
     def trusted_for(self, boot: Instant) -> Duration | None:
-        """How long nothing was wrong; None: always."""
+        """How long the clocks have agreed; None: always."""
         return None if self.wrong_at is None else boot - self.wrong_at
 
 
@@ -219,7 +219,7 @@ class Run:
 
 
 ENOUGH: Final = 20
-"""Fewer runs than this say nothing about the slowest of a hundred."""
+"""Fewer runs than this do not give a 99th percentile."""
 
 
 def short_leases(runs: Sequence[Run], lease: Duration) -> dict[str, Duration]:

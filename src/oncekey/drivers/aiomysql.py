@@ -1,6 +1,6 @@
 """The driver for MariaDB and MySQL through aiomysql, for asyncio, and inside the caller's transaction.
 
-aiomysql speaks by PyMySQL's own codec and raises PyMySQL's own errors, so both drivers have one set of rules.
+aiomysql uses PyMySQL's own codec and raises PyMySQL's own errors, so both drivers share one set of rules.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """A connection of aiomysql's, and what can be done with it."""
+    """A connection of aiomysql, with what the driver does on it."""
 
     def __init__(self, raw: Any, hello: bytes) -> None:  # noqa: ANN401  (aiomysql's)
         self.raw = raw
@@ -61,7 +61,7 @@ class Session:
 
     @classmethod
     async def opened(cls, address: MariadbAddress, timeout: float, hello: bytes) -> Session:  # noqa: ASYNC109
-        """Connect, and make the session ours."""
+        """Connect, and set the session up."""
         async with asyncio.timeout(timeout):
             raw = await aiomysql.connect(
                 **address.options(), db=address.database, autocommit=None, client_flag=CLIENT.FOUND_ROWS
@@ -81,25 +81,25 @@ class Session:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the server said so last."""
+        """Whether the server's last reply said so."""
         return bool(self.raw.server_status & IN_TRANSACTION)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be lent to the next one: unasked, an idle server speaks up only to say goodbye."""
+        """Whether the next borrower may have it: an idle server sends something only to close the connection."""
         if not self.open or self.in_transaction or time.monotonic() - self.born > MAX_AGE:
             return False
         reader = self.raw._reader  # noqa: SLF001  (aiomysql shows its streams nowhere else)
         return not (reader.at_eof() or reader._buffer or reader.exception())  # noqa: SLF001
 
     async def clean(self) -> None:
-        """Take out of it what a handler may have left there."""
+        """Reset what a handler may have left in the session."""
         await self.raw._execute_command(RESET, b"")  # noqa: SLF001  (aiomysql has no word for it)
         await self.raw._read_packet()  # noqa: SLF001
         await self.said(self._hello)
 
     async def hold(self, limit: float | None, action: Awaitable[T]) -> T:
-        """Do something with an end to waiting; what takes too long ends the connection."""
+        """Await something with a time limit; if it takes too long, the connection is closed."""
         try:
             async with asyncio.timeout(limit):
                 return await action
@@ -109,7 +109,7 @@ class Session:
             raise
 
     async def talk(self, conversation: Talk[T], limit: float | None) -> T:
-        """Carry a conversation on; each message has so long to be answered."""
+        """Run a conversation; each message has so long to be answered."""
         try:
             message = next(conversation)
             while True:
@@ -126,11 +126,11 @@ class Session:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
     async def said(self, message: bytes) -> list[Result]:
-        """Say a message, and hear all that is answered to it."""
+        """Send a message, and read all replies to it."""
         return await _heard(self.raw, message)
 
     def sever(self) -> None:
-        """End it at once, whatever is under way."""
+        """Close it at once, whatever is under way."""
         self.raw.close()
 
 
@@ -149,7 +149,7 @@ def _result(raw: Any) -> Result:  # noqa: ANN401
 
 
 class Pool:
-    """Sessions for one event loop. The last one put back is the first one lent."""
+    """Sessions for one event loop. The last one that was returned is the first one lent."""
 
     def __init__(self, address: MariadbAddress, size: int, timeout: float, hello: bytes) -> None:
         self._address, self._timeout, self._hello = address, timeout, hello
@@ -179,7 +179,7 @@ class Pool:
             raise
 
     def give(self, session: Session, *, business: bool) -> None:
-        """Take one back; one that is in the middle of something is closed."""
+        """Take a session back; one that is in the middle of something is closed."""
         if not self._closed and session.is_usable:
             self._idle.append(session)
         else:
@@ -189,7 +189,7 @@ class Pool:
             self.business.release()
 
     def close(self) -> None:
-        """Close what is here now, and from now on whatever comes back."""
+        """Close the idle sessions now, and the others when they come back."""
         self._closed = True
         while self._idle:
             self._idle.pop().sever()
@@ -236,11 +236,11 @@ class AiomysqlDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.business.full
 
     async def room(self, seconds: float) -> bool:
-        """Wait a moment for that to change; whether it has."""
+        """Wait a moment for a free connection; whether there is one."""
         return await self._pool.business.room(seconds)
 
     async def begin(self) -> AiomysqlTransaction:
@@ -277,7 +277,7 @@ class AiomysqlDriver:
             return await session.talk(running(transaction), None if migrates else self._limit + GRACE)
         except BaseException:
             if migrates:
-                session.sever()  # its lock is the session's
+                session.sever()  # the lock belongs to the session
             raise
         finally:
             self._pool.give(session, business=False)
@@ -295,7 +295,7 @@ class AiomysqlTransaction:
 
     @property
     def connection(self) -> AsyncGuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._guarded
 
     async def step(self, steps: Steps[T]) -> T:
@@ -307,7 +307,7 @@ class AiomysqlTransaction:
         return await session.talk(stepping(steps, ended=ended), self._limit + GRACE)
 
     async def commit(self) -> None:
-        """Commit, and give the connection back."""
+        """Commit, and return the connection."""
         session = self._session
         if session is None:
             return
@@ -321,7 +321,7 @@ class AiomysqlTransaction:
             await self.rollback()
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         session, self._session = self._session, None
         if session is None:
             return

@@ -1,7 +1,7 @@
 """The driver for PostgreSQL through asyncpg, and asyncpg inside the caller's transaction.
 
 Statements are prepared once per connection and kept, which halves their round trips. Behind a pooler that lends
-server connections per transaction say so in the address (`?pgbouncer=1`): then none is kept.
+server connections per transaction, say so in the address (`?pgbouncer=1`): then no statement is kept.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 POOL_SIZE: Final = 10
 TIMEOUT: Final = 2.0
-"""Seconds that a connection may take to be had."""
+"""Seconds to wait for a connection."""
 
 STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
+"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
 
 IDLE_TIMEOUT: Final = 300.0
 """Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
@@ -61,7 +61,7 @@ class AsyncpgDriver:
         self._pool = AsyncpgPool(address, pool_size, timeout, cache)
         self._limit = statement_timeout
         self._told = address.pooler
-        # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
+        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
         self._settings = f"SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
 
@@ -82,11 +82,11 @@ class AsyncpgDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.business.full
 
     async def room(self, seconds: float) -> bool:
-        """Wait a moment for that to change; whether it has."""
+        """Wait a moment for a free connection; whether there is one."""
         return await self._pool.business.room(seconds)
 
     async def begin(self) -> AsyncpgTransaction:
@@ -94,7 +94,7 @@ class AsyncpgDriver:
         return await self._opened(None)
 
     async def begin_with(self, first: Steps[T]) -> tuple[AsyncpgTransaction, T]:
-        """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
+        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         try:
             statement = next(first)
             folds = statement.folds and statement.told is not None
@@ -146,7 +146,7 @@ class AsyncpgDriver:
                 say = execute_alone
                 connection.attend()
             steps = transaction.body()
-            # As `astep` does, without its frame: this is what a repeat is answered by.
+            # As `astep` does, without its frame: a repeat is answered by this.
             try:
                 statement = next(steps)
                 while True:
@@ -161,7 +161,7 @@ class AsyncpgDriver:
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
         begun = await begin(connection, "", self._limit, transaction.name)
         try:
-            # A migration may take its time, so there is no limit here.
+            # A migration may take long, so there is no limit here.
             result = await astep(transaction.body(), partial(execute, connection, None, Mode.ATOMIC))
         except BaseException:
             await undo(connection, begun, self._limit)
@@ -170,7 +170,7 @@ class AsyncpgDriver:
         return result
 
     async def _opened(self, first: Statement | None) -> AsyncpgTransaction:
-        """A transaction that is begun, with a first statement in the same message if there is one."""
+        """A transaction that has begun, with a first statement in the same message if there is one."""
         then, what = (self._settings, WHAT) if first is None else (as_text(first), first.name)
         losses = 0
         while True:

@@ -1,4 +1,4 @@
-"""asyncpg's connections as the store wants them, and what their errors mean."""
+"""asyncpg's connections with the time limits that the store needs, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ FAILURES: Final = (
     ValueError,
     OverflowError,
 )
-"""What executing can raise. A time-out is an `OSError`, and so is whatever the network does."""
+"""What executing can raise. A time-out is an `OSError`, and so are the errors of the network."""
 
 GRACE: Final = 1.0
-"""Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
+"""Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;"
 _VALUES: Final = ("22", "23")
@@ -51,7 +51,7 @@ _MID_GOODBYE: Final = "cannot switch to state"
 
 
 class Watch:
-    """Cancels tasks that wait too long for a server, each as `asyncio.timeout` would. One timer is for all of them.
+    """Cancels tasks that wait too long for a server, each as `asyncio.timeout` would, with one timer for all of them.
 
     asyncpg makes a timer for each message and closes it, which takes longer than writing the message.
     """
@@ -61,11 +61,11 @@ class Watch:
     def __init__(self) -> None:
         self.waits: set[Wait] = set()
         self.looks_at = inf
-        """When the next look is."""
+        """When it looks next."""
         self._timer: asyncio.TimerHandle | None = None
 
     def look_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        """Look then, and not later."""
+        """Look at that time at the latest."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self.looks_at = loop.call_at(when, self._look, loop), when
@@ -82,7 +82,7 @@ class Watch:
 
 
 class Wait:
-    """The running task waits for the answer to a message, until a deadline. Whoever has it takes it off the watch."""
+    """The running task waits for the reply to a message, until a deadline. The waiting code takes it off the watch."""
 
     __slots__ = ("_cancelling", "deadline", "expired", "task")
 
@@ -99,15 +99,15 @@ class Wait:
             watch.look_at(loop, self.deadline)
 
     def explains(self) -> bool:
-        """Whether the task was cancelled because of this deadline, and by nobody else."""
+        """Whether the task was cancelled because of this deadline, and not by other code."""
         return self.expired and self.task.uncancel() <= self._cancelling
 
 
 class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
-    """A connection that remembers how its last command was answered, and what the server said beside it.
+    """A connection that remembers how its last command was answered, and the server's notices.
 
-    Both are heard before the task that awaits the answer goes on. What our own procedures tell is taken as soon as it
-    is parsed; of all else a listener is told, whom asyncpg schedules before it schedules the task.
+    Both are known before the task that awaits the reply goes on. Notices of oncekey's own procedures are taken when
+    they are parsed; for all others there is a listener, which asyncpg schedules before it schedules the task.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (asyncpg's, version by version)
@@ -116,7 +116,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.unsure = False
         self.told: str | None = None
         self.watch = Watch()
-        """What watches over its messages; a pool has one for all of its connections."""
+        """The watch over its messages; a pool has one for all of its connections."""
         self.suspect = False
         self.doubt = Doubt()
         self.generation = 0
@@ -130,9 +130,9 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         return tag
 
     async def open(self, then: str, limit: float) -> Transaction:
-        """Begin a transaction that asyncpg knows of; what is said next goes along in the same message.
+        """Begin a transaction that asyncpg knows of; the text `then` is sent in the same message.
 
-        What `Transaction.start` does, which sends its BEGIN alone.
+        It does what `Transaction.start` does, which sends its BEGIN alone.
         """
         transaction = Transaction(self, "read_committed", False, False)  # noqa: FBT003  (neither read-only nor deferrable)
         self.unsure, self.told, self._top_xact = False, None, transaction
@@ -149,13 +149,13 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         return transaction
 
     async def finish(self, text: str, limit: float) -> None:
-        """Say the last of a transaction in one message, its COMMIT included."""
+        """Send the last statements of a transaction in one message, its COMMIT included."""
         self.unsure, self.told = False, None
         wait = Wait(self.watch, limit)
         try:
             self.tag = await super().execute(text)
         except asyncio.CancelledError:
-            self.doubt.arise()  # the server is asked to stop, and then stops waiting for its standby
+            self.doubt.arise()  # the server is asked to stop, and then it stops waiting for its standby
             if wait.explains():
                 raise TimeoutError from None
             raise
@@ -164,22 +164,22 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self._top_xact = None
 
     def attend(self) -> None:
-        """Forget what was heard beside earlier answers."""
+        """Forget the notices of earlier replies."""
         self.unsure, self.told = False, None
 
     def forsake(self, ours: Transaction) -> None:
-        """Refuse the statements, cursors and transactions that were made so far, but our own, as a pool does."""
+        """Invalidate all statements, cursors and transactions that were made so far, except our own, as a pool does."""
         self._pool_release_ctr += 1
         ours._con_release_ctr = self._pool_release_ctr  # noqa: SLF001  (asyncpg has no other way to tell them apart)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it can be lent to the next one as it is."""
+        """Whether the next borrower may have it as it is."""
         protocol = self._protocol
         return not (protocol.is_in_transaction() or protocol._is_cancelling() or self._top_xact)  # noqa: SLF001
 
     async def settled(self) -> None:
-        """Wait for a statement that is being cancelled, and roll back what is open; if that fails, it is closed."""
+        """Wait for a statement that is being cancelled, and roll back what is open; if that fails, close it."""
         try:
             async with asyncio.timeout(GRACE):
                 if self._protocol._is_cancelling():  # noqa: SLF001
@@ -192,7 +192,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             raise
 
     def rest(self, now: float) -> None:
-        """Back in the pool. What a handler left listening is taken out; asyncpg warns of it, as its own pool does."""
+        """Return to the pool. Listeners that a handler left are removed, with the warning that asyncpg's pool gives."""
         self.rested = now
         if self._listeners or len(self._log_listeners) > 1:
             self.remove_log_listener(self._hear)
@@ -202,9 +202,9 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             self.add_log_listener(self._hear)
 
     def _process_log_message(self, fields: Mapping[str, str], last_query: object) -> None:
-        """Where asyncpg makes an object of a notice and schedules its listeners, what is told us is heard at once.
+        """Take our own notices here, where asyncpg makes an object of a notice and schedules its listeners.
 
-        Should a later version call something else, our listener hears it all the same.
+        If a later version of asyncpg calls something else, our listener still gets them.
         """
         if fields.get("C") == TOLD and len(self._log_listeners) == 1:
             if self.told is None:
@@ -222,7 +222,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
 
 
 async def cleaned(connection: asyncpg.Connection) -> None:
-    """Take out of a session what a handler may have left there; if that fails, the connection is closed."""
+    """Reset what a handler may have left in a session; if that fails, close the connection."""
     try:
         async with asyncio.timeout(GRACE):
             await connection.execute(RESET)
@@ -232,16 +232,16 @@ async def cleaned(connection: asyncpg.Connection) -> None:
 
 
 async def severed(connection: asyncpg.Connection) -> None:
-    """End a connection on which somebody's statement is under way, and ask the server to stop executing it.
+    """Close a connection with a statement under way, and ask the server to stop executing it.
 
-    Left alone it would hold its locks, the key's among them, for as long as it takes.
+    Otherwise the statement would hold its locks, the key's among them, for as long as it takes.
     """
     try:
         async with asyncio.timeout(GRACE):
-            # What asyncpg itself does when the task of a statement is cancelled. This task is not ours to cancel.
+            # This is what asyncpg does when the task of a statement is cancelled. That task is not ours to cancel.
             await connection._cancel(asyncio.get_running_loop().create_future())  # noqa: SLF001
     except FAILURES:
-        pass  # then the server will notice by itself
+        pass  # then the server notices by itself
     finally:
         connection.terminate()
 
@@ -264,7 +264,7 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
 
 
 def commit_error(error: Exception, connection: StoreConnection, what: str) -> OncekeyError:
-    """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
+    """The store's error for a COMMIT: an error from the server is definite, a missing reply is not (F20)."""
     if is_busy(error):
         return TransactionControlError(LEFT_BEHIND)
     if was_lost(error, connection):
@@ -274,13 +274,13 @@ def commit_error(error: Exception, connection: StoreConnection, what: str) -> On
 
 
 def is_taken(error: Exception) -> bool:
-    """Whether a record found its place taken, or a step its record."""
+    """Whether a record found its place taken, or a step another owner of its record."""
     place = (getattr(error, "schema_name", None), getattr(error, "table_name", None))
     return _sqlstate(error) == NOT_OURS or (_sqlstate(error) == TAKEN and place == RECORD)
 
 
 def check_commit(connection: StoreConnection, what: str) -> None:
-    """A COMMIT has to be answered with COMMIT, and without a warning that it is not safe yet."""
+    """Raise unless a COMMIT was answered with COMMIT, without a warning that it is not on the standby yet."""
     if connection.tag != "COMMIT":
         raise not_committed(connection.tag, what)
     if connection.unsure:
@@ -288,25 +288,25 @@ def check_commit(connection: StoreConnection, what: str) -> None:
 
 
 def cause(error: Exception) -> Exception | None:
-    """What may be shown below our own error: not what repeats a value or a whole row."""
+    """The original error, if it may be shown with ours: not one that repeats a value or a whole row."""
     told = isinstance(error, ValueError | OverflowError) or _sqlstate(error).startswith(_VALUES)
     return None if told else error
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether asyncpg refused to speak, because somebody else's statement is under way on the same connection."""
+    """Whether asyncpg refused to send, because another statement is under way on the same connection."""
     return isinstance(error, asyncpg.InterfaceError) and _BUSY in str(error)
 
 
 def was_never_sent(error: Exception, connection: asyncpg.Connection) -> bool:
-    """Whether asyncpg refused to speak, because the server had said goodbye before we said anything."""
+    """Whether asyncpg refused to send, because the server had closed the connection before."""
     if isinstance(error, asyncpg.InterfaceError):
         return bool(connection.is_closed()) and not isinstance(error, asyncpg.DataError)
     return isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_MID_GOODBYE)
 
 
 def was_lost(error: Exception, connection: asyncpg.Connection) -> bool:
-    """Whether the connection is of no more use, so that nobody heard what became of what was said."""
+    """Whether the connection is lost, so that the result of what was sent is not known."""
     if isinstance(error, OSError):
         return True
     ended = is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))

@@ -1,4 +1,4 @@
-"""The asyncpg connection that a handler is handed: all of it but the end of the transaction (L5)."""
+"""The asyncpg connection that a handler gets: everything but the end of the transaction (L5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oncekey.drivers.guard import Lending, refusal, refuse_transaction_control
 
 
 class GuardedConnection:
-    """What `op.connection` is for asyncpg. When the operation is over nothing more is passed through."""
+    """`op.connection` for asyncpg. After the end of the operation it refuses every call."""
 
     __slots__ = ("_lending", "_raw")
 

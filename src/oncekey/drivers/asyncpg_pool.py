@@ -1,7 +1,7 @@
-"""Who holds which of asyncpg's connections, and for how long one waits for one.
+"""The pool of asyncpg connections: who holds which, and how long a request waits for one.
 
-asyncpg's own pool puts a stand-in before each connection and gives one back in a task of its own, which costs a request
-more than its BEGIN does. Here a connection that ended its transaction goes back as it is, without awaiting anything.
+asyncpg's own pool wraps each connection and returns it in a task of its own, which costs a request more than its BEGIN.
+Here a connection that ended its transaction is returned as it is, without awaiting anything.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from oncekey.drivers.postgres_address import PostgresAddress
 
 MAX_IDLE: Final = 300.0
-"""Seconds after which a connection that nobody used is replaced: something on the way may have forgotten it."""
+"""Seconds after which an unused connection is replaced: a firewall on the way may have dropped it."""
 
 MAX_AGE: Final = 1800.0
-"""Seconds after which a connection is replaced, so that load finds its way to a server that was added or moved."""
+"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
 
 
 class AsyncpgPool:
-    """Connections, made when they are first needed; business transactions leave a part of them to others."""
+    """Connections, made when they are first needed; business transactions leave a part of them to other statements."""
 
     def __init__(self, address: PostgresAddress, size: int, timeout: float, statement_cache_size: int) -> None:
         self._hosts, self._timeout, self._cache = list(address.each), timeout, statement_cache_size
@@ -47,14 +47,14 @@ class AsyncpgPool:
         self._all_back: asyncio.Event | None = None
 
     async def borrow(self) -> StoreConnection:
-        """A connection for a moment."""
+        """A connection for one statement or transaction of oncekey's own."""
         if self.doubt:
             await self._asking.settle()
         now = time.monotonic()
         return self._at_once(now) or await self._take(now + self._timeout)
 
     async def give_back(self, connection: StoreConnection) -> None:
-        """The end of that moment."""
+        """Return such a connection."""
         if not connection.is_closed() and connection.is_at_rest:
             self._put(connection)
         else:
@@ -74,7 +74,7 @@ class AsyncpgPool:
             raise
 
     def given_at_once(self, connection: StoreConnection) -> bool:
-        """The end of a business transaction that left nothing behind, as nearly all end; False: it has to be `give`."""
+        """Return a connection of a transaction that left nothing behind, as nearly all do; False: `give` has to."""
         if connection.is_closed() or not connection.is_at_rest:
             return False
         self._put(connection)
@@ -82,7 +82,7 @@ class AsyncpgPool:
         return True
 
     async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
-        """The end of a business transaction; what a handler used is cleaned up first, while the caller goes on."""
+        """Return a business transaction's connection; if a handler used it, it is reset while the caller goes on."""
         if not used and self.given_at_once(connection):
             return
         if not used or connection.is_closed():
@@ -93,7 +93,7 @@ class AsyncpgPool:
         task.add_done_callback(self._returns.discard)
 
     async def close(self) -> None:
-        """Close all of them; who still holds one has a moment to give it back."""
+        """Close all connections; those that are in use have a moment to be returned."""
         self._closed = True
         try:
             async with asyncio.timeout(self._timeout):
@@ -108,7 +108,7 @@ class AsyncpgPool:
             self._idle.clear()
 
     def _at_once(self, now: float) -> StoreConnection | None:
-        """One that lies ready, if there is a place for it: nearly every time, and nothing is awaited."""
+        """An idle connection, if there is one and a place for it: the common case, without awaiting anything."""
         if not self._idle or not self._slots.taken():
             return None
         connection = self._rested(now)
@@ -132,7 +132,7 @@ class AsyncpgPool:
         return connection
 
     def _rested(self, now: float) -> StoreConnection | None:
-        """The one that was put back last, if the server has not said goodbye on it."""
+        """The connection that was returned last, if the server has not closed it."""
         idle = self._idle
         while idle and now - idle[0].rested > MAX_IDLE:
             idle.pop(0).terminate()
@@ -146,7 +146,7 @@ class AsyncpgPool:
     async def _connected(self) -> StoreConnection:
         if self._closed:
             raise asyncpg.InterfaceError("the pool is closed")
-        # One after the other, each with all the time: asyncpg's own way through them ends at a host that says nothing.
+        # One after the other, each with the full time: asyncpg's own loop stops at a host that does not answer.
         hosts = self._hosts
         for _ in hosts[1:]:
             host = hosts[0]
@@ -154,7 +154,7 @@ class AsyncpgPool:
                 return await self._connected_to(host)
             except FAILURES:
                 if hosts[0] == host:
-                    hosts.append(hosts.pop(0))  # whoever comes next begins with another one
+                    hosts.append(hosts.pop(0))  # the next request begins with another one
         return await self._connected_to(hosts[0])
 
     async def _connected_to(self, host: str) -> StoreConnection:
@@ -169,7 +169,7 @@ class AsyncpgPool:
         return connection
 
     async def _confirmed(self) -> bool:
-        """Whether the standby has all that was committed so far."""
+        """Whether the standby has everything that was committed so far."""
         connection = await self._take(time.monotonic() + self._timeout)
         try:
             connection.attend()
@@ -205,9 +205,9 @@ class AsyncpgPool:
             self._put(connection)
 
     def _put(self, connection: StoreConnection) -> None:
-        """Nothing is awaited here, so nobody can be stopped half-way."""
+        """Return a connection. Nothing is awaited here, so a cancellation cannot interrupt it."""
         if connection.suspect:
-            # Where one server said goodbye or nothing at all, the others' silence is no good sign either.
+            # If one server closed a connection or did not answer, the idle connections to it are probably dead, too.
             self._generation += 1
             while self._idle:
                 self._idle.pop().terminate()

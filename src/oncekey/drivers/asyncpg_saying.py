@@ -1,4 +1,4 @@
-"""What is said to a server through asyncpg, each sentence with what its failure means."""
+"""The messages that are sent to a server through asyncpg, each with the meaning of its failure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def execute(connection: Any, limit: float | None, mode: Mode, statement: S
 
 
 async def execute_alone(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
-    """The same where each statement commits by itself, and so can come with a commit's warning."""
+    """The same for statements that commit by themselves, and so may come with a commit's warning."""
     try:
         rows = await execute(connection, limit, mode, statement)
     except asyncio.CancelledError:
@@ -54,7 +54,7 @@ async def execute_alone(connection: Any, limit: float | None, mode: Mode, statem
 
 
 async def begin(connection: StoreConnection, then: str, limit: float, what: str) -> Any:  # noqa: ANN401
-    """Begin a transaction at READ COMMITTED; what is said next goes along in the same message."""
+    """Begin a transaction at READ COMMITTED; the text `then` is sent in the same message."""
     try:
         return await connection.open(then, limit)
     except FAILURES as error:
@@ -62,7 +62,7 @@ async def begin(connection: StoreConnection, then: str, limit: float, what: str)
 
 
 async def commit(connection: Any, transaction: Any, limit: float | None, what: str) -> None:  # noqa: ANN401
-    """Commit, or say what became of it."""
+    """Commit, or raise what happened to it."""
     try:
         connection.attend()
         async with asyncio.timeout(limit):
@@ -78,13 +78,13 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
 async def commit_with(
     connection: StoreConnection, last: Statement, limit: float, what: str, *, cleans: bool
 ) -> Rows | None:
-    """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken.
+    """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken.
 
     The server executes a message up to the first statement that fails:
 
     - an error, and the transaction is still open: the last statement failed, so nothing is committed;
     - an error, and it is over: the COMMIT was refused, or the clean-up after it failed. The statement's own proof finds
-      out which; if that cannot be asked, nobody knows;
+      out which; if that cannot be asked, the outcome is ambiguous;
     - no error: committed. A COMMIT is answered with ROLLBACK only where a statement had failed before (F20), and then
       the last statement would have failed, too.
     """

@@ -1,4 +1,4 @@
-"""Business transactions on asyncpg: a handler writes through them, and we end them (L4, L5)."""
+"""Business transactions on asyncpg: a handler writes through them, and oncekey ends them (L4, L5)."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ class AsyncpgTransaction:
 
     @property
     def connection(self) -> GuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._guarded
 
     @property
     def told(self) -> Rows | None:
-        """What a first statement that went along with BEGIN found. None: it has to be said by itself."""
+        """The row of a first statement that was sent with BEGIN. None: it has to be executed by itself."""
         raw = self._raw
         if raw.told is None:
             return () if raw.tag == FOUND else None
         return [row_told(raw.told)]
 
     async def say(self, statement: Statement) -> Rows:
-        """Execute a statement of ours, before the handler was there."""
+        """Execute a statement of oncekey's own, before the handler has the connection."""
         return await execute(self._raw, self._limit, Mode.ATOMIC, statement)
 
     async def step(self, steps: Steps[T]) -> T:
@@ -83,13 +83,13 @@ class AsyncpgTransaction:
         if self._over:
             raise TransactionControlError(OVER)
         if self._was_ended:
-            # The business rows are in already, so the record has to follow them.
+            # The handler has committed its rows already, so the record has to follow them.
             _log.error(ENDED_EARLY)
             await self._begin_again()
         return await astep(steps, partial(execute, self._raw, self._limit, Mode.ATOMIC))
 
     async def commit(self) -> None:
-        """Commit, and give the connection back."""
+        """Commit, and return the connection."""
         if self._over:
             return
         try:
@@ -106,7 +106,7 @@ class AsyncpgTransaction:
             await self.rollback()
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and give the connection back. None: its place was taken."""
+        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
         if self._over:
             raise TransactionControlError(OVER)
         try:
@@ -117,7 +117,7 @@ class AsyncpgTransaction:
             self._take_back()
             cleans = self._lending.used and self._cleans
             rows = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
-            self._cleans = self._cleans and rows is None  # otherwise it was done with the commit
+            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
             self._over = rows is not None and self._pool.given_at_once(self._raw)
         except TransactionControlError:
             self._committed = False  # nothing was sent
@@ -128,7 +128,7 @@ class AsyncpgTransaction:
         return rows
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         if self._over:
             return
         self._over = True
@@ -141,18 +141,18 @@ class AsyncpgTransaction:
             await self._pool.give(self._raw, used=self._lending.used and self._cleans)
 
     def _take_back(self) -> None:
-        """Nothing of the handler's is passed through any more, nor by what it prepared."""
+        """Refuse every further use by the handler, also of what it prepared."""
         self._lending.over = True
         self._raw.forsake(self._transaction)
 
     @property
     def _was_ended(self) -> bool:
-        """Whether somebody else ended the transaction (F16)."""
+        """Whether the handler ended the transaction (F16)."""
         return not self._raw.is_closed() and not self._raw.is_in_transaction()
 
     async def _begin_again(self) -> None:
         try:
-            # asyncpg still believes in its own transaction, and will commit this one in its stead.
+            # asyncpg still believes in its own transaction, and will commit this one instead.
             await self._raw.execute(BEGIN, timeout=self._limit)
         except FAILURES as error:
             raise statement_error(error, self._raw, Mode.ATOMIC, WHAT) from cause(error)

@@ -1,4 +1,4 @@
-"""Drivers of stores that are made of cells: they answer the verbs that the statements ask."""
+"""Drivers of stores that are made of cells: they perform the verbs that the statements yield."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class CellDriver:
         return step(transaction.body(), self._execute)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
         self._cells.close()
 
     def _execute(self, statement: Statement) -> Rows:
         return step(asking(statement), cast("Any", self.answer))
 
     def answer(self, verb: Verb) -> object:
-        """Do what a statement asks for."""
+        """Perform a verb."""
         match verb:
             case Look(scope, key):
                 return self._cells.look(scope, key)
@@ -62,14 +62,14 @@ class AsyncCellDriver:
         return await astep(transaction.body(), self._execute)
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
         await self._cells.close()
 
     async def _execute(self, statement: Statement) -> Rows:
         return await astep(asking(statement), cast("Any", self.answer))
 
     async def answer(self, verb: Verb) -> object:
-        """Do what a statement asks for."""
+        """Perform a verb."""
         match verb:
             case Look(scope, key):
                 return await self._cells.look(scope, key)

@@ -1,8 +1,8 @@
 """DynamoDB: cells in one table, by boto3 for threads and by aiobotocore for asyncio.
 
 A handler with effects=LOCAL, and a phase, stages its own items (`op.connection.put(...)`); they are written with the
-record in one `TransactWriteItems`, or not at all. The transaction is nothing but that list: nothing is sent before the
-handler is done, nothing is locked, and a process that dies has written nothing.
+record in one `TransactWriteItems`, or not at all. The transaction is only that list: nothing is sent before the handler
+is done, nothing is locked, and a process that dies has written nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POOL_SIZE: Final = 50
-"""How many connections a process has at most. They are cheap, and each carries one request at a time."""
+"""The most connections of a process. They are cheap, and each carries one request at a time."""
 PAUSES: Final = (0.05, 0.2)
-"""Seconds, at most, before what was throttled is sent again."""
+"""Seconds, at most, before a throttled request is sent again."""
 ROUNDS: Final = 40
-"""How often a transaction is sent whose record has moved meanwhile, by a heartbeat, say."""
+"""How often a transaction is sent if its record moves meanwhile, by a heartbeat for example."""
 TOO_MANY: Final = (
     f"DynamoDB writes at most {MOST_ITEMS} items in one transaction, and one of them is the key's: stage "
     f"{MOST_ITEMS - 1} at most"
@@ -55,7 +55,7 @@ _making = threading.Lock()
 
 
 def _forked() -> None:
-    """Who held it is not in this process."""
+    """Make a new lock after a fork: its holder is not in this process."""
     global _making  # noqa: PLW0603  (one for the process)
     _making = threading.Lock()
 
@@ -66,7 +66,7 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def _session() -> Any:  # noqa: ANN401  (boto3 has no types)
-    """One for the process: it has read what the service's operations are, which takes long."""
+    """One session for the process: it has loaded the service's description, which takes long."""
     import boto3  # noqa: PLC0415  (asyncio alone can do without)
 
     return boto3.session.Session()
@@ -81,7 +81,7 @@ def _asyncio_session() -> Any:  # noqa: ANN401  (aiobotocore has no types)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where a table is. Credentials come from where the SDK looks for them, never from here."""
+    """The address of a table. Credentials come from where the SDK looks for them, never from here."""
 
     name: str
     region: str | None = None
@@ -90,12 +90,12 @@ class Table:
 
     @property
     def client(self) -> dict[str, Any]:
-        """Where both SDKs' clients connect to."""
+        """The options of both SDKs' clients for connecting."""
         return {"region_name": self.region, "endpoint_url": self.endpoint}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How they do it: once. A repeat of theirs would hide that the first one was written."""
+        """The settings of both SDKs: no retries, because a retry would hide that the first request was executed."""
         return {
             "retries": {"total_max_attempts": 1},
             "connect_timeout": 3,
@@ -105,7 +105,7 @@ class Table:
 
 
 class DynamoCells:
-    """The verbs, blocking. One client serves all threads; it is made when it is first needed."""
+    """The verbs, blocking. One client, made when it is first needed, serves all threads."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -125,11 +125,11 @@ class DynamoCells:
         return self._speak(self._dialogue.page(index, after, limit))
 
     def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> bool:
-        """Records and items together."""
+        """Write records and items together."""
         return self._speak(self._dialogue.transact(swaps, items))
 
     def vitals(self) -> tuple[dict[str, Any], ...]:
-        """What the service says about the table."""
+        """What the service reports about the table."""
         return self._speak(self._dialogue.vitals())
 
     def make(self) -> bool:
@@ -137,7 +137,7 @@ class DynamoCells:
         return self._speak(self._dialogue.make())
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -200,11 +200,11 @@ class AsyncDynamoCells:
         return await self._speak(self._dialogue.page(index, after, limit))
 
     async def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> bool:
-        """Records and items together."""
+        """Write records and items together."""
         return await self._speak(self._dialogue.transact(swaps, items))
 
     async def vitals(self) -> tuple[dict[str, Any], ...]:
-        """What the service says about the table."""
+        """What the service reports about the table."""
         return await self._speak(self._dialogue.vitals())
 
     async def make(self) -> bool:
@@ -212,7 +212,7 @@ class AsyncDynamoCells:
         return await self._speak(self._dialogue.make())
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         async with self._making:
             made, self._made, self._client = self._made, None, None
         if made is not None:
@@ -256,11 +256,11 @@ class AsyncDynamoCells:
 
 
 class Items:
-    """What a handler stages: written with the key in one transaction, or not at all (`op.connection`).
+    """The items that a handler stages: written with the key in one transaction, or not at all (`op.connection`).
 
     Each method takes what the service's `TransactWriteItems` takes for such an item, with the types of its low-level
     interface: `put(TableName="orders", Item={"id": {"S": "7"}}, ConditionExpression="attribute_not_exists(id)")`. To
-    read, use a client of your own, and make sure of what was read by a condition: nothing is locked.
+    read, use a client of your own, and confirm what was read by a condition: nothing is locked.
     """
 
     __slots__ = ("_actions", "_over", "_table")
@@ -283,7 +283,7 @@ class Items:
         self._stage("Delete", parameters)
 
     def check(self, **parameters: Any) -> None:  # noqa: ANN401
-        """Write nothing, but want an item to be as the condition says."""
+        """Write nothing, but require an item to fulfil the condition."""
         self._stage("ConditionCheck", parameters)
 
     def _stage(self, kind: str, parameters: dict[str, Any]) -> None:
@@ -298,7 +298,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class _Transact:
-    """Write what was gathered; False: a record is not the one that was seen."""
+    """Write what was gathered; False: a record is not the one that was read."""
 
     swaps: tuple[Swap, ...]
     items: tuple[Mapping[str, Any], ...]
@@ -308,10 +308,10 @@ _Asked: TypeAlias = "Verb | _Transact"
 
 
 class _Gathered:
-    """What an open transaction has to write: pure, for both kinds of drivers.
+    """The writes of an open transaction: pure, for both kinds of drivers.
 
-    Its own writes are seen by its own looks. A statement is kept with what it wrote: if the record moves before the
-    transaction is sent, by a heartbeat that was under way, say, the statement is asked again on the record as it is.
+    Its own looks see its own writes. A statement is kept with what it wrote: if the record moves before the
+    transaction is sent, by a heartbeat for example, the statement runs again on the record as it is then.
     """
 
     def __init__(self, table: str) -> None:
@@ -321,7 +321,7 @@ class _Gathered:
         self._now: Instant = 0
 
     def saying(self, statement: Statement) -> Generator[_Asked, Any, Rows]:
-        """The verbs of a statement: looks are answered from what is gathered, and swaps are gathered."""
+        """Run a statement: its looks are answered from what is gathered, and its swaps are gathered."""
         verbs = cast("Generator[Verb, Any, Rows]", asking(statement))
         answer: Any = None
         writes = False
@@ -346,7 +346,7 @@ class _Gathered:
             return cast("Rows", stop.value)
 
     def committing(self) -> Generator[_Asked, Any, None]:
-        """Send it all. It is sent again only where the service says that nothing was written."""
+        """Send all writes. They are sent again only if the service says that nothing was written."""
         for _ in range(ROUNDS):
             swaps, items = tuple(self._swaps.values()), tuple(self.items._actions)  # noqa: SLF001
             self.over()
@@ -362,7 +362,7 @@ class _Gathered:
         raise StoreUnavailableError(MOVED_ON)
 
     def over(self) -> None:
-        """Nothing more is staged."""
+        """Refuse further items."""
         self.items._over = True  # noqa: SLF001
 
     def _gather(self, swap: Swap) -> None:
@@ -392,7 +392,7 @@ class DynamoTransaction:
         self._carried(self._gathered.committing())
 
     def rollback(self) -> None:
-        """Forget it: nothing was sent."""
+        """Drop the list: nothing was sent."""
         self._gathered.over()
 
     def _carried(self, asked: Generator[_Asked, Any, T]) -> T:
@@ -420,7 +420,7 @@ class AsyncDynamoTransaction:
         await self._carried(self._gathered.committing())
 
     async def rollback(self) -> None:
-        """Forget it: nothing was sent."""
+        """Drop the list: nothing was sent."""
         self._gathered.over()
 
     async def _carried(self, asked: Generator[_Asked, Any, T]) -> T:
@@ -440,7 +440,7 @@ class DynamoDriver(CellDriver):
         return DynamoTransaction(self)
 
     def answer(self, verb: _Asked) -> object:
-        """Do what a statement asks for."""
+        """Perform a verb."""
         match verb:
             case _Transact(swaps, items):
                 return self._dynamo.transact(swaps, items)
@@ -463,7 +463,7 @@ class AsyncDynamoDriver(AsyncCellDriver):
         return AsyncDynamoTransaction(self)
 
     async def answer(self, verb: _Asked) -> object:
-        """Do what a statement asks for."""
+        """Perform a verb."""
         match verb:
             case _Transact(swaps, items):
                 return await self._dynamo.transact(swaps, items)

@@ -1,13 +1,13 @@
 """A record as items of a DynamoDB table: its name, its attributes, and the parts of one that is too long for one item.
 
 Every column is an attribute of its own name, so that a record can be read in the service's own console. Beside them
-stand `pk`, the digest of scope and key (a name of a fixed length, and what the service tells about hot keys shows no
-client's key), `forget_at`, the second from which on the service may delete the item, and, where pages have the record,
+are `pk`, the digest of scope and key (a name of fixed length, so that the service's reports about hot keys show no
+client's key), `forget_at`, the second from which on the service may delete the item, and, if pages list the record,
 `page_shard` and `page_place`, by which the index `pages` finds it.
 
-An item has at most 400 KB. The long columns of a longer record (an answer, a kept request, a memo) lie in parts, items
-under a name that is drawn anew for each write and never written twice. They are there before the record names them, so
-whoever reads a record either finds its parts, or the record has moved on meanwhile. Nothing here talks to anything.
+An item has at most 400 KB. The long columns of a longer record (an answer, a kept request, a memo) are stored in parts:
+items under a name that is random for each write and never written twice. They are written before the record names them,
+so a reader of a record either finds its parts, or the record has moved on meanwhile. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Item: TypeAlias = dict[str, dict[str, Any]]
 INDEX: Final = "pages"
 EXPIRY: Final = "forget_at"
 SHARDS: Final = 4
-"""In how many partitions each list of the index lies: one takes about 1,000 writes a second. Never change it."""
+"""The number of partitions of each list of the index: one takes about 1,000 writes a second. Never change it."""
 ITEM_BYTES: Final = 380_000
-"""What is written in one item; the service takes 400 KB, in which it counts names and numbers in ways of its own."""
+"""The most that is written in one item; the service takes 400 KB, and counts names and numbers in its own way."""
 LONG: Final = ("response_body", "request", "memo", "response_headers", "last_error", "path")
 """The columns that can be long, in the order in which they are moved to parts."""
 
@@ -50,12 +50,12 @@ _LONGEST_PLACE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the long columns of a record lie: one text of bytes, cut in pieces."""
+    """The parts with the long columns of a record: one sequence of bytes, cut in pieces."""
 
     name: str
     count: int
     columns: tuple[tuple[str, str, int], ...]
-    """Name, type and length of each column, in the order in which they lie there."""
+    """Name, type and length of each column, in the order in which they are stored."""
 
     @property
     def keys(self) -> tuple[Item, ...]:
@@ -65,7 +65,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a line is written as: the record's item, and the items that have to be there before it."""
+    """The items that a line is written as: the record's item, and the items that have to be written before it."""
 
     item: Item
     parts: Parts | None
@@ -123,7 +123,7 @@ def _divided(item: Item) -> Written:
 
 
 def parts_of(item: Item) -> Parts | None:
-    """Where the long columns of a record's item lie; None: all of it is there."""
+    """The parts with the long columns of a record's item; None: it has none."""
     if "parts" not in item:
         return None
     name, count, columns = json.loads(item["parts"]["S"])
@@ -131,12 +131,12 @@ def parts_of(item: Item) -> Parts | None:
 
 
 def may_be_gone(item: Item, now: Instant) -> bool:
-    """Whether the service may delete the item and its parts by now, in whatever order."""
+    """Whether the service may have deleted the item and its parts by now, in any order."""
     return EXPIRY in item and int(item[EXPIRY]["N"]) * SECOND <= now
 
 
 def line_of(item: Item, pieces: Sequence[Item] | None = ()) -> Line:
-    """The line of a record's item and its parts in order; None: the parts are gone, and so is what lay there."""
+    """The line of a record's item and its parts in order; None: the parts are gone, and their columns with them."""
     line = {name: _value(attribute) for name, attribute in item.items() if name not in _OURS}
     parts = parts_of(item)
     if parts is None:
@@ -151,7 +151,7 @@ def line_of(item: Item, pieces: Sequence[Item] | None = ()) -> Line:
 
 
 def proof(seen: Seen | None) -> dict[str, Any]:
-    """The condition of a write: there is no record, or the very one that was seen."""
+    """The condition of a write: there is no record, or the one that was read."""
     if seen is None:
         return {"ConditionExpression": "attribute_not_exists(#p)", "ExpressionAttributeNames": {"#p": "pk"}}
     return {
@@ -162,7 +162,7 @@ def proof(seen: Seen | None) -> dict[str, Any]:
 
 
 def page_query(table: str, index: Index, shard: int, after: bytes, limit: int) -> dict[str, Any]:
-    """The question for some lines of one shard of a list, from behind a place on."""
+    """The query for some lines of one shard of a list, after a place."""
     return {
         "TableName": table,
         "IndexName": INDEX,
@@ -174,12 +174,12 @@ def page_query(table: str, index: Index, shard: int, after: bytes, limit: int) -
 
 
 def is_at(item: Item, found: Item) -> bool:
-    """Whether a record still lies where the index, which may be late, has found it."""
+    """Whether a record still has the place at which the index, which may be out of date, has found it."""
     return all(item.get(name) == found[name] for name in ("page_shard", "page_place"))
 
 
 def sorted_by(place: Place) -> bytes:
-    """A place as bytes that sort as places do; a scope ends where a byte follows that none of its own is before."""
+    """A place as bytes that sort as places do; a scope ends with a byte that is smaller than all of its own."""
     instant, scope, key = place
     name = scope.encode().replace(b"\0", b"\0\xff") + b"\0\0" + key.encode()
     if len(name) > _LONGEST_PLACE:

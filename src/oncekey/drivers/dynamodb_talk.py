@@ -1,16 +1,16 @@
-"""What is said to DynamoDB for each verb, and what its replies and failures mean: once, for threads and for asyncio.
+"""The requests to DynamoDB for each verb, and the meaning of its replies and failures, for threads and for asyncio.
 
-A talk is a generator. It yields requests and is sent their replies, or a `Refused` where the service says no in a way
-that decides something. Whoever carries it (`oncekey.drivers.dynamodb`) has no rules of its own.
+A talk is a generator. It yields requests and is sent their replies, or a `Refused` if the service refuses in a way that
+decides something. The module that sends the requests (`oncekey.drivers.dynamodb`) has no rules of its own.
 
-What a failure means is the heart of it. The service answered with a client's error: nothing was written. The connection
-could not be made: nothing was written. All else that happens to a write, a time-out, a connection that broke, an error
-of the server's, is ambiguous, and the flows above look again: they know what they wrote by its owner, its fence and its
-version. So the SDK's own repeats have to be off. One that repeats a conditional write whose reply was lost is told that
-the condition fails, which is a lie about the first one.
+What a failure means is the core of this module. If the service answers with a client's error, nothing was written. If
+the connection could not be made, nothing was written. Every other failure of a write (a time-out, a broken connection,
+a server's error) is ambiguous, and the flows look again: they know their own writes by owner, fence and version. So the
+retries of the SDK have to be off. If it repeated a conditional write whose reply was lost, the condition would fail,
+and the caller would conclude that the first write was not executed.
 
-Throttling is the one answer that is waited for here, twice and shortly: the service says that nothing was done. A read
-is asked once more after whatever went wrong.
+Only throttling is waited for here, twice and shortly: the service says that nothing was done. A read is repeated once
+after any failure.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ Talk: TypeAlias = "Generator[Request, Reply | Refused, T]"
 MOST_ITEMS: Final = 100
 """What the service takes in one transaction."""
 LOOKS: Final = 5
-"""How often a record is read whose parts are gone when they are asked for: each time it has moved on."""
+"""How often a record is read if its parts are gone when they are read: each time it has moved on."""
 KEYS_AT_ONCE: Final = 25
 REMEMBERED: Final = 1024
 WAITS: Final = 600
-"""How many looks, half a second apart, a new table may take."""
+"""How often, half a second apart, a new table is asked for until it is ready."""
 
 NO_TABLE: Final = "there is no table {table} in DynamoDB: run `oncekey migrate up`"
 NO_PARTS: Final = "the record of a key names parts of its answer that are not there"
@@ -119,7 +119,7 @@ _NEVER_SENT: Final = (
     TokenRetrievalError,
 )
 _NEVER_CONNECTED: Final = frozenset({"NewConnectionError", "ClientConnectorError", "gaierror"})
-"""What urllib3, aiohttp and the resolver call it when there was no connection to send anything through."""
+"""The names of the errors of urllib3, aiohttp and the resolver if no connection was made."""
 _SERVERS_FAULT: Final = 500
 
 
@@ -136,23 +136,23 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A no of the service's that decides something; nothing was written."""
+    """A refusal by the service that decides something; nothing was written."""
 
     code: str
     reasons: tuple[str, ...] = ()
-    """Of a transaction: the code of each item, in their order, `None` for those that were not to blame."""
+    """For a transaction: the code of each item, in their order, `None` for those without an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No reply, or one that decides nothing; `again` says whether the same may be asked once more here."""
+    """No reply, or one that decides nothing; `again` says whether the request may be repeated here."""
 
     error: StoreError
     again: bool
 
 
 def understood(error: BotoCoreError | ClientError, request: Request) -> Refused | Failed:
-    """What an error of the SDK's means for this request. Its parameters may be a client's, so it is not quoted."""
+    """The meaning of an error of the SDK for this request. It may contain a client's data, so it is not quoted."""
     operation = request.operation
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", "")) or "an unnamed error"
@@ -181,7 +181,7 @@ def understood(error: BotoCoreError | ClientError, request: Request) -> Refused 
 
 
 def _never_connected(error: BotoCoreError) -> bool:
-    """Aiobotocore says the same of a connection that broke under way, so what it was told itself decides."""
+    """Whether no connection was made; aiobotocore raises the same for a broken one, so the original error decides."""
     if not isinstance(error, EndpointConnectionError):
         return False
     return any(kind.__name__ in _NEVER_CONNECTED for kind in type(error.kwargs.get("error")).__mro__)
@@ -199,8 +199,8 @@ class Dialogue:
     def __init__(self, table: str) -> None:
         self.table = table
         self._parts: dict[bytes, tuple[Seen, Parts]] = {}
-        """By the digest of a record, the parts that this very version of it has: whoever replaces it, deletes them.
-        Parts that are missed, by a crash say, cost their storage and nothing else."""
+        """By the digest of a record, the parts of this version of it; the request that replaces the version deletes
+        them. Parts that are missed, after a crash for example, cost storage and nothing else."""
 
     def look(self, scope: str, key: str) -> Talk[tuple[Line | None, Instant]]:
         """A consistent read, and the service's clock."""
@@ -215,7 +215,7 @@ class Dialogue:
         raise RecordUnreadableError(NO_PARTS)
 
     def swap(self, swap: Swap) -> Talk[bool]:
-        """One conditional write; False: the record is not the one that was seen, or somebody is writing it now."""
+        """One conditional write; False: the record is not the one that was read, or another request is writing it."""
         action, made = self._prepared(swap)
         yield from self._put(made)
         ((kind, parameters),) = action.items()
@@ -230,7 +230,7 @@ class Dialogue:
         raise StoreUnavailableError(REFUSED.format(operation=operation, code=reply.code))
 
     def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> Talk[bool]:
-        """Records and the handler's items, all or none; False: a record is not the one that was seen."""
+        """Write records and the handler's items, all or none; False: a record is not the one that was read."""
         prepared = [self._prepared(swap) for swap in swaps]
         for _, made in prepared:
             yield from self._put(made)
@@ -245,7 +245,7 @@ class Dialogue:
         return _cancelled(reply, len(swaps))
 
     def page(self, index: Index, after: Place, limit: int) -> Talk[tuple[list[Line], Instant]]:
-        """Lines of a list, each as it is now; what the service's index has late is left out."""
+        """Lines of a list, each as it is now; entries of the service's index that are out of date are left out."""
         place, now = sorted_by(after), 0
         lines: list[Line] = []
         while len(lines) < limit:
@@ -267,7 +267,7 @@ class Dialogue:
         return lines, now
 
     def vitals(self, pause: float = 0.0) -> Talk[tuple[dict[str, Any], ...]]:
-        """What is known of the table; no rows if there is none."""
+        """What the service reports about the table; no rows if there is none."""
         try:
             reply = yield Request("describe_table", {"TableName": self.table}, pause=pause)
         except SchemaError:
@@ -292,7 +292,7 @@ class Dialogue:
         )
 
     def make(self) -> Talk[bool]:
-        """Make the table, wait for it, and let the service delete what may go; False: it was there."""
+        """Make the table, wait for it, and let the service delete expired items; False: it was there."""
         reply = yield Request("create_table", table_of(self.table), writes=True)
         made = not isinstance(reply, Refused)
         if isinstance(reply, Refused) and reply.code != "ResourceInUseException":
@@ -309,7 +309,7 @@ class Dialogue:
         return made
 
     def _asked(self, operation: str) -> Talk[Reply | None]:
-        """What not everybody may ask, and not every emulator knows; only `oncekey doctor` wants it."""
+        """Ask for something that may be forbidden, or unknown to an emulator; only `oncekey doctor` needs it."""
         try:
             reply = yield self._request(operation)
         except StoreUnavailableError:
@@ -320,7 +320,7 @@ class Dialogue:
         return Request(operation, {"TableName": self.table, **parameters})
 
     def _prepared(self, swap: Swap) -> tuple[dict[str, Any], Written]:
-        """What a swap is in a transaction, and the parts that have to be there before it."""
+        """A swap as a part of a transaction, and the parts that have to be written before it."""
         key, condition = key_of(swap.scope, swap.key), proof(swap.seen)
         if swap.line is None:
             return {"Delete": {"TableName": self.table, "Key": key, **condition}}, Written(key, None, ())
@@ -328,12 +328,12 @@ class Dialogue:
         return {"Put": {"TableName": self.table, "Item": made.item, **condition}}, made
 
     def _put(self, made: Written) -> Talk[None]:
-        """Parts have names of their own, so one whose reply is lost is just not named by any record."""
+        """Write parts. They have unique names, so one whose reply is lost is just not named by any record."""
         for piece in made.pieces:
             _heard((yield Request("put_item", {"TableName": self.table, "Item": piece})))
 
     def _delete(self, parts: Parts | None) -> Talk[None]:
-        """What the record's own write came to is known by now, so a part that cannot be deleted is left."""
+        """Delete parts. The result of the record's own write is known by now, so a failure only leaves them there."""
         with suppress(StoreError):
             for key in () if parts is None else parts.keys:
                 yield self._request("delete_item", Key=key)
@@ -374,14 +374,14 @@ class Dialogue:
 
 
 def _heard(reply: Reply | Refused) -> Reply:
-    """The reply to what nothing but a fault can refuse."""
+    """The reply to a request that only a fault can refuse."""
     if isinstance(reply, Refused):
         raise StoreUnavailableError(f"DynamoDB refused: {reply.code}")
     return reply
 
 
 def _cancelled(refused: Refused, records: int) -> bool:
-    """What a transaction was cancelled for: False if a record, or somebody else's transaction, was in the way."""
+    """Why a transaction was cancelled: False if a record, or another transaction, was in the way."""
     ours, theirs = refused.reasons[:records], refused.reasons[records:]
     to_blame = sorted({one for one in (*ours, *theirs) if one != "None"})
     if any(one in _THROTTLED for one in to_blame):
@@ -395,7 +395,7 @@ def _cancelled(refused: Refused, records: int) -> bool:
 
 
 def _expiry(reply: Reply | None) -> bool | None:
-    """Whether the service deletes what may go; None: it cannot be asked."""
+    """Whether the service deletes expired items; None: it cannot be asked."""
     if reply is None:
         return None
     told = reply["TimeToLiveDescription"]
@@ -404,7 +404,7 @@ def _expiry(reply: Reply | None) -> bool | None:
 
 
 def _recovery(reply: Reply | None) -> bool | None:
-    """Whether the table can be brought back as it was; None: it cannot be asked."""
+    """Whether the table can be restored to an earlier state; None: it cannot be asked."""
     if reply is None:
         return None
     told = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})

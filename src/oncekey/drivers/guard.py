@@ -1,12 +1,12 @@
-"""What a handler may not say through the connection it is handed (L5).
+"""Which statements a handler may not execute through the connection that it gets (L5).
 
 The transaction is ended by oncekey, together with the key's record: a handler that ends it itself commits its
 rows without the record, and the client's retry executes them once more (F16).
 
-Nor may it leave anything in the session, which is another request's next. A setting, a role, a lock of the session, a
-cursor, a temporary table: a function can make each of them without a word of it in the handler's own text, so the text
-is no proof that there is none. `RESET` goes to the server after the end of every transaction that a handler used, and
-nobody waits for its answer but the connection's next borrower.
+Nor may it leave anything in the session, which the next request gets. A function can make a setting, a role, a lock of
+the session, a cursor or a temporary table without a word of it in the handler's own text, so the text is no proof that
+there is none. `RESET` is sent to the server after the end of every transaction that a handler used, and only the
+connection's next borrower waits for its reply.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ RESET: Final = (
     "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; "
     "DISCARD TEMP"
 )
-"""The session as it was when it was opened.
+"""Resets the session to how it was when it was opened.
 
-DISCARD ALL would be one word for it, but it also forgets every prepared statement, which the drivers believe to be
-there, and every plan, which makes the next request dearer than this message. RESET ROLE comes after the session's user,
+DISCARD ALL would be one statement, but it also drops every prepared statement, which the drivers expect to be there,
+and every plan, which makes the next request slower than this message. RESET ROLE comes after the session's user,
 because that one ends the role which an address may have asked for, too.
 """
 
@@ -40,9 +40,9 @@ _ENDED_BY_US: Final = (
     "Return an answer to commit it, raise to roll it back; SAVEPOINT, RELEASE and ROLLBACK TO are allowed"
 )
 _LONGEST_REMEMBERED: Final = 4096
-"""Characters of a text whose verdict is remembered: a thousand of them take four megabytes, at most."""
+"""The longest text whose verdict is cached: a thousand of them take four megabytes at most."""
 
-# Looking for the words first keeps the lexer away from what only reads and inserts.
+# A search for the words first saves the lexer for texts that only read and insert.
 _SUSPECT: Final = re.compile(
     r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|reset|discard|listen|attach|detach|pragma)\b",
     re.IGNORECASE,
@@ -82,12 +82,12 @@ _IMPLICIT: Final = frozenset(
         "RESET",
     }
 )
-"""What MariaDB and MySQL commit a transaction for by themselves."""
+"""Statements for which MariaDB and MySQL commit a transaction by themselves."""
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
 class Lending:
-    """Whether a handler may still use what it was handed, and whether it ever did."""
+    """Whether a handler may still use the connection that it got, and whether it ever did."""
 
     __slots__ = ("over", "used")
 
@@ -96,7 +96,7 @@ class Lending:
         self.used = False
 
     def check(self) -> None:
-        """Refuse a late user."""
+        """Raise if the operation is over."""
         if self.over:
             raise TransactionControlError(OVER)
         self.used = True
@@ -130,13 +130,13 @@ def _objection(sql: str, dialect: Dialect) -> str | None:
     return None
 
 
-# Every UPDATE has one of the words in it. An application says the same few texts again and again, so each is read once;
-# one with its values in it is kept for as long as a thousand others have not come after it.
+# Every UPDATE has one of the words in it. An application executes the same few texts again and again, so each is parsed
+# once; a text with its values in it stays in the cache until a thousand others have come.
 _remembered: Final = lru_cache(maxsize=1000)(_objection)
 
 
 def _control(sentence: Sentence) -> str | None:
-    """The words that control the transaction, if the statement begins with such."""
+    """The words that control the transaction, if the statement begins with any."""
     first, *rest = sentence.tokens
     if first in _ALWAYS:
         return first
@@ -151,7 +151,7 @@ def _control(sentence: Sentence) -> str | None:
 
 
 def _mariadb_control(sentence: Sentence) -> str | None:
-    """The same of MariaDB and MySQL, where statements that change tables commit, too."""
+    """The same for MariaDB and MySQL, where statements that change tables commit, too."""
     first, *rest = sentence.tokens
     if first in _IMPLICIT:
         return None if rest[:1] == ["TEMPORARY"] else " ".join(sentence.tokens[:2])

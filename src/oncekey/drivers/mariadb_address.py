@@ -1,4 +1,4 @@
-"""Where a MariaDB or MySQL is: `mariadb://user:password@host:3306/database?ssl=true`, understood without connecting."""
+"""The address of a MariaDB or MySQL server, `mariadb://user:password@host:3306/database?ssl=true`, parsed offline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MariadbAddress:
 
     @classmethod
     def parse(cls, url: str) -> MariadbAddress:
-        """Read a URL, or say what it should be; nothing of it is repeated, because it may hold a password."""
+        """Parse a URL, or raise what it should be; the error repeats nothing of it, because it may hold a password."""
         try:
             parts = urlsplit(url)
             port = parts.port or PORT
@@ -63,7 +63,7 @@ class MariadbAddress:
         )
 
     def options(self) -> dict[str, Any]:
-        """What PyMySQL and aiomysql are both given; a server that is to be encrypted is known by its certificate."""
+        """The options for PyMySQL and aiomysql; with encryption the server has to show its certificate."""
         found: dict[str, Any] = {
             "host": self.host,
             "port": self.port,

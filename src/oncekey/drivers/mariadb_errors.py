@@ -1,8 +1,8 @@
-"""What MariaDB's and MySQL's errors mean to a caller. No message repeats a bound value.
+"""The meaning of MariaDB's and MySQL's errors. No message repeats a bound value.
 
-PyMySQL and aiomysql raise the same classes. Numbers from 2000 on are the client's: the connection is gone. All others
-are the server's word on a statement, after which nothing of that statement is there; a deadlock (1213) undoes the
-transaction, too.
+PyMySQL and aiomysql raise the same classes. Numbers from 2000 on are the client's: the connection is lost. All others
+are the server's reply to a statement, after which nothing of that statement is there; a deadlock (1213) rolls the
+transaction back, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncekey.drivers.postgres_errors import ConflictError, lost, lost_commit
 from oncekey.flow import Mode
 
 FAILURES: Final = (pymysql.MySQLError, OSError, asyncio.IncompleteReadError, RuntimeError)
-"""What saying something can raise. A time-out is an `OSError`; that a connection was closed is told by others."""
+"""What sending can raise. A time-out is an `OSError`; a closed connection is reported by one of the others."""
 
 UNLESS_TAKEN: Final = "/* unless taken */"
 RELEASE: Final = "RELEASE SAVEPOINT"
@@ -58,7 +58,7 @@ _OTHER_VERSION: Final = "the tables are missing or of another version: run `once
 
 
 def number_of(error: BaseException) -> int | None:
-    """The server's number of an error; None: the connection is gone."""
+    """The server's number of an error; None: the connection is lost."""
     code = error.args[0] if isinstance(error, pymysql.MySQLError) and error.args else None
     if not isinstance(code, int) or code == 0 or code in _CLIENT or code in _LAST_WORDS:
         return None
@@ -66,7 +66,7 @@ def number_of(error: BaseException) -> int | None:
 
 
 def is_answer(number: int | None, text: str, *, at_once: bool) -> bool:
-    """Whether it only says that a statement has no rows: its place is taken, its savepoint gone, somebody is at it."""
+    """Whether the error only means no rows: the place is taken, the savepoint is gone, or another has the lock."""
     match number:
         case 1062:
             return UNLESS_TAKEN in text
@@ -81,12 +81,12 @@ def statement_error(error: BaseException, mode: Mode, what: str) -> StoreError:
     number = number_of(error)
     if number is None:
         return lost(mode, what)
-    # What commits by itself may have been refused by its COMMIT.
+    # A statement that commits by itself may have been refused by its COMMIT.
     return _unsure(number, what) if mode is Mode.SINGLE and number in _UNSURE else refused(number, what)
 
 
 def refused(number: int, what: str) -> StoreError:
-    """The meaning of an error after which the connection is still there: definite, nothing happened."""
+    """The meaning of an error after which the connection is still usable: definite, nothing happened."""
     if number in _CONFLICTS:
         return ConflictError(f"{what}: {_CONFLICTS[number]} ({number})")
     if number in _OTHER_SCHEMA:
@@ -97,7 +97,7 @@ def refused(number: int, what: str) -> StoreError:
 
 
 def commit_error(error: BaseException, what: str) -> StoreError:
-    """The store's error for a COMMIT: silence is no answer, nor is that of a node that has lost its cluster."""
+    """The store's error for a COMMIT: a missing reply is ambiguous, and so is that of a node that lost its cluster."""
     number = number_of(error)
     if number is None:
         return lost_commit(what)
@@ -114,7 +114,7 @@ def _unsure(number: int, what: str) -> CommitAmbiguousError:
 
 
 def unreachable(error: BaseException) -> StoreUnavailableError:
-    """The meaning of a connection that could not be had: nothing was sent."""
+    """The meaning of a connection that could not be made: nothing was sent."""
     number = error.args[0] if error.args and isinstance(error.args[0], int) else None
     why = _SICK.get(number) if number is not None else None
     return StoreUnavailableError(

@@ -1,4 +1,4 @@
-"""The connection that a handler is handed: all of it but the end of the transaction (L5)."""
+"""The connection that a handler gets: everything but the end of the transaction (L5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REFUSED: Final = frozenset(
 
 
 class Guarded:
-    """Pass on everything, once the lending allows it."""
+    """Passes every call on, unless the operation is over."""
 
     __slots__ = ("_lending", "_raw")
 
@@ -49,7 +49,7 @@ class _GuardedConnection(Guarded):
 
 
 class GuardedConnection(_GuardedConnection):
-    """What `op.connection` is in a blocking handler: a connection of PyMySQL's."""
+    """`op.connection` in a blocking handler: a connection of PyMySQL."""
 
     __slots__ = ()
 
@@ -86,7 +86,7 @@ class GuardedCursor(Guarded):
 
 
 class AsyncGuardedConnection(_GuardedConnection):
-    """What `op.connection` is in an `async def` handler: a connection of aiomysql's."""
+    """`op.connection` in an `async def` handler: a connection of aiomysql."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""What is sent to MariaDB and what its answers mean: all of both drivers but the waiting.
+"""The messages to MariaDB and the meaning of its replies: everything of both drivers except the waiting.
 
-A statement may be several sentences (see `stores/mariadb/spelling.sql`). They travel in one message; the server stops
-at the first that fails. A conversation is a generator that yields messages and is sent their results, or thrown what
-went wrong; a driver only carries it to its connection, blocking or not.
+A statement may be several sentences (see `stores/mariadb/spelling.sql`). They are sent in one message; the server stops
+at the first that fails. A conversation is a generator that yields messages and is sent their results, or has the error
+thrown in; a driver only sends the messages, blocking or not.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ T = TypeVar("T")
 
 POOL_SIZE: Final = 10
 TIMEOUT: Final = 2.0
-"""Seconds that a connection may take to be had."""
+"""Seconds to wait for a connection."""
 
 STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of our own messages may take, and that any statement waits for a lock."""
+"""Seconds that one of oncekey's own messages may take, and that any statement waits for a lock."""
 
 IDLE_TIMEOUT: Final = 300.0
 """Seconds of silence after which the server ends a session, and with it the transaction of a host that is gone (L4)."""
 
 MAX_AGE: Final = 1800.0
-"""Seconds after which a connection is replaced, so that one finds its way to a server that was added or moved."""
+"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
 
 RESET: Final = 0x1F
-"""COM_RESET_CONNECTION: the session as it was when it was opened."""
+"""COM_RESET_CONNECTION: resets the session to how it was when it was opened."""
 
 GRACE: Final = 1.0
-"""Seconds more that the answer to a statement may take, so that the server's own time-out comes first."""
+"""Seconds more that the reply to a statement may take, so that the server's own time-out comes first."""
 
 MIGRATE: Final = "migrate"
-"""The transaction that may take its time, and whose lock is its session's."""
+"""The transaction that may take long, and whose lock belongs to its session."""
 
 WHAT: Final = "the business transaction"
 ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
@@ -58,17 +58,17 @@ ROLLBACK: Final = b"ROLLBACK"
 IN_TRANSACTION: Final = 1
 """The bit of the server's status (SERVER_STATUS_IN_TRANS)."""
 _VARBINARY: Final = frozenset({15, 253, 254})
-"""Types of columns whose bytes are text of ours, compared byte by byte; what holds bytes is a BLOB."""
+"""Column types that hold our texts, compared byte by byte; columns that hold bytes are BLOBs."""
 
 _SPECIAL: Final = re.compile(rb"['\\\x00\x1a\x80-\xff]")
-"""Bytes that may end or bend a literal in quotes."""
+"""Bytes that may end or change a quoted literal."""
 
 log = logging.getLogger("oncekey")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to one sentence: what its columns are, and its rows; no columns where it returns none."""
+    """The reply to one sentence: its columns and its rows; no columns if it returns none."""
 
     columns: Sequence[Sequence[Any]] | None
     rows: Sequence[Sequence[Any]]
@@ -79,7 +79,7 @@ Talk: TypeAlias = Generator[bytes, list[Result], T]
 
 
 def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
-    """What a session is told first: to read what is committed, to refuse what does not fit, to end when it is idle."""
+    """The first message of a session: read what is committed, refuse values that do not fit, end when idle."""
     return (
         "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
         "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
@@ -88,14 +88,14 @@ def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
 
 
 def running(transaction: Transaction[T]) -> Talk[T]:
-    """One transaction of ours."""
+    """One transaction of oncekey's own."""
     mode, steps = transaction.mode, transaction.body()
     if mode is not Mode.ATOMIC:
         return (yield from _stepping(steps, mode))
     try:
         yield from _said(BEGIN, mode, transaction.name)
         result = yield from _stepping(steps, mode)
-    except Exception:  # whoever is interrupted closes the connection
+    except Exception:  # a caller that is interrupted closes the connection
         steps.close()
         yield from undoing()
         raise
@@ -114,14 +114,14 @@ def begun() -> Talk[None]:
 
 
 def only_reading() -> Talk[None]:
-    """Begin one in which the server itself refuses to write."""
+    """Begin a transaction in which the server itself refuses writes."""
     yield from _said(b"START TRANSACTION READ ONLY", Mode.ATOMIC, WHAT)
 
 
 def stepping(steps: Steps[T], *, ended: bool) -> Talk[T]:
-    """Statements of ours in a business transaction, which a handler may have ended."""
+    """Run statements of oncekey's own in a business transaction, which a handler may have ended."""
     if ended:
-        # The business rows are in already, so the record has to follow them.
+        # The handler has committed its rows already, so the record has to follow them.
         log.error(ENDED_EARLY)
         yield from begun()
     return (yield from _stepping(steps, Mode.ATOMIC))
@@ -136,7 +136,7 @@ def committing() -> Talk[None]:
 
 
 def undoing() -> Talk[None]:
-    """Roll back if that is still possible; if not, whoever takes the connection back closes it."""
+    """Roll back if that is still possible; if not, the pool closes the connection."""
     with suppress(*FAILURES):
         yield ROLLBACK
 
@@ -193,7 +193,7 @@ def _said(message: bytes, mode: Mode, what: str) -> Talk[None]:
 
 
 def cause(error: BaseException) -> BaseException | None:
-    """An error of the server's about a value repeats it; such a one is not shown."""
+    """The original error, if it may be shown with ours: the server's error about a value repeats the value."""
     number = number_of(error)
     return error if number is None or number not in {1062, 1264, 1265, 1366, 1406} else None
 

@@ -27,7 +27,7 @@ class MemoryDriver:
             return step(transaction.body(), self._execute)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
     def _execute(self, statement: Statement) -> Rows:
         assert callable(statement.command)
@@ -47,4 +47,4 @@ class AsyncMemoryDriver:
         return self._driver.run(transaction)
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""

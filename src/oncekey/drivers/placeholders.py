@@ -1,4 +1,4 @@
-"""Statements say `:name`; each client library wants its own spelling. Pure text, done once per statement.
+"""From `:name` in statements to the placeholders of each client library. Pure text, done once per statement.
 
 Quoted texts, quoted names, dollar-quoted bodies and comments stay as they are, and so does a cast (`::type`).
 """

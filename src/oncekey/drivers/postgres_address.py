@@ -1,16 +1,16 @@
-"""The address of a PostgreSQL server, with what oncekey reads from it and the libraries do not know.
+"""The address of a PostgreSQL server, with the options that oncekey reads and the libraries do not know.
 
-`?pgbouncer=1` says that a pooler stands in between that lends a server connection per transaction: then nothing
-is prepared, because the statement would be prepared on a connection that is somebody else's next time.
-`?pgbouncer=prepared` says that it knows prepared statements and prepares them itself wherever one is executed, as
-PgBouncer does since 1.21: then they are kept, and all else is as behind any pooler.
+`?pgbouncer=1` says that there is a pooler that lends a server connection per transaction: then nothing is prepared,
+because the next transaction may get a connection on which the statement is not prepared.
+`?pgbouncer=prepared` says that the pooler knows prepared statements and prepares them itself wherever one is executed,
+as PgBouncer does since 1.21: then they are kept, and all else is as with any pooler.
 `?pgbouncer=0` promises that there is none: then every driver prepares its statements, which makes them cheaper.
 
 Several hosts are divided by commas. Nothing can be claimed where nothing can be written, so of several hosts the one
 that takes writes is meant (`target_session_attrs=read-write`), unless the address says something else.
 
-What is wrong with an address is said in one sentence of our own. It never repeats any part of the address: where a
-password holds a character that should have been escaped, any part of it may be a part of the password.
+An error about an address is one sentence of oncekey's own. It never repeats any part of the address: if a password
+holds a character that should have been escaped, any part of the address may be a part of the password.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ BACKEND: Final = "SELECT pg_backend_pid()"
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What two connections tell of a pooler, and what the address says of it.
+    """What two connections show about a pooler, and what the address says.
 
-    A pooler greets a client with a process number of its own making; a mere relay passes the server's on. And where two
-    clients, neither of them in a transaction, were answered by the same server process, it is lent by the transaction.
-    That they were answered by two proves nothing.
+    A pooler greets a client with a process number of its own; a mere proxy passes the server's on. And if two
+    clients, neither of them in a transaction, were answered by the same server process, the pooler lends per
+    transaction. Two different processes prove nothing.
     """
 
     stands: bool
@@ -54,13 +54,13 @@ class Pooling:
 
     @classmethod
     def seen(cls, greeted: tuple[int, int], answered: tuple[int, int], *, told: bool | None) -> Self:
-        """From the numbers that two connections were greeted with, and those that answered them."""
+        """From the process numbers that two connections were greeted with, and those that answered them."""
         return cls(greeted != answered, answered[0] == answered[1], told)
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """An address as a library takes it, and whether a pooler is behind it: `None` if it does not say."""
+    """An address in the library's form, and whether a pooler is behind it: `None` if it does not say."""
 
     dsn: str
     pooler: bool | None
@@ -69,7 +69,7 @@ class PostgresAddress:
 
     @classmethod
     def parse(cls, dsn: str) -> Self:
-        """Take our own word out of an address and leave every other letter as it is."""
+        """Take oncekey's own option out of an address and leave the rest as it is."""
         if "://" not in dsn:
             return cls(dsn, pooler=None)
         wrong = objection(dsn)
@@ -92,7 +92,7 @@ class PostgresAddress:
 
     @property
     def each(self) -> tuple[str, ...]:
-        """The same address by each of its hosts alone; as it is where it does not name several before the database."""
+        """The same address for each of its hosts alone; unchanged if it does not name several before the database."""
         place, mark, query = self.dsn.partition("?")
         scheme, _, rest = place.partition("//")
         authority, slash, path = rest.partition("/")
@@ -104,7 +104,7 @@ class PostgresAddress:
 
 
 def objection(url: str) -> str | None:
-    """What is wrong with a URL of PostgreSQL, as far as that can be seen without asking a server. None: nothing."""
+    """What is wrong with a PostgreSQL URL, as far as that can be seen without a server. None: nothing."""
     if not url.partition(":")[2].startswith("//"):
         return f"the address of PostgreSQL lacks its two slashes: {_HINT}"
     if _STRAY_PERCENT.search(url):

@@ -1,17 +1,17 @@
-"""Commits that stopped waiting for their standby, and how a process finds out what became of them.
+"""Commits that stopped waiting for their standby, and how a process finds out whether the standby has them.
 
 A server with `synchronous_standby_names` answers a COMMIT when its standby has it. If the wait is cancelled, by an
-operator or because we gave up, the server says COMMIT all the same, with a warning: the rows are there for all to see,
-and a fail-over may lose them. To read them again proves nothing then. What proves something is a later commit that was
-waited for: the log is one sequence, so a standby that has the later one has the earlier one, too.
+operator or because the driver gave up, the server still answers COMMIT, with a warning: every session sees the rows,
+and a fail-over may lose them. Reading them again then proves nothing. A later commit that was waited for does: the log
+is one sequence, so a standby that has the later commit has the earlier one, too.
 
-So a commit with that warning leaves its process in doubt, and so does one of which nothing was heard: we gave it up, or
-its backend was ended, and then the server stopped waiting as well. Whoever asks for a connection next first writes an
-empty message into the log and waits with it for the standby. Until that worked nothing is read, claimed or replayed:
-neither is what the doubtful commit wrote told to a client, nor is anything built upon it. One asks at a time; who comes
-meanwhile waits for that answer and takes it.
+So a commit with that warning leaves its process in doubt, and so does one without a reply: the driver gave it up, or
+its backend was ended, and then the server stopped waiting as well. The next request for a connection first writes an
+empty message into the log and waits for the standby with it. Until that worked the process reads, claims and replays
+nothing: no client gets what the doubtful commit wrote, and nothing is built upon it. One request asks at a time; others
+wait for its result and use it.
 
-Without a standby the question is answered at once, and by a server that was promoted meanwhile, too: then what can be
+Without a standby the question is answered at once, and also by a server that was promoted meanwhile: then what can be
 read there is what is true.
 """
 
@@ -31,13 +31,13 @@ CONFIRM: Final = """
                       ELSE set_config('synchronous_commit', 'on', true) END AS waits) AS setting
     WHERE setting.waits = 'on'
 """
-"""Writes to the log and to no table. An empty transaction would not do: nobody waits for what writes nothing."""
+"""Writes to the log and to no table. An empty transaction would not do: its commit does not wait for the standby."""
 
 WHAT: Final = "the question whether the standby has the last commits"
 
 
 class Doubt:
-    """Whether a commit of this process may be on one server only. All that speak to one address share it (`of`)."""
+    """Whether a commit of this process may be on one server only. All pools of one address share it (`of`)."""
 
     __slots__ = ("__weakref__", "_dispelled", "_raised")
 
@@ -46,22 +46,22 @@ class Doubt:
 
     @classmethod
     def of(cls, address: str) -> Doubt:
-        """The doubt about an address: what one pool has committed, another one reads, as with `def` handlers."""
+        """The doubt about an address: one pool may read what another one has committed, as with `def` handlers."""
         return _doubts.setdefault(address, cls())
 
     def __bool__(self) -> bool:
         return self._raised is not self._dispelled
 
     def arise(self) -> None:
-        """A commit was not confirmed."""
+        """Note that a commit was not confirmed."""
         self._raised = object()
 
     def mark(self) -> object:
-        """What a confirmation that is asked for now is good for."""
+        """A mark of what a confirmation that is asked for now will confirm."""
         return self._raised
 
     def dispel(self, mark: object) -> None:
-        """What had arisen by then is confirmed; what arose since is not."""
+        """Note that everything up to the mark is confirmed; what came since is not."""
         self._dispelled = mark
 
 
@@ -69,7 +69,7 @@ _doubts: Final[WeakValueDictionary[str, Doubt]] = WeakValueDictionary()
 
 
 class Asking:
-    """Asks for the confirmation, one thread at a time. `ask` returns whether it came, or raises what kept it away."""
+    """Asks for the confirmation, one thread at a time. `ask` returns whether it came, or raises its error."""
 
     def __init__(self, doubt: Doubt, ask: Callable[[], bool]) -> None:
         self._doubt, self._ask = doubt, ask

@@ -1,7 +1,7 @@
-"""What PostgreSQL's errors mean to a caller, whichever library heard them. No message repeats a bound value.
+"""The meaning of PostgreSQL's errors, for all libraries. No message repeats a bound value.
 
-A connection that ends is told apart by what was under way: a read may be said again, a write that commits by
-itself may or may not have happened, and a transaction whose COMMIT was never sent did not happen.
+What a lost connection means depends on what was under way: a read may be repeated, a write that commits by itself may
+or may not have happened, and a transaction whose COMMIT was never sent did not happen.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from oncekey.core.errors import (
 from oncekey.flow import Mode
 
 CONFLICT_TRIES: Final = 10
-"""How often a transaction is said that loses against others."""
+"""How often a transaction is tried that loses against others."""
 
 LOSS_TRIES: Final = 2
-"""How often what cannot have happened is said on a connection that breaks."""
+"""How often a transaction that cannot have happened is tried on connections that break."""
 
 SYNC_WAIT_CANCELLED: Final = "01000"
-"""The warning of a commit that stopped waiting for its standby: done here, and perhaps nowhere else."""
+"""The warning of a commit that stopped waiting for its standby: it is on this server, and perhaps on no other."""
 
 READS_ONLY: Final = "25006"
-"""What a server says that takes no writes. Others may take them by now, so nobody stays with its connections."""
+"""The error of a server that takes no writes. Another may take them by now, so its connections are not kept."""
 
 ONLY_READS: Final = "the server only reads: it is a standby, or was demoted to one"
 
@@ -56,22 +56,22 @@ _OTHER_VERSION: Final = "the tables are missing or of another version: run `once
 
 
 class ConflictError(StoreUnavailableError):
-    """Another transaction won; nothing of this one happened, so it may be said again."""
+    """Another transaction won; nothing of this one happened, so it may be tried again."""
 
 
 class LostError(StoreUnavailableError):
-    """The connection ended while nothing could happen by it, so the same may be said on another one."""
+    """The connection was lost while nothing could be committed, so the transaction may be tried on another one."""
 
 
 def is_the_end(sqlstate: str | None, severity: str | None) -> bool:
-    """Whether an error is the server's last word on a connection."""
+    """Whether the server closes the connection with this error."""
     if sqlstate is None:
         return False
     return severity in {"FATAL", "PANIC"} or sqlstate in _ENDED or sqlstate.startswith("08")
 
 
 def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
-    """The meaning of an error after which the connection is still there: definite, nothing happened."""
+    """The meaning of an error after which the connection is still usable: definite, nothing happened."""
     code = sqlstate or kind
     if code in _CONFLICTS:
         return ConflictError(f"{what}: {_CONFLICTS[code]} ({code})")
@@ -86,7 +86,7 @@ def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
 
 
 def refused_commit(sqlstate: str | None, what: str, kind: str) -> StoreError:
-    """The meaning of an error that answers a COMMIT: it is about the handler's rows, as a deferred constraint is."""
+    """The meaning of an error in reply to COMMIT: it is about the handler's rows, as a deferred constraint is."""
     error = refused(sqlstate, what, kind)
     if isinstance(error, StoreUnavailableError):
         return error
@@ -94,7 +94,7 @@ def refused_commit(sqlstate: str | None, what: str, kind: str) -> StoreError:
 
 
 def lost(mode: Mode, what: str) -> StoreError:
-    """The meaning of a connection that ended under a statement of a transaction."""
+    """The meaning of a connection that was lost during a statement of a transaction."""
     match mode:
         case Mode.READ | Mode.ATOMIC:
             return LostError(f"{what}: the connection was lost")
@@ -105,12 +105,12 @@ def lost(mode: Mode, what: str) -> StoreError:
 
 
 def lost_commit(what: str) -> CommitAmbiguousError:
-    """The meaning of a connection that ended under a COMMIT."""
+    """The meaning of a connection that was lost during a COMMIT."""
     return CommitAmbiguousError(f"{what}: the connection was lost during the commit")
 
 
 def unsure_commit(what: str) -> CommitAmbiguousError:
-    """The meaning of a commit that came with the warning of a wait for a standby that was given up."""
+    """The meaning of a commit with the warning that it stopped waiting for its standby."""
     return CommitAmbiguousError(f"{what}: the commit stopped waiting for its standby")
 
 
@@ -120,10 +120,10 @@ def not_committed(tag: str, what: str) -> RolledBackError:
 
 
 def unreachable(why: str) -> StoreUnavailableError:
-    """The meaning of a connection that could not be had: nothing was sent."""
+    """The meaning of a connection that could not be made: nothing was sent."""
     return StoreUnavailableError(f"no connection to PostgreSQL: {why}")
 
 
 def exhausted(size: int, seconds: float, server: str = "PostgreSQL") -> StoreBusyError:
-    """The meaning of a pool whose connections are all lent out."""
+    """The meaning of a pool whose connections are all in use."""
     return StoreBusyError(f"all {size} connections to {server} were in use for {seconds:g} s")

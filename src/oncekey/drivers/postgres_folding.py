@@ -1,9 +1,10 @@
-"""A statement that travels in the message of a BEGIN or a COMMIT, where such a message can only be text.
+"""Statements in the message of a BEGIN or a COMMIT, where such a message can only be text.
 
-A message of several statements has no parameters, so the values are written into it. Nothing but digits is: a number
+A message of several statements has no parameters, so the values are written into it. Only safe characters are: a number
 in quotes, bytes in hexadecimal, `true`, `false` and `NULL`. No value has a quote or a backslash of its own, so none can
-end its literal, whatever `standard_conforming_strings` and `client_encoding` say; texts are bytes here, and the
-statement's own function reads them. asyncpg shows no rows of such a message, so the statement tells its row.
+end its literal, whatever `standard_conforming_strings` and `client_encoding` are; texts are bytes here, and the
+statement's own function decodes them. asyncpg shows no rows of such a message, so the statement sends its row in a
+notice.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
     from oncekey.flow import Statement
 
-_DECODED: Final = json.JSONDecoder().decode  # what `json.loads` calls after it has looked at what it was given
+_DECODED: Final = json.JSONDecoder().decode  # what `json.loads` calls after it has checked its argument
 
 TOLD: Final = "OK001"
-"""The SQLSTATE of a notice that tells a row."""
+"""The SQLSTATE of a notice that contains a row."""
 
 FOUND: Final = "SELECT 1"
-"""How a message is answered whose last statement has a row."""
+"""The command tag of a message whose last statement has a row."""
 
 TAKEN: Final = "23505"
 """The SQLSTATE of a record that finds its place taken."""
@@ -33,11 +34,11 @@ NOT_OURS: Final = "OK002"
 """The SQLSTATE of a step whose record has another owner."""
 
 RECORD: Final = ("oncekey", "record")
-"""The table that this is about: a business row that violates a constraint of its own is something else."""
+"""The table of the record: a business row that violates a constraint of its own is something else."""
 
 
 def folds_as_text(statement: Statement) -> bool:
-    """Whether it can travel in a message that is text."""
+    """Whether it can be sent in a message that is text."""
     return statement.folds and statement.told is not None
 
 

@@ -17,14 +17,14 @@ class Begun(Protocol):
         """Run statements inside it."""
 
     async def rollback(self) -> None:
-        """Undo everything."""
+        """Roll back."""
 
 
 Tx = TypeVar("Tx", bound=Begun)
 
 
 async def only_reading(tx: Tx) -> Tx:
-    """The transaction, in which the server itself refuses to write from now on."""
+    """The transaction; from now on the server refuses writes in it."""
     try:
         await tx.step(_read_only())
     except BaseException:

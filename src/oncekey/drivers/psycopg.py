@@ -48,16 +48,16 @@ T = TypeVar("T")
 
 POOL_SIZE: Final = 10
 TIMEOUT: Final = 2.0
-"""Seconds that a connection may take to be had."""
+"""Seconds to wait for a connection."""
 
 STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
+"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
 
 IDLE_TIMEOUT: Final = 300.0
 """Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
 
 PREPARE_AFTER: Final = 2
-"""How often a statement is said before it is prepared, where the address promises that there is no pooler."""
+"""How often a statement is executed before it is prepared, if the address promises that there is no pooler."""
 
 
 class PsycopgDriver:
@@ -76,7 +76,7 @@ class PsycopgDriver:
         address = PostgresAddress.parse(dsn)
         self._pool = Pool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
-        # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
+        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
         self._begin = opening(idle_timeout)
 
@@ -97,7 +97,7 @@ class PsycopgDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.crowded
 
     def begin(self) -> PsycopgTransaction:
@@ -105,7 +105,7 @@ class PsycopgDriver:
         return (self._opened(None))[0]
 
     def begin_with(self, first: Steps[T]) -> tuple[PsycopgTransaction, T]:
-        """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
+        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         with closing(first):
             statement = next(first)
             tx, rows = self._opened(statement if folds_as_text(statement) else None)
@@ -131,7 +131,7 @@ class PsycopgDriver:
                     return step(transaction.body(), partial(execute_alone, connection, mode))
             case Mode.ATOMIC:
                 with self._pool.lent(self._limit) as connection, _begun(connection, transaction.name, self._limit):
-                    connection.limit = None  # a migration may take its time
+                    connection.limit = None  # a migration may take long
                     result = step(transaction.body(), partial(execute, connection, mode))
                     connection.limit = self._limit
                     commit(connection, transaction.name)
@@ -140,7 +140,7 @@ class PsycopgDriver:
                 assert_never(mode)
 
     def _opened(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
-        """A transaction that is begun, and what a first statement told, if there is one that told something."""
+        """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
         for _ in range(LOSS_TRIES - 1):
             try:
                 return self._opened_once(first)
@@ -185,7 +185,7 @@ class AsyncPsycopgDriver:
         self._pool = AsyncPool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
         self._told = address.pooler
-        # A pooler would execute it on whichever connection is free, and keep the handler's for somebody else.
+        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
         self._begin = opening(idle_timeout)
 
@@ -206,11 +206,11 @@ class AsyncPsycopgDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.crowded
 
     async def room(self, seconds: float) -> bool:
-        """Wait a moment for that to change; whether it has."""
+        """Wait a moment for a free connection; whether there is one."""
         return await self._pool.room(seconds)
 
     async def begin(self) -> AsyncPsycopgTransaction:
@@ -218,7 +218,7 @@ class AsyncPsycopgDriver:
         return (await self._opened(None))[0]
 
     async def begin_with(self, first: Steps[T]) -> tuple[AsyncPsycopgTransaction, T]:
-        """Open a business transaction and run `first` in it, its first statement along with BEGIN if it folds."""
+        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         with closing(first):
             statement = next(first)
             tx, rows = await self._opened(statement if folds_as_text(statement) else None)
@@ -259,7 +259,7 @@ class AsyncPsycopgDriver:
                     self._pool.lent(self._limit) as connection,
                     _abegun(connection, transaction.name, self._limit),
                 ):
-                    connection.limit = None  # a migration may take its time
+                    connection.limit = None  # a migration may take long
                     result = await astep(transaction.body(), partial(aexecute, connection, mode))
                     connection.limit = self._limit
                     await acommit(connection, transaction.name)
@@ -268,7 +268,7 @@ class AsyncPsycopgDriver:
                 assert_never(mode)
 
     async def _opened(self, first: Statement | None) -> tuple[AsyncPsycopgTransaction, Rows | None]:
-        """A transaction that is begun, and what a first statement told, if there is one that told something."""
+        """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
         for _ in range(LOSS_TRIES - 1):
             try:
                 return await self._opened_once(first)
@@ -313,7 +313,7 @@ class AsyncPsycopgWithin(AsyncWithin):
 
 
 def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
-    """After how many times a statement is prepared; never, where that may be unsafe."""
+    """After how many executions a statement is prepared; None, never, if that may be unsafe."""
     match address.pooler:
         case True if not address.prepares:
             return None
@@ -324,7 +324,7 @@ def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
 
 
 def opening(idle_timeout: float) -> str:
-    """How a business transaction begins: one message, so that it costs one round trip."""
+    """The beginning of a business transaction: one message, so that it costs one round trip."""
     return f"{BEGIN}; SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
 
 
@@ -351,6 +351,6 @@ async def _abegun(connection: AsyncStoreConnection, what: str, limit: float) -> 
 
 
 def _refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Without autocommit psycopg begins by itself; with it, every statement would be a transaction of its own."""
+    """Raise for a connection with autocommit, on which every statement would be a transaction of its own."""
     if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
         raise ConfigurationError(NOT_BEGUN)

@@ -1,4 +1,4 @@
-"""psycopg's connections as the store wants them: with an end to waiting, and an ear for a commit's warnings."""
+"""psycopg's connections with the time limits that the store needs, and with a listener for a commit's warnings."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ T = TypeVar("T")
 C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
 
 GRACE: Final = 1.0
-"""Seconds that the server has to take notice of a cancelled statement before it is given up for dead."""
+"""Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
 
 _FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
 _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
 class StoreConnection(psycopg.Connection[Any]):
-    """A connection for blocking code. With a `limit` an answer has so many seconds to come."""
+    """A connection for blocking code. With a `limit` a reply may take so many seconds."""
 
     limit: float | None = None
     lending: Lending | None = None
@@ -55,7 +55,7 @@ class StoreConnection(psycopg.Connection[Any]):
     doubt = Doubt()
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
-        """Wait for the answer, but not for ever."""
+        """Wait for the reply, up to the limit."""
         if self.lending is not None:
             self.lending.check()
         if self.limit is not None:
@@ -63,7 +63,7 @@ class StoreConnection(psycopg.Connection[Any]):
         return super().wait(gen, *args, **kwargs)
 
     def is_clean(self) -> bool:
-        """Whether what a handler may have left in the session is gone; it was asked for already."""
+        """Whether the session was reset after a handler used it; the reset was sent before."""
         try:
             return _all_well(self.wait(generators.execute(self.pgconn)))
         except psycopg.Error:
@@ -72,7 +72,7 @@ class StoreConnection(psycopg.Connection[Any]):
             self.cleaning = False
 
     def sever(self) -> bool:
-        """End it although a statement is under way; False: who waits for the answer still does."""
+        """Close it although a statement is under way; False: another thread still waits for the reply."""
         self._ask_to_stop()
         cut(self.pgconn)
         if not self.lock.acquire(timeout=GRACE):
@@ -104,7 +104,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
     _stopping: asyncio.Task[None] | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
-        """Wait for the answer, but not for ever."""
+        """Wait for the reply, up to the limit."""
         if self.lending is not None:
             self.lending.check()
         if self.limit is not None:
@@ -112,7 +112,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
         return await super().wait(gen, *args, **kwargs)
 
     async def is_clean(self) -> bool:
-        """Whether what a handler may have left in the session is gone; it was asked for already."""
+        """Whether the session was reset after a handler used it; the reset was sent before."""
         try:
             return _all_well(await self.wait(generators.execute(self.pgconn)))
         except psycopg.Error:
@@ -121,7 +121,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
             self.cleaning = False
 
     async def sever(self) -> bool:
-        """End it although a statement is under way; False: who waits for the answer still does."""
+        """Close it although a statement is under way; False: another task still waits for the reply."""
         return await severed(self)
 
     def _hang_up(self) -> None:
@@ -129,7 +129,7 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
         self.pgconn.finish()
 
     def _ask_to_stop(self) -> None:
-        # Kept, because the loop itself holds tasks only weakly.
+        # Kept, because the event loop holds tasks only weakly.
         self._stopping = asyncio.get_running_loop().create_task(self._asked_to_stop())
 
     async def _asked_to_stop(self) -> None:
@@ -138,10 +138,10 @@ class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
 
 
 def lent(connection: C, lending: Lending) -> C:
-    """The connection as a handler gets it: the same server, the same lock, but an object of its own.
+    """The connection as a handler gets it: the same server and lock, but an object of its own.
 
-    A handler can keep cursors, transactions and bound methods of it. When the lending is over all of them are refused,
-    also those that wait for their turn at that moment, while the connection itself goes on to the next borrower.
+    A handler can keep cursors, transactions and bound methods of it. When the operation is over all of them are
+    refused, also those that wait for their turn at that moment, while the connection itself goes to the next borrower.
     """
     view = copy(connection)
     view.lending = lending
@@ -151,7 +151,7 @@ def lent(connection: C, lending: Lending) -> C:
 
 
 def taken_back(connection: C) -> None:
-    """Forget what a borrower changed in what its object shares with ours."""
+    """Undo what a handler changed in the state that its object shares with ours."""
     connection.limit, connection.prepare_threshold = None, connection.threshold
     del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
     connection._notify_handlers.clear()  # noqa: SLF001
@@ -160,7 +160,7 @@ def taken_back(connection: C) -> None:
 
 
 def clean_up(connection: C) -> bool:
-    """Ask the server to take out of the session what a handler may have left there; `is_clean` reads the answer."""
+    """Ask the server to reset what a handler may have left in the session; `is_clean` reads the reply."""
     try:
         connection.pgconn.send_query(RESET.encode())
     except psycopg.Error:
@@ -171,7 +171,7 @@ def clean_up(connection: C) -> bool:
 
 
 async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
-    """The same on a connection of somebody else's, answer and all."""
+    """The same on the application's own connection, waiting for the reply."""
 
     def said() -> Generator[Any, Any, list[PGresult]]:
         connection.pgconn.send_query(RESET.encode())
@@ -184,13 +184,13 @@ async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 def cut(pgconn: PGconn) -> None:
-    """Shut the socket down without closing it: who polls it hears of it, and an event loop polls no closed file."""
+    """Shut the socket down without closing it: its poller notices, and an event loop must not poll a closed file."""
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(pgconn.socket)) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
 async def severed(connection: psycopg.AsyncConnection[Any]) -> bool:
-    """End a connection on which a statement is under way; False: somebody still waits for its answer."""
+    """Close a connection with a statement under way; False: a task still waits for its reply."""
     try:
         with suppress(psycopg.Error):
             await connection.cancel_safe(timeout=GRACE)
@@ -216,12 +216,12 @@ async def aconnect(address: str, threshold: int | None, doubt: Doubt) -> AsyncSt
 
 
 def bounded(dsn: str, timeout: float) -> str:
-    """The address with bounds on what the network may do to us, where it names none itself."""
+    """The address with time limits for the network, if it names none itself."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
-        # libpq repeats what it could not read, which may be a part of the password. An option's name is none, unless
-        # an @ comes after it: then the password itself has a question mark in it.
+        # libpq's error repeats what it could not parse, which may be a part of the password. An option's name is none,
+        # unless an @ comes after it: then the password itself has a question mark in it.
         found = None if "@" in dsn.partition("?")[2] else _FOREIGN_OPTION.match(str(error))
         what = f"has the option {found[1]}, which libpq does not know" if found else "cannot be read by libpq"
         raise ConfigurationError(f"the address of PostgreSQL {what}") from None
@@ -251,10 +251,10 @@ def _all_well(results: list[PGresult]) -> bool:
 def _patiently(
     gen: PQGen[T], limit: float, ask_to_stop: Callable[[], None], hang_up: Callable[[], None]
 ) -> Generator[Any, Any, T]:
-    """Pass on what psycopg waits for until the time is up; then ask the server to stop, and then hang up.
+    """Pass on what psycopg waits for until the time is up; then ask the server to stop, and then close the connection.
 
-    psycopg resumes what it waits for several times a second even when nothing happens, so time is looked at.
-    A server that stops says so, and nothing happened; after hanging up nobody knows.
+    psycopg resumes what it waits for several times a second even when nothing happens, so the time is checked then.
+    If the server replies that it stopped, nothing happened; after closing the connection the outcome is not known.
     """
     deadline, asked = time.monotonic() + limit, False
     try:

@@ -1,4 +1,4 @@
-"""What psycopg's errors mean to a caller."""
+"""The meaning of psycopg's errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def statement_error(error: Exception, connection: AnyConnection, mode: Mode, wha
 
 
 def commit_error(error: Exception, connection: AnyConnection, what: str) -> StoreError:
-    """The store's error for a COMMIT: what the server itself says is definite, silence is not (F20)."""
+    """The store's error for a COMMIT: an error from the server is definite, a missing reply is not (F20)."""
     if was_lost(error, connection):
         _doubt(connection)
         return lost_commit(what)
@@ -55,26 +55,26 @@ def commit_error(error: Exception, connection: AnyConnection, what: str) -> Stor
 
 
 def failure(results: list[PGresult]) -> psycopg.Error | None:
-    """The error of the last of several statements that were said in one message, if it failed."""
+    """The error of the last of several statements that were sent in one message, if it failed."""
     last = results[-1]
     return None if last.status in _FINE else psycopg.errors.error_from_result(last)
 
 
 def refuse_failed(results: list[PGresult]) -> None:
-    """Raise what a statement of a message failed with."""
+    """Raise the error of a statement in a message."""
     error = failure(results)
     if error is not None:
         raise error
 
 
 def is_taken(error: psycopg.Error) -> bool:
-    """Whether a record found its place taken, or a step its record."""
+    """Whether a record found its place taken, or a step another owner of its record."""
     place = (error.diag.schema_name, error.diag.table_name)
     return error.sqlstate == NOT_OURS or (error.sqlstate == TAKEN and place == RECORD)
 
 
 def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:
-    """A COMMIT has to be answered with COMMIT, and without a warning that it is not safe yet."""
+    """Raise unless a COMMIT was answered with COMMIT, without a warning that it is not on the standby yet."""
     if tag != "COMMIT":
         raise not_committed(tag or "", what)
     if connection.unsure:
@@ -82,12 +82,12 @@ def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | 
 
 
 def cause(error: Exception) -> Exception | None:
-    """What may be shown below our own error: not what repeats a value or a whole row."""
+    """The original error, if it may be shown with ours: not one that repeats a value or a whole row."""
     return None if isinstance(error, _TELLS_VALUES) else error
 
 
 def was_lost(error: Exception, connection: AnyConnection) -> bool:
-    """Whether the connection is of no more use, so that nobody heard what became of the statement."""
+    """Whether the connection is lost, so that the result of the statement is not known."""
     if not isinstance(error, psycopg.Error):
         return False
     ended = is_the_end(error.sqlstate, error.diag.severity_nonlocalized)
@@ -95,7 +95,7 @@ def was_lost(error: Exception, connection: AnyConnection) -> bool:
 
 
 def _doubt(connection: AnyConnection) -> None:
-    """A backend that ends while it waits for its standby leaves what it committed for all to see."""
+    """Note the doubt: a backend that ends while it waits for its standby leaves its commit visible."""
     if isinstance(connection, StoreConnection | AsyncStoreConnection):
         connection.doubt.arise()
 

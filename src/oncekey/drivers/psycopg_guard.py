@@ -1,6 +1,6 @@
-"""The psycopg connection that a handler is handed: all of it but the end of the transaction (L5).
+"""The psycopg connection that a handler gets: everything but the end of the transaction (L5).
 
-When the operation is over the connection is somebody else's, so from then on nothing more is passed through.
+When the operation is over, another request gets the connection, so from then on the guard refuses every call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SETTINGS: Final = frozenset({"autocommit", "isolation_level", "read_only", "def
 
 
 class _Guarded:
-    """What blocking and asyncio have in common: pass on everything, once the lending allows it."""
+    """What blocking and asyncio have in common: pass every call on, unless the operation is over."""
 
     __slots__ = ("_lending", "_raw")
 
@@ -97,11 +97,11 @@ class _GuardedConnection(_Guarded):
 
 
 class GuardedConnection(_GuardedConnection):
-    """What `op.connection` is for psycopg in a blocking handler."""
+    """`op.connection` for psycopg in a blocking handler."""
 
     __slots__ = ()
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Connection
 
@@ -130,7 +130,7 @@ class GuardedCursor(_Guarded):
         super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Cursor
 
@@ -172,11 +172,11 @@ class GuardedCursor(_Guarded):
 
 
 class AsyncGuardedConnection(_GuardedConnection):
-    """What `op.connection` is for psycopg in an `async def` handler."""
+    """`op.connection` for psycopg in an `async def` handler."""
 
     __slots__ = ()
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncConnection
 
@@ -205,7 +205,7 @@ class AsyncGuardedCursor(_Guarded):
         super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncCursor
 

@@ -1,9 +1,9 @@
-"""Who holds which of psycopg's connections.
+"""The pools of psycopg connections.
 
-A connection is made in the caller's own thread or task when there is none to lend. So a server that is down is
-reported at once and in its own words, and one that is back is used at once: no background worker has to find out
-first. Before a connection is lent its socket is looked at, which costs no round trip: what a restart or a
-`pg_terminate_backend` left behind is thrown away before a statement is lost on it.
+A connection is made in the caller's own thread or task if there is none to lend. So a server that is down is
+reported at once with its own error, and one that is back is used at once: no background worker has to find out
+first. Before a connection is lent its socket is checked, which costs no round trip: a connection that a restart or a
+`pg_terminate_backend` has ended is thrown away before a statement is lost on it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from oncekey.flow import Mode
 C = TypeVar("C", StoreConnection, AsyncStoreConnection)
 
 MAX_AGE: Final = 1800.0
-"""Seconds after which a connection is replaced, so that load finds its way to a server that was added or moved."""
+"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
 
 _parents: Final[list[Any]] = []
 
 
 class Shelf(Generic[C]):
-    """The connections that nobody holds. The last one put back is the first one lent."""
+    """The idle connections. The last one that was returned is the first one lent."""
 
     def __init__(self) -> None:
         self._idle: list[C] = []
@@ -52,7 +52,7 @@ class Shelf(Generic[C]):
         self._closed = False
 
     def pop(self) -> C | None:
-        """A connection that still has a server at its other end, if there is one."""
+        """A connection that the server has not closed, if there is one."""
         with self._lock:
             self._forget_parents()
             while self._idle:
@@ -63,14 +63,14 @@ class Shelf(Generic[C]):
         return None
 
     def put(self, connection: C, *, used: bool = False) -> None:
-        """Take a connection back; one that is in the middle of something is closed, what a handler used cleaned up."""
+        """Take a connection back; one in the middle of something is closed, one that a handler used is reset."""
         with self._lock:
             if connection.suspect:
-                # Where one server does not answer or takes no writes, what others were made for is no better.
+                # If one server does not answer or takes no writes, the other idle connections are probably no better.
                 self._empty()
             if connection.lock.locked():
-                # Somebody still waits on it. Closed now, its number would be another file's under a poll of the event
-                # loop; it was cut, and ends with the last one who holds it.
+                # Another thread or task still waits on it. If it were closed now, the event loop might poll another
+                # file with the same number; its socket was shut down, and it ends with its last user.
                 return
             if self._closed or not _is_clean(connection):
                 connection.pgconn.finish()
@@ -80,25 +80,25 @@ class Shelf(Generic[C]):
                     self._idle.append(connection)
 
     def close(self) -> None:
-        """Close what is here now, and from now on whatever comes back."""
+        """Close the idle connections now, and the others when they come back."""
         with self._lock:
             self._closed = True
             self._forget_parents()
             self._empty()
 
     def _nearest(self) -> int:
-        """The last one put back that need not be waited for, if there is such a one."""
+        """The position of the last returned connection that is ready, if there is one."""
         last = len(self._idle) - 1
         ready = (at for at in range(last, -1, -1) if not (one := self._idle[at]).cleaning or not is_quiet(one))
         return next(ready, last)
 
     def _empty(self) -> None:
         while self._idle:
-            connection = self._idle.pop()  # by a name: psycopg warns of one that is forgotten before it is closed
+            connection = self._idle.pop()  # with a name: psycopg warns of one that is dropped before it is closed
             connection.pgconn.finish()
 
     def _forget_parents(self) -> None:
-        """After a fork the sockets are the parent's: to close one here would say goodbye in its name."""
+        """After a fork the sockets are the parent's: closing one here would end the parent's session."""
         if self._pid != os.getpid():
             _parents.extend(self._idle)
             self._idle.clear()
@@ -119,7 +119,7 @@ class Pool:
 
     @contextmanager
     def lent(self, limit: float) -> Iterator[StoreConnection]:
-        """A connection for a moment."""
+        """A connection for one statement or transaction of oncekey's own."""
         if self.doubt:
             self._asking.settle()
         connection = self._take(time.monotonic() + self._timeout)
@@ -131,7 +131,7 @@ class Pool:
 
     @property
     def crowded(self) -> bool:
-        """Whether business transactions hold all that they may."""
+        """Whether business transactions hold all connections that they may."""
         return self._business.full
 
     def take(self) -> StoreConnection:
@@ -147,12 +147,12 @@ class Pool:
             raise
 
     def give(self, connection: StoreConnection, *, used: bool = False) -> None:
-        """The end of a business transaction."""
+        """Return a business transaction's connection."""
         self._give(connection, used=used)
         self._business.release()
 
     def close(self) -> None:
-        """Close all of them; those that are lent out, when they come back."""
+        """Close all connections; those in use when they come back."""
         self._shelf.close()
 
     def _take(self, deadline: float) -> StoreConnection:
@@ -183,7 +183,7 @@ class Pool:
         return None
 
     def _confirmed(self) -> bool:
-        """Whether the standby has all that was committed so far."""
+        """Whether the standby has everything that was committed so far."""
         connection = self._take(time.monotonic() + self._timeout)
         connection.limit, connection.unsure = self._timeout, False
         try:
@@ -213,7 +213,7 @@ class AsyncPool:
 
     @asynccontextmanager
     async def lent(self, limit: float) -> AsyncIterator[AsyncStoreConnection]:
-        """A connection for a moment."""
+        """A connection for one statement or transaction of oncekey's own."""
         if self.doubt:
             await self._asking.settle()
         connection = await self._take(time.monotonic() + self._timeout)
@@ -225,11 +225,11 @@ class AsyncPool:
 
     @property
     def crowded(self) -> bool:
-        """Whether business transactions hold all that they may."""
+        """Whether business transactions hold all connections that they may."""
         return self._business.full
 
     async def room(self, seconds: float) -> bool:
-        """Wait a moment for one of them to end; whether there is a place then."""
+        """Wait a moment for a free connection; whether there is one."""
         return await self._business.room(seconds)
 
     async def take(self) -> AsyncStoreConnection:
@@ -246,12 +246,12 @@ class AsyncPool:
             raise
 
     def give(self, connection: AsyncStoreConnection, *, used: bool = False) -> None:
-        """The end of a business transaction."""
+        """Return a business transaction's connection."""
         self._give(connection, used=used)
         self._business.release()
 
     def close(self) -> None:
-        """Close all of them; those that are lent out, when they come back."""
+        """Close all connections; those in use when they come back."""
         self._shelf.close()
 
     async def _take(self, deadline: float) -> AsyncStoreConnection:
@@ -283,7 +283,7 @@ class AsyncPool:
         return None
 
     async def _confirmed(self) -> bool:
-        """Whether the standby has all that was committed so far."""
+        """Whether the standby has everything that was committed so far."""
         connection = await self._take(time.monotonic() + self._timeout)
         connection.limit, connection.unsure = self._timeout, False
         try:
@@ -300,7 +300,7 @@ class AsyncPool:
 
 
 def is_quiet(connection: StoreConnection | AsyncStoreConnection) -> bool:
-    """Whether nothing came in: unasked, an idle server speaks up only to say goodbye."""
+    """Whether nothing came in: an idle server sends something only to close the connection."""
     if connection.closed:
         return False
     fileno = connection.fileno()

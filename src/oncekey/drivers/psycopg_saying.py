@@ -1,4 +1,4 @@
-"""What is said to a server through psycopg, each sentence with what its failure means."""
+"""The messages that are sent to a server through psycopg, each with the meaning of its failure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def execute(connection: psycopg.Connection[Any], mode: Mode, statement: Statemen
 
 
 def execute_alone(connection: StoreConnection, mode: Mode, statement: Statement) -> Rows:
-    """The same where each statement commits by itself, and so can come with a commit's warning."""
+    """The same for statements that commit by themselves, and so may come with a commit's warning."""
     connection.unsure = False
     rows = execute(connection, mode, statement)
     if connection.unsure and mode is Mode.SINGLE:
@@ -59,7 +59,7 @@ def execute_alone(connection: StoreConnection, mode: Mode, statement: Statement)
 
 
 def begin(connection: StoreConnection, text: str, what: str) -> None:
-    """Begin a transaction, with settings of its own if the text has any."""
+    """Begin a transaction, with the settings in the text if there are any."""
     try:
         connection.execute(text)
     except psycopg.Error as error:
@@ -67,7 +67,7 @@ def begin(connection: StoreConnection, text: str, what: str) -> None:
 
 
 def commit(connection: StoreConnection, what: str) -> None:
-    """Commit, or say what became of it."""
+    """Commit, or raise what happened to it."""
     connection.unsure = False
     try:
         tag = psycopg.Cursor(connection).execute("COMMIT").statusmessage
@@ -77,7 +77,7 @@ def commit(connection: StoreConnection, what: str) -> None:
 
 
 def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
-    """Begin a transaction with its first statement in the same message. None: it has to be said by itself."""
+    """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
     connection.told = None
     try:
         results = said(connection, f"{BEGIN};{as_text(first)}")
@@ -88,7 +88,7 @@ def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
 
 
 def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
-    """Say a last statement, COMMIT, and what cleans the session up, in one message. None: its place was taken."""
+    """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken."""
     connection.unsure, connection.told = False, None
     try:
         results = said(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
@@ -98,13 +98,13 @@ def commit_with(connection: StoreConnection, last: Statement, what: str, *, clea
 
 
 def said(connection: StoreConnection, text: str) -> list[PGresult]:
-    """Say several statements in one message; what was answered to each, up to the first that failed."""
+    """Send several statements in one message; the reply to each, up to the first that failed."""
     with connection.lock:
         return connection.wait(_answers(connection.pgconn, text))
 
 
 def undo(connection: StoreConnection) -> None:
-    """Roll back if that is still possible; if not, whoever takes the connection back closes it."""
+    """Roll back if that is still possible; if not, the pool closes the connection."""
     with suppress(psycopg.Error):
         psycopg.Cursor(connection).execute("ROLLBACK")
 
@@ -169,7 +169,7 @@ async def acommit_with(connection: AsyncStoreConnection, last: Statement, what: 
 
 
 async def asaid(connection: AsyncStoreConnection, text: str) -> list[PGresult]:
-    """Say several statements in one message; what was answered to each, up to the first that failed."""
+    """Send several statements in one message; the reply to each, up to the first that failed."""
     async with connection.lock:
         return await connection.wait(_answers(connection.pgconn, text))
 
@@ -189,10 +189,10 @@ def _answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
 def _ended(
     connection: StoreConnection | AsyncStoreConnection, results: list[PGresult], name: str, what: str
 ) -> Rows | None:
-    """What the answers to a last statement, COMMIT and the clean-up mean.
+    """The meaning of the replies to a last statement, COMMIT and the clean-up.
 
-    The server executes a message up to the first statement that fails: so where the last statement failed there is no
-    second answer, and where the clean-up did the second one says that all is committed.
+    The server executes a message up to the first statement that fails: if the last statement failed there is no second
+    reply, and if the clean-up failed the second reply says that everything is committed.
     """
     error = failure(results)
     if len(results) == 1 and error is not None:
@@ -214,7 +214,7 @@ def _ended(
 
 
 def _found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) -> Rows | None:
-    """What a first statement told; nothing but that it has a row is said where there is nothing to tell."""
+    """The row that a first statement sent in a notice; empty if there is nothing to report. None: execute it."""
     row = _told(connection)
     if row is None:
         return () if last.ntuples else None
@@ -226,5 +226,5 @@ def _told(connection: StoreConnection | AsyncStoreConnection) -> Row | None:
 
 
 def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
-    # `description` would say so, too, but it describes every column at length each time.
+    # `description` would say so, too, but it describes every column in full each time.
     return cursor.pgresult is not None and cursor.pgresult.nfields > 0

@@ -1,4 +1,4 @@
-"""Business transactions on psycopg: a handler writes through them, and we end them (L4, L5)."""
+"""Business transactions on psycopg: a handler writes through them, and oncekey ends them (L4, L5)."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class PsycopgTransaction:
 
     @property
     def connection(self) -> GuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._guarded
 
     def say(self, statement: Statement) -> Rows:
-        """Execute a statement of ours, before the handler was there."""
+        """Execute a statement of oncekey's own, before the handler has the connection."""
         return self.step(_only(statement))
 
     def step(self, steps: Steps[T]) -> T:
@@ -69,7 +69,7 @@ class PsycopgTransaction:
         connection.limit = self._limit
         try:
             if was_ended(connection):
-                # The business rows are in already, so the record has to follow them.
+                # The handler has committed its rows already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
                 begin(connection, BEGIN, WHAT)
             return step(steps, partial(execute, connection, Mode.ATOMIC))
@@ -77,14 +77,14 @@ class PsycopgTransaction:
             connection.limit = None
 
     def commit(self) -> None:
-        """Commit, and give the connection back."""
+        """Commit, and return the connection."""
         if self._raw is None:
             return
         try:
             if was_ended(self._raw):
                 _log.error(NOTHING_LEFT)
             else:
-                # Whoever waits for a turn behind this commit is refused when it comes.
+                # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
                 self._lending.over = True
                 self._raw.limit = self._limit
                 commit(self._raw, WHAT)
@@ -92,7 +92,7 @@ class PsycopgTransaction:
             self.rollback()
 
     def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and give the connection back. None: its place was taken."""
+        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -104,13 +104,13 @@ class PsycopgTransaction:
             self._lending.over = True
             cleans = self._lending.used and self._cleans
             rows = commit_with(connection, last, WHAT, cleans=cleans)
-            self._cleans = self._cleans and rows is None  # otherwise it was done with the commit
+            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
         finally:
             self.rollback()
         return rows
 
     def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         connection, self._raw = self._raw, None
         if connection is None:
             return
@@ -138,11 +138,11 @@ class AsyncPsycopgTransaction:
 
     @property
     def connection(self) -> AsyncGuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._guarded
 
     async def say(self, statement: Statement) -> Rows:
-        """Execute a statement of ours, before the handler was there."""
+        """Execute a statement of oncekey's own, before the handler has the connection."""
         return await self.step(_only(statement))
 
     async def step(self, steps: Steps[T]) -> T:
@@ -153,7 +153,7 @@ class AsyncPsycopgTransaction:
         connection.limit = self._limit
         try:
             if was_ended(connection):
-                # The business rows are in already, so the record has to follow them.
+                # The handler has committed its rows already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
                 await abegin(connection, BEGIN, WHAT)
             return await astep(steps, partial(aexecute, connection, Mode.ATOMIC))
@@ -161,14 +161,14 @@ class AsyncPsycopgTransaction:
             connection.limit = None
 
     async def commit(self) -> None:
-        """Commit, and give the connection back."""
+        """Commit, and return the connection."""
         if self._raw is None:
             return
         try:
             if was_ended(self._raw):
                 _log.error(NOTHING_LEFT)
             else:
-                # Whoever waits for a turn behind this commit is refused when it comes.
+                # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
                 self._lending.over = True
                 self._raw.limit = self._limit
                 await acommit(self._raw, WHAT)
@@ -176,7 +176,7 @@ class AsyncPsycopgTransaction:
             await self.rollback()
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and give the connection back. None: its place was taken."""
+        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -188,13 +188,13 @@ class AsyncPsycopgTransaction:
             self._lending.over = True
             cleans = self._lending.used and self._cleans
             rows = await acommit_with(connection, last, WHAT, cleans=cleans)
-            self._cleans = self._cleans and rows is None  # otherwise it was done with the commit
+            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
         finally:
             await self.rollback()
         return rows
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         connection, self._raw = self._raw, None
         if connection is None:
             return
@@ -206,7 +206,7 @@ class AsyncPsycopgTransaction:
                 connection.limit = self._limit
                 await aundo(connection)
         finally:
-            # Cancelled half-way it is still in the transaction, and is closed instead of lent again.
+            # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
             self._pool.give(connection, used=self._lending.used and self._cleans)
 
 
@@ -215,7 +215,7 @@ def _only(statement: Statement) -> Steps[Rows]:
 
 
 def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:
-    """Whether somebody else ended the transaction (F16)."""
+    """Whether the handler ended the transaction (F16)."""
     return not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 

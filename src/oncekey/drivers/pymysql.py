@@ -53,7 +53,7 @@ _parents: Final[list[Any]] = []
 
 
 class Session:
-    """A connection of PyMySQL's, and what can be done with it."""
+    """A connection of PyMySQL, with what the driver does on it."""
 
     def __init__(self, address: MariadbAddress, timeout: float, hello: bytes) -> None:
         self.raw: Any = pymysql.connect(
@@ -69,12 +69,12 @@ class Session:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the server said so last."""
+        """Whether the server's last reply said so."""
         return bool(self.raw.server_status & IN_TRANSACTION)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be lent to the next one: unasked, an idle server speaks up only to say goodbye."""
+        """Whether the next borrower may have it: an idle server sends something only to close the connection."""
         raw = self.raw
         if not raw.open or self.in_transaction or time.monotonic() - self.born > MAX_AGE:
             return False
@@ -86,17 +86,17 @@ class Session:
         return not select.select([fileno], [], [], 0)[0]
 
     def greet(self) -> None:
-        """Make the session ours."""
+        """Set the session up."""
         self.said(self._hello)
 
     def clean(self) -> None:
-        """Take out of it what a handler may have left there."""
+        """Reset what a handler may have left in the session."""
         self.raw._execute_command(RESET, b"")  # noqa: SLF001  (PyMySQL has no word for it)
         self.raw._read_ok_packet()  # noqa: SLF001
         self.greet()
 
     def hold(self, limit: float | None, action: Any) -> Any:  # noqa: ANN401  (what the action returns)
-        """Do something with an end to waiting for each answer."""
+        """Do something with a time limit for each reply."""
         self.raw._read_timeout = limit  # noqa: SLF001  (PyMySQL takes it only when it connects)
         try:
             return action()
@@ -104,15 +104,15 @@ class Session:
             self.raw._read_timeout = None  # noqa: SLF001
 
     def talk(self, conversation: Talk[T]) -> T:
-        """Carry a conversation on."""
+        """Run a conversation."""
         return _carried(self.raw, conversation)
 
     def said(self, message: bytes) -> list[Result]:
-        """Say a message, and hear all that is answered to it."""
+        """Send a message, and read all replies to it."""
         return _heard(self.raw, message)
 
     def sever(self) -> None:
-        """End it at once, whatever is under way."""
+        """Close it at once, whatever is under way."""
         with suppress(*FAILURES):
             self.raw._force_close()  # noqa: SLF001
 
@@ -151,7 +151,7 @@ def _result(raw: Any) -> Result:  # noqa: ANN401
 
 
 class Pool:
-    """Sessions for threads. The last one put back is the first one lent."""
+    """Sessions for threads. The last one that was returned is the first one lent."""
 
     def __init__(self, address: MariadbAddress, size: int, timeout: float, hello: bytes) -> None:
         self._address, self._timeout, self._hello = address, timeout, hello
@@ -164,7 +164,7 @@ class Pool:
 
     @property
     def crowded(self) -> bool:
-        """Whether business transactions hold all that they may."""
+        """Whether business transactions hold all connections that they may."""
         return self._business.full
 
     def take(self, *, business: bool) -> Session:
@@ -187,7 +187,7 @@ class Pool:
             raise
 
     def give(self, session: Session, *, business: bool) -> None:
-        """Take one back; one that is in the middle of something is closed."""
+        """Take a session back; one that is in the middle of something is closed."""
         try:
             with self._lock:
                 keep = not self._closed and session.is_usable
@@ -201,7 +201,7 @@ class Pool:
                 self._business.release()
 
     def close(self) -> None:
-        """Close what is here now, and from now on whatever comes back."""
+        """Close the idle sessions now, and the others when they come back."""
         with self._lock:
             self._closed = True
             self._forget_parents()
@@ -220,7 +220,7 @@ class Pool:
             session.sever()
 
     def _forget_parents(self) -> None:
-        """After a fork the sockets are the parent's: to close one here would say goodbye in its name."""
+        """After a fork the sockets are the parent's: closing one here would end the parent's session."""
         if self._pid != os.getpid():
             _parents.extend(self._idle)
             self._idle.clear()
@@ -260,7 +260,7 @@ class PymysqlDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.crowded
 
     def begin(self) -> PymysqlTransaction:
@@ -290,7 +290,7 @@ class PymysqlDriver:
             result: T = session.hold(limit, partial(session.talk, running(transaction)))
         except BaseException:
             if migrates:
-                session.sever()  # its lock is the session's
+                session.sever()  # the lock belongs to the session
             raise
         else:
             return result
@@ -310,7 +310,7 @@ class PymysqlTransaction:
 
     @property
     def connection(self) -> GuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._guarded
 
     def step(self, steps: Steps[T]) -> T:
@@ -325,7 +325,7 @@ class PymysqlTransaction:
         return result
 
     def commit(self) -> None:
-        """Commit, and give the connection back."""
+        """Commit, and return the connection."""
         session = self._session
         if session is None:
             return
@@ -339,7 +339,7 @@ class PymysqlTransaction:
             self.rollback()
 
     def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -363,7 +363,7 @@ class PymysqlWithin(Within):
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection of PyMySQL's)
         if connection.get_autocommit() and not connection.server_status & IN_TRANSACTION:
             raise ConfigurationError(NOT_BEGUN)
-        turn = threading.Lock()  # PyMySQL mixes up the answers of two threads
+        turn = threading.Lock()  # PyMySQL mixes up the replies to two threads
 
         def say(statement: Statement) -> Rows:
             with turn:

@@ -1,11 +1,11 @@
-"""Cells in Redis or Valkey: connections, blocking and under asyncio. What is said to them is in `redis_saying`.
+"""Cells in Redis or Valkey: connections, blocking and under asyncio. `redis_saying` has the commands.
 
-A script runs alone on its server, so comparing and writing are one step. What is acknowledged is as durable as the
-server was told to be (`appendfsync always`), and a fail-over to a replica that had not received it yet forgets it: the
-next retry then executes again. So this is a store for requests of which a second execution does little harm.
+A script runs alone on its server, so comparing and writing are one step. An acknowledged write is as durable as the
+server is configured (`appendfsync always`), and a fail-over to a replica that had not received it loses it: the next
+retry then executes again. So this is a store for requests of which a second execution does little harm.
 
-A connection that an error or a cancellation came upon is closed: a reply that is still on its way would be taken for
-the answer to the next command. Nothing is repeated here, and the client library is told to repeat nothing.
+A connection is closed after an error or a cancellation: a reply that is still on its way would be taken for the reply
+to the next command. Nothing is repeated here, and the client library is configured to repeat nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE: Final = 5.0
-"""Seconds that a reply may take, besides what replicas are waited for."""
+"""Seconds that a reply may take, besides the wait for replicas."""
 UNREACHED: Final = "Redis cannot be reached: {}"
 UNANSWERED: Final = "Redis did not answer: {}"
 
@@ -51,15 +51,15 @@ class RedisCells:
         return self._do(looking(self._roads, scope, key))
 
     def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: int | None) -> bool:
-        """Write `line` in the place of the line that was `seen`."""
+        """Replace the line that was `seen` by `line`."""
         return self._do(swapping(self._roads, (scope, key), seen, line, keep_until))
 
     def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], int]:
-        """Lines of an index from behind a place on; all buckets are asked."""
+        """Lines of an index after a place, from all buckets."""
         return self._do(paging(self._roads, index, after, limit))
 
     def vitals(self) -> tuple[Mapping[str, Any], ...]:
-        """What each primary says about itself."""
+        """What each primary reports about itself."""
         return self._do(vitals(self._roads))
 
     def close(self) -> None:
@@ -115,15 +115,15 @@ class AsyncRedisCells:
         return await self._do(looking(self._roads, scope, key))
 
     async def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: int | None) -> bool:
-        """Write `line` in the place of the line that was `seen`."""
+        """Replace the line that was `seen` by `line`."""
         return await self._do(swapping(self._roads, (scope, key), seen, line, keep_until))
 
     async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], int]:
-        """Lines of an index from behind a place on; all buckets are asked."""
+        """Lines of an index after a place, from all buckets."""
         return await self._do(paging(self._roads, index, after, limit))
 
     async def vitals(self) -> tuple[Mapping[str, Any], ...]:
-        """What each primary says about itself."""
+        """What each primary reports about itself."""
         return await self._do(vitals(self._roads))
 
     async def close(self) -> None:
@@ -182,7 +182,7 @@ class AsyncRedisDriver(AsyncCellDriver):
 
 
 def _settings(address: RedisAddress, node: Node) -> dict[str, Any]:
-    """How a connection is made. Sentinels are asked without a password, which is that of the servers."""
+    """The options of a connection. Sentinels get no password: it is that of the servers."""
     ours = node not in address.hosts or not address.service
     return {
         "host": node[0],
@@ -198,7 +198,7 @@ def _settings(address: RedisAddress, node: Node) -> dict[str, Any]:
 
 
 def _received(connection: redis.Connection) -> Any:  # noqa: ANN401  (a reply)
-    """One reply; a refusal is one, too."""
+    """One reply; an error reply is returned, too."""
     try:
         return connection.read_response()
     except ResponseError as refusal:
@@ -213,6 +213,6 @@ async def _areceived(connection: Any) -> Any:  # noqa: ANN401
 
 
 def _silence(say: Say, error: Exception) -> Exception:
-    """What a reply that did not come means: whether it was written, nobody knows."""
+    """The meaning of a missing reply: whether it was written is not known."""
     kind = CommitAmbiguousError if say.writes else StoreUnavailableError
     return kind(UNANSWERED.format(type(error).__name__))

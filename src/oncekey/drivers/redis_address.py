@@ -1,4 +1,4 @@
-"""The URLs of Redis and Valkey, understood without a client.
+"""The URLs of Redis and Valkey, parsed without a client.
 
 `redis://user:password@host:6379/0` is one server, `redis+cluster://a:7000,b:7000` a cluster, of which some nodes are
 named, and `redis+sentinel://a:26379,b:26379/name/0` the primary of this name, which the sentinels know. `rediss` is the
@@ -28,7 +28,7 @@ _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 class Mode(StrEnum):
-    """How it is found out where a key lies."""
+    """How the server of a key is found."""
 
     SINGLE = "single"
     CLUSTER = "cluster"
@@ -37,7 +37,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where Redis is, and how it is talked to."""
+    """Where Redis is, and how to connect to it."""
 
     mode: Mode
     hosts: tuple[tuple[str, int], ...]
@@ -46,18 +46,18 @@ class RedisAddress:
     password: str | None = field(default=None, repr=False)
     database: int = 0
     service: str = ""
-    """What sentinels call the primary."""
+    """The sentinels' name for the primary."""
     wait: int = 0
     """How many replicas have to acknowledge a write before it counts as made."""
     wait_ms: int = WAIT_MS
-    """How long they may take."""
+    """How many milliseconds they may take."""
     pool_size: int = POOL_SIZE
     files: tuple[tuple[str, str], ...] = ()
     """Certificates and keys, by the names of the client's settings."""
 
 
 def parse(url: str) -> RedisAddress:
-    """What a URL says, or a sentence about what it should; it repeats no password."""
+    """Parse a URL, or raise a sentence about what it should be; it repeats no password."""
     scheme, _, rest = url.partition(":")
     base, _, mode = scheme.partition("+")
     if not rest.startswith("//"):

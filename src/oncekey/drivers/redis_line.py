@@ -1,13 +1,13 @@
-"""The line to a Redis or Valkey that stands in front of the store, in asyncio and in threads.
+"""The connection to a Redis or Valkey in front of the store, under asyncio and in threads.
 
-Nothing that happens on it may cost a request more than a moment. So there is one short time-out and no second try, and
-after a few failures in a row the breaker keeps everybody away, but for one probe in each pause. What is unavailable is
-None, never an exception: who asks goes on to the store.
+It must never cost a request more than a moment. So there is one short time-out and no second try, and after a few
+failures in a row the breaker stops all questions, except one probe in each pause. If the server is unavailable the
+result is None, never an exception: the request goes on to the store.
 
-In an event loop one pipeline is under way at a time. Whoever comes meanwhile waits, and the next pipeline is for all of
-them: under load the way to the server is paid for once and not by everybody. It also keeps the order: what is told
-first arrives first, so nobody's removal can overtake what it removes. A pipeline is a task of its own; who is cancelled
-leaves, and the others are told all the same.
+In an event loop one pipeline is under way at a time. Requests that come meanwhile wait, and the next pipeline is for
+all of them: under load they share one round trip. This also keeps the order: commands arrive in the order in which they
+were given, so no removal can overtake the write that it removes. A pipeline is a task of its own; a request that is
+cancelled leaves, and the others still get their replies.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 MOST: Final = 64
-"""Commands of one pipeline: their values are in memory together, and each may be large."""
+"""The most commands of one pipeline: their values are in memory together, and each may be large."""
 
 Replies = list[bytes | None] | None
 
 
 class Breaks(Protocol):
-    """Keeps everybody from asking what does not answer."""
+    """A breaker: stops questions to a server that does not answer."""
 
     @property
     def closed(self) -> bool:
-        """Whether it answered when it was last asked."""
+        """Whether the server answered the last question."""
 
     def allows(self) -> bool:
-        """Whether it may be asked."""
+        """Whether a question may be sent."""
 
     def failed(self) -> None:
-        """It did not answer."""
+        """Note that the server did not answer."""
 
     def worked(self) -> None:
-        """It did."""
+        """Note that the server answered."""
 
 
 class RedisLine:
-    """One server, as all requests of a process see it."""
+    """One server, shared by all requests of a process."""
 
     def __init__(self, url: str, seconds: float, breaker: Breaks) -> None:
         self._url = url
@@ -66,13 +66,13 @@ class RedisLine:
         self._blocking: Any = None
 
     async def ask(self, commands: tuple[Command, ...]) -> Replies:
-        """What the server says to each command; None: it is not there."""
+        """The server's reply to each command; None: it did not reply."""
         if not self._breaker.allows():
             return None
         return await self._here().ask(commands)
 
     def post(self, commands: tuple[Command, ...]) -> None:
-        """Tell it something and go on."""
+        """Send commands without waiting for the replies."""
         if self._breaker.allows():
             self._here().post(commands)
 
@@ -92,13 +92,13 @@ class RedisLine:
         return [_value(one) for one in said]
 
     async def close(self) -> None:
-        """Give back the connection of this event loop."""
+        """Close the connection of this event loop."""
         pipelines = self._loops.pop(asyncio.get_running_loop(), None)
         if pipelines is not None:
             await pipelines.close()
 
     def close_blocking(self) -> None:
-        """Give back the connections of threads."""
+        """Close the connections of threads."""
         with self._opening:
             client, self._blocking = self._blocking, None
         if client is not None:
@@ -108,7 +108,7 @@ class RedisLine:
         loop = asyncio.get_running_loop()
         pipelines = self._loops.get(loop)
         if pipelines is None:
-            # One time-out around everything is cheaper than one for each piece that is read.
+            # One time-out around everything is cheaper than one for each read.
             client = redis.asyncio.Redis.from_url(self._url, **{**_settings(self._seconds), "socket_timeout": None})
             pipelines = self._loops[loop] = _Pipelines(client, self._seconds, self._breaker)
         return pipelines
@@ -131,7 +131,7 @@ def _settings(seconds: float) -> dict[str, Any]:
 
 
 class _Pipelines:
-    """What is told in one event loop, pipeline after pipeline."""
+    """The commands of one event loop, pipeline after pipeline."""
 
     def __init__(self, client: Any, seconds: float, breaker: Breaks) -> None:  # noqa: ANN401
         self._client = client
@@ -156,7 +156,7 @@ class _Pipelines:
     def _put(self, commands: tuple[Command, ...], told: asyncio.Future[Replies] | None) -> None:
         self._waiting.append((commands, told))
         if self._task is None:
-            # It is for all who wait, so it belongs to nobody's request, nor to the trace of one.
+            # The task serves several requests, so it belongs to no request's context or trace.
             self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
 
     async def _run(self) -> None:
@@ -164,7 +164,7 @@ class _Pipelines:
         try:
             while self._waiting:
                 under_way, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-                # Who was cancelled needs no answer; what was posted is told in any case.
+                # A cancelled request needs no reply; posted commands are sent in any case.
                 under_way = [one for one in under_way if one[1] is None or not one[1].done()]
                 said = await self._send([command for commands, _ in under_way for command in commands])
                 place = 0
@@ -174,7 +174,7 @@ class _Pipelines:
                     place += len(commands)
         finally:
             self._task = None
-            for _, told in (*under_way, *self._waiting):  # a loop that ends cancels its tasks
+            for _, told in (*under_way, *self._waiting):  # an event loop that ends cancels its tasks
                 if told is not None and not told.done():
                     told.cancel()
 
@@ -183,7 +183,7 @@ class _Pipelines:
             return []
         try:
             async with asyncio.timeout(self._seconds):
-                if all(command.verb == GET for command in commands):  # most are, and this is the cheapest to read
+                if all(command.verb == GET for command in commands):  # most are, and this is the cheapest to parse
                     said = await self._client.execute_command(b"MGET", *[command.name for command in commands])
                 else:
                     pipeline = self._client.pipeline(transaction=False)
@@ -198,7 +198,7 @@ class _Pipelines:
 
 
 def _value(said: object) -> bytes | None:
-    """A value, if it is one: a server that is full, or holds another type there, says an error."""
+    """A value, if it is one: a server that is full, or holds another type there, replies with an error."""
     return said if isinstance(said, bytes) else None
 
 

@@ -1,13 +1,13 @@
-"""What is said to Redis, without saying it: names, scripts, values, and the flows of look, swap and page.
+"""The commands to Redis, without I/O: names, scripts, values, and the flows of look, swap and page.
 
 One hash is one record; its name is a digest of scope and key in one of 256 buckets. The number of the bucket is the
 hash tag, so that a record and the pages of its bucket are in one slot of a cluster. All pages of a bucket are one
 sorted set without scores: a member is the letter of its index, the instant with leading noughts, scope and key, so that
 the order of bytes is the order of places.
 
-The flows yield `Say` and are sent the replies, in which a refusal is an exception. They know where a bucket lies
-(`Roads`), follow a cluster that moves it, and ask sentinels for a primary that is gone. Nothing is repeated whose fate
-is open: what is said again after MOVED, ASK or NOSCRIPT was not done.
+The flows yield `Say` and are sent the replies, in which an error is a value. They know which node has a bucket
+(`Roads`), follow a cluster that moves it, and ask sentinels for a primary that is gone. A command whose outcome is open
+is never repeated: after MOVED, ASK or NOSCRIPT it was not executed.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Node: TypeAlias = tuple[str, int]
 Command: TypeAlias = tuple[Any, ...]
 
 BUCKETS: Final = 256
-"""In how many parts the pages lie. It is in every name, so it never changes."""
+"""The number of parts of the pages. It is in every name, so it never changes."""
 HOPS: Final = 8
 """How often a bucket is looked for elsewhere before it counts as unreachable."""
 ASTRAY: Final = "Redis sends this key from node to node"
 DOUBTED: Final = 10_000
-"""How many writes without a full acknowledgement are remembered by name; with more, every look is confirmed."""
+"""How many writes without a full acknowledgement are remembered by name; beyond that, every look is confirmed."""
 MINUTE: Final = 60_000_000
 
-# Lua's numbers are doubles, so instants are compared there and never calculated with, but for a rough "long ago".
+# Lua's numbers are doubles, so instants are only compared there, except in a rough "long ago".
 LOOK: Final = "local t = redis.call('TIME') return {t[1], t[2], redis.call('HGETALL', KEYS[1])}"
 
-# KEYS: the record, the bucket's pages. ARGV: incarnation and version as seen, or twice nothing; when it may go
-# (milliseconds) or nothing; for how long after its expiry it is kept, or nothing; its member or nothing; then fields
-# and values. A first write is refused by a server that is full; one that replaces deletes first, which is let through,
-# so that what was begun can always be ended. The field '@' is the member that the record has in the pages. Records that
-# the server has forgotten leave their members behind: each write takes away those that are older than can be.
+# KEYS: the record, the bucket's pages. ARGV: incarnation and version as read, or two empty strings; when it may expire
+# (milliseconds) or empty; how long after its expiry it is kept, or empty; its member or empty; then fields and values.
+# A full server refuses a first write; a write that replaces deletes first, which a full server allows, so that every
+# request that was begun can be ended. The field '@' is the record's member in the pages. Records that the server has
+# expired leave their members behind: each write removes those that are too old.
 SWAP: Final = """
 local incarnation, version = redis.call('HGET', KEYS[1], 'incarnation'), redis.call('HGET', KEYS[1], 'version')
 if (incarnation or '') ~= ARGV[1] or (version or '') ~= ARGV[2] then return 0 end
@@ -88,7 +88,7 @@ class Say:
     node: Node
     commands: tuple[Command, ...]
     writes: bool = False
-    """Whether a reply that does not come leaves something open."""
+    """Whether a missing reply leaves the outcome open."""
 
 
 Saying: TypeAlias = Generator[Say, Sequence[Any], T]
@@ -96,12 +96,12 @@ Saying: TypeAlias = Generator[Say, Sequence[Any], T]
 
 @dataclass(slots=True)
 class Roads:
-    """Where the buckets lie, as far as this process knows; and which of its writes have not been confirmed."""
+    """Which node has which bucket, as far as this process knows, and which of its writes are not confirmed."""
 
     address: RedisAddress
     nodes: dict[int, Node] = field(default_factory=dict)
     met: dict[Node, None] = field(default_factory=dict)
-    """All nodes that were ever heard of: one of them may know where the others are."""
+    """All nodes that were ever named: one of them may know where the others are."""
     doubted: set[bytes] = field(default_factory=set)
     all_doubted: bool = False
 
@@ -115,11 +115,11 @@ class Roads:
             raise StoreUnavailableError("no node of the Redis cluster serves this key now") from None
 
     def forget(self) -> None:
-        """Ask anew before the next use: a node did not answer, or is a primary no more."""
-        self.nodes = {}  # another one, as threads may be reading the old
+        """Ask anew before the next use: a node did not answer, or is no primary any more."""
+        self.nodes = {}  # a new dictionary, because threads may be reading the old one
 
     def doubt(self, name: bytes) -> None:
-        """A write may be lost with its primary."""
+        """Note that a write may be lost with its primary."""
         self.all_doubted = self.all_doubted or len(self.doubted) >= DOUBTED
         if not self.all_doubted:
             self.doubted.add(name)
@@ -149,7 +149,7 @@ class Roads:
 
 
 def _served(slots: Sequence[Any], asked: Node) -> dict[int, Node]:
-    """The nodes of all buckets by what one node of a cluster says; one that names no host means itself."""
+    """The nodes of all buckets, by the reply of one node of a cluster; an empty host means that node itself."""
     ranges = [(int(first), int(last), _decoded(node[0]) or asked[0], int(node[1])) for first, last, node, *_ in slots]
     served = {}
     for bucket in range(BUCKETS):
@@ -187,18 +187,18 @@ def looking(roads: Roads, scope: str, key: str) -> Saying[tuple[Line | None, Ins
         if roads.address.wait and _needs_proof(roads, names[0], line):
             yield from _confirmed(roads, bucket, names[0])
             if roads.nodes.get(bucket) != node:
-                continue  # what was read was another one's, who is a primary no more
+                continue  # the reply came from a node that is no primary any more
         return line, int(seconds) * 1_000_000 + int(micros)
     raise StoreUnavailableError(ASTRAY)
 
 
 def _needs_proof(roads: Roads, name: bytes, line: Line | None) -> bool:
-    """Whether what was read must not be lost with its primary: an answer, or what this process was not sure of."""
+    """Whether the read must not be lost with its primary: an answer, or a write that this process was not sure of."""
     return (line is not None and line["state"] == "completed") or roads.all_doubted or name in roads.doubted
 
 
 def _confirmed(roads: Roads, bucket: int, name: bytes) -> Saying[None]:
-    """A write that replicas have acknowledged proves all that were made before it."""
+    """Confirm earlier writes: a write that replicas have acknowledged proves all that were made before it."""
     address = roads.address
     barrier = ("SET", b"oncekey:{%d}:barrier" % bucket, b"1")
     replies = yield from _routed(roads, bucket, (barrier, ("WAIT", address.wait, address.wait_ms)), writes=False)
@@ -210,7 +210,7 @@ def _confirmed(roads: Roads, bucket: int, name: bytes) -> Saying[None]:
 def swapping(
     roads: Roads, record: tuple[str, str], seen: Seen | None, line: Line | None, keep_until: Instant | None
 ) -> Saying[bool]:
-    """Write a line in the place of the one that was seen."""
+    """Replace the line that was read by another."""
     bucket, names = names_of(*record)
     wait = roads.address.wait
     behind = (("WAIT", wait, roads.address.wait_ms),) if wait else ()
@@ -224,12 +224,12 @@ def swapping(
 
 
 def _acknowledged(reply: Any) -> int:  # noqa: ANN401  (a reply)
-    """How many replicas a WAIT has heard of; one that is refused has heard of none."""
+    """How many replicas a WAIT counted; 0 if it was refused."""
     return 0 if isinstance(reply, Exception) else int(reply)
 
 
 def paging(roads: Roads, index: Index, after: Place, limit: int) -> Saying[tuple[list[Line], Instant]]:
-    """Lines of an index, in order, merged from all buckets; members whose record is gone are taken away."""
+    """Lines of an index, in order, merged from all buckets; members whose record is gone are removed."""
     letter = _LETTERS[index]
     found: list[Line] = []
     lower = b"(" + _member(letter, *after)
@@ -250,10 +250,10 @@ def paging(roads: Roads, index: Index, after: Place, limit: int) -> Saying[tuple
 def _members(
     roads: Roads, letter: bytes, lower: bytes, wanted: int
 ) -> Saying[tuple[list[bytes], bool, tuple[int, int]]]:
-    """The first members behind a place, whether there are more, and the clock.
+    """The first members after a place, whether there are more, and the clock.
 
-    Each bucket is asked for a few. Where one has more than it was asked for, only what is not behind its last is
-    certain; so it is asked for twice as many until there are enough.
+    Each bucket is asked for a few. If one has more than it was asked for, only members up to its last are certain; so
+    it is asked for twice as many until there are enough.
     """
     each = max(4, wanted // 32)
     while True:
@@ -278,7 +278,7 @@ def _lines(roads: Roads, members: Sequence[bytes]) -> Saying[list[Line | None]]:
 
 
 def vitals(roads: Roads) -> Saying[tuple[Mapping[str, Any], ...]]:
-    """What every primary says about its persistence, its memory and its replicas."""
+    """What every primary reports about its persistence, its memory and its replicas."""
     yield from roads.to(0)
     rows = []
     for node in dict.fromkeys(roads.nodes.values()):
@@ -294,13 +294,13 @@ def vitals(roads: Roads) -> Saying[tuple[Mapping[str, Any], ...]]:
     return tuple(rows)
 
 
-# Saying it where it has to be said
+# Sending commands to the right node
 
 
 def _scripted(
     roads: Roads, bucket: int, script: str, keys: list[bytes], args: list[bytes], *behind: Command
 ) -> Saying[Sequence[Any]]:
-    """A script by its digest, or whole where the server does not know it."""
+    """A script by its digest, or as a whole if the server does not know it."""
     writes = script is SWAP
     short = ("EVALSHA", _DIGESTS[script], len(keys), *keys, *args)
     replies = yield from _routed(roads, bucket, (short, *behind), writes=writes)
@@ -315,7 +315,7 @@ _DIGESTS: Final = {script: sha1(script.encode(), usedforsecurity=False).hexdiges
 
 
 def _routed(roads: Roads, bucket: int, commands: tuple[Command, ...], *, writes: bool) -> Saying[Sequence[Any]]:
-    """Say it to the node of the bucket, wherever that is now; what is sent elsewhere was not done."""
+    """Send commands to the bucket's node, wherever that is now; a redirected command was not executed."""
     for _ in range(HOPS):
         node = yield from roads.to(bucket)
         try:
@@ -381,7 +381,7 @@ def _pages(bucket: int) -> bytes:
 
 
 def _member(letter: bytes, instant: int, scope: str, key: str) -> bytes:
-    """A place as bytes in its own order: a scope has no byte below the separator, an instant before all is negative."""
+    """A place as bytes in its own order: no byte of a scope is below the separator, and instants sort as digits."""
     return b"%b%020d%b\x00%b" % (letter, instant, _encoded(scope), _encoded(key))
 
 

@@ -1,4 +1,4 @@
-"""Places in a pool: how many there are for whom, and how long one waits for one."""
+"""Places in a pool: how many there are for which use, and how long a request waits for one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def business_share(size: int) -> int:
 
 
 EXACTNESS: Final = 0.005
-"""Seconds that somebody may wait too long, so that a crowd is not looked through for each one's deadline."""
+"""Seconds by which a wait may exceed its deadline, so that one timer can serve many waiting tasks."""
 
 
 class Slots:
-    """So many at a time, for threads."""
+    """A limited number of places, for threads."""
 
     def __init__(self, count: int, patience: float, server: str = "PostgreSQL") -> None:
         self._count, self._patience, self._server = count, patience, server
@@ -30,24 +30,24 @@ class Slots:
 
     @property
     def full(self) -> bool:
-        """Whether whoever comes now has to wait."""
+        """Whether the next caller has to wait."""
         if not self._free.acquire(blocking=False):
             return True
         self._free.release()
         return False
 
     def acquire(self, deadline: float) -> None:
-        """Take a place, but do not wait past the deadline for one."""
+        """Take a place, but do not wait for it past the deadline."""
         if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise exhausted(self._count, self._patience, self._server)
 
     def release(self) -> None:
-        """Give the place back."""
+        """Return the place."""
         self._free.release()
 
 
 class Line:
-    """Tasks that wait in line, each until its own deadline. One timer is for all of them: most are told before."""
+    """Tasks that wait in order, each until its own deadline. One timer serves all: most are woken before."""
 
     __slots__ = ("_at", "_timer", "waiters")
 
@@ -57,7 +57,7 @@ class Line:
         self._at = 0.0
 
     async def told(self, seconds: float, *, lost: Callable[[], None], first: bool = False) -> bool:
-        """Wait to be told; False if that takes too long. `lost` is done for who is told and cancelled at once."""
+        """Wait to be woken; False if that takes too long. `lost` is called if the task is cancelled after that."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         entry = (waiter, loop.time() + max(0.0, seconds))
@@ -77,7 +77,7 @@ class Line:
             raise
 
     def tell(self) -> bool:
-        """Tell whoever waits longest; False if nobody does."""
+        """Wake the task that waits longest; False if none waits."""
         while self.waiters:
             waiter, _ = self.waiters.popleft()
             if not waiter.done():
@@ -91,7 +91,7 @@ class Line:
         self._timer, self._at = loop.call_at(at, self._expire, loop), at
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send those away whose time is over; the next ones are looked for a moment later, and not one by one."""
+        """Wake the tasks whose time is over; the next ones are looked for a moment later, and not one by one."""
         now = loop.time()
         self._timer = None
         waiting = [entry for entry in self.waiters if not entry[0].done()]
@@ -104,7 +104,7 @@ class Line:
 
 
 class AsyncSlots:
-    """So many at a time, for tasks. Whoever waits longest is handed the next place, and nobody overtakes."""
+    """A limited number of places, for tasks. The task that waits longest gets the next place."""
 
     __slots__ = ("_count", "_free", "_hoping", "_patience", "_server", "_waiting")
 
@@ -116,25 +116,25 @@ class AsyncSlots:
 
     @property
     def full(self) -> bool:
-        """Whether whoever comes now has to wait; one who overtakes those that hope would send them away in vain."""
+        """Whether the next caller has to wait; it must not overtake tasks that were woken for a free place."""
         return self._free == 0 or bool(self._hoping.waiters)
 
     def taken(self) -> bool:
-        """Take a place if one is free: nothing is awaited, and no timer needed."""
+        """Take a place if one is free, without awaiting and without a timer."""
         if self._free == 0:
             return False
         self._free -= 1
         return True
 
     async def acquire(self, deadline: float) -> None:
-        """Take a place, but do not wait past the deadline for one."""
+        """Take a place, but do not wait for it past the deadline."""
         if not self.taken() and not await self._waiting.told(deadline - time.monotonic(), lost=self.release):
             raise exhausted(self._count, self._patience, self._server)
 
     async def room(self, seconds: float) -> bool:
-        """Wait a moment for a place to come free, and do not take it: whether there is one now.
+        """Wait a moment for a free place, without taking it: whether there is one now.
 
-        Somebody may take the place before the one who was told of it goes on; then that one waits on, as the first.
+        Another task may take the place before the woken one goes on; then that one waits on, as the first.
         """
         if not self.full:
             return True
@@ -145,7 +145,7 @@ class AsyncSlots:
         return told
 
     def release(self) -> None:
-        """Give the place back."""
+        """Return the place."""
         if self._waiting.waiters and self._waiting.tell():
             return
         if self._free == self._count:
@@ -155,6 +155,6 @@ class AsyncSlots:
             self._hoping.tell()
 
     def _pass_on(self) -> None:
-        """Who was told of a free place will not use it: somebody else may."""
+        """Wake another task, because the one that was woken will not use the place."""
         if self._free > 0:
             self._hoping.tell()

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of our own statements may take: a row may be locked by a commit that hangs somewhere."""
+"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
 
 OURS: Final = "READ COMMITTED"
 GRACE: Final = 1.0
-"""Seconds that a statement under way has to end when its connection was cut, and a standby to confirm a commit."""
+"""Seconds for a statement to end after its connection was closed, and for a standby to confirm a commit."""
 
 DIALECTS: Final = frozenset({"postgresql", "sqlite"})
 TOO_SMALL: Final = (
@@ -51,7 +51,7 @@ class SqlalchemyDriver:
     """Runs transactions on the application's own engine, which is never disposed here.
 
     While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So a
-    fifth of the pool is never given to handlers: whoever holds a connection must not wait for one who wants one.
+    fifth of the pool is never given to handlers: a handler with a connection must not wait for one without.
     """
 
     def __init__(self, engine: AsyncEngine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
@@ -62,12 +62,12 @@ class SqlalchemyDriver:
         self._engine = engine
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
-        # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
+        # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
         self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
         self._guarded = guarding(engine)
         reader = only_reading(engine)
         self._guarded_reader = guarding(reader)
-        self._cleans = not isinstance(engine.pool, NullPool)  # which closes what it is given back
+        self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes what is returned to it
         self._placed = placed(engine, self._enter, self._leave, cleans=self._cleans)
         self._placed_reader = placed(reader, self._enter, self._leave, cleans=self._cleans)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
@@ -93,11 +93,11 @@ class SqlalchemyDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._places is not None and self._places.full
 
     async def begin(self) -> SqlalchemyTransaction:
-        """Open a business transaction; the database hears of it with its first statement."""
+        """Open a business transaction; the first statement begins it in the database."""
         return await self._opened(self._guarded)
 
     async def read(self) -> SqlalchemyTransaction:
@@ -128,16 +128,16 @@ class SqlalchemyDriver:
         return OrdinarySession(self._placed, expire_on_commit=False)
 
     def stepping_session(self) -> SteppingSession:
-        """A session that only reads until it is joined to a transaction."""
+        """A session that only reads until it joins a transaction."""
         return SteppingSession(self._placed_reader)
 
     async def close(self) -> None:
-        """Wait for the connections that are on their way back to the pool; the engine is not ours."""
+        """Wait for the connections that are being returned to the pool; the engine is not ours."""
         if self._returns:
             await asyncio.wait(self._returns)
 
     def _end(self, connection: GuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
-        """Undo what is not committed, and give a business transaction's connection back."""
+        """Roll back what is not committed, and return a business transaction's connection."""
         return self._errand(self._ended(connection, session))
 
     async def _run(self, transaction: Transaction[T]) -> T:
@@ -175,7 +175,7 @@ class SqlalchemyDriver:
             await asyncio.shield(self._errand(closed(connection)))
 
     async def _confirmed(self) -> bool:
-        """Whether the standby has all that was committed so far; a file has none."""
+        """Whether the standby has everything that was committed so far; a file has none."""
         if self._engine.dialect.name == "sqlite":
             return True
         question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
@@ -210,16 +210,16 @@ class SqlalchemyDriver:
             self._leave()
 
     async def _hushed(self, connection: GuardedConnection) -> bool:
-        """Whether a connection on which something is under way can be used again, once that is over.
+        """Whether a connection with a statement under way can be used again, once that has ended.
 
-        What is sent to PostgreSQL, or waits to be, would be the beginning of the next borrower's transaction: the
-        connection is ended. SQLite does one thing after the other in one thread, so what is under way is over soon.
+        A statement that was sent to PostgreSQL, or waits to be, would become part of the next borrower's transaction,
+        so the connection is closed. SQLite runs one statement after the other in one thread, so it ends soon.
         """
         await severed(raw_of(connection.sync_connection))
         return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
 
     def _errand(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """A connection goes back to its pool, whoever is cancelled meanwhile."""
+        """Return a connection to its pool in a task of its own, which a cancellation of the caller does not reach."""
         task = asyncio.get_running_loop().create_task(work)
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
@@ -231,7 +231,7 @@ def _confirming() -> Steps[None]:
 
 
 def _places(engine: AsyncEngine, patience: float) -> AsyncSlots | None:
-    """How many connections handlers may hold; None where the pool has no limit."""
+    """How many connections handlers may hold; None if the pool has no limit."""
     pool = engine.pool
     if isinstance(pool, _ONE_CONNECTION):
         raise ConfigurationError(TOO_SMALL)

@@ -1,4 +1,4 @@
-"""What SQLAlchemy's errors mean to a caller: it wraps those of the library below, and lets the network's through."""
+"""The meaning of SQLAlchemy's errors: it wraps those of the library below, and lets the network's through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey.flow import Mode
 
 
 def _goodbyes() -> tuple[type[Exception], ...]:
-    """What asyncpg raises when its server is hanging up; SQLAlchemy 2.0 passes it on as it is."""
+    """The error of asyncpg when its server closes the connection; SQLAlchemy 2.0 passes it on as it is."""
     if find_spec("asyncpg") is None:
         return ()
     from asyncpg.exceptions import InternalClientError  # noqa: PLC0415  (an optional package)
@@ -24,7 +24,7 @@ def _goodbyes() -> tuple[type[Exception], ...]:
 
 _GOODBYES: Final = _goodbyes()
 FAILURES: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, EOFError, TimeoutError, *_GOODBYES)
-"""Whatever a statement can end with, but a cancellation."""
+"""Every error that a statement can end with, except a cancellation."""
 
 _ABORTED: Final = "25P02"
 
@@ -35,14 +35,14 @@ def is_aborted(error: BaseException) -> bool:
 
 
 def not_connected(error: BaseException) -> StoreError:
-    """The meaning of an error before anything was said."""
+    """The meaning of an error before anything was sent."""
     if isinstance(error, PoolTimeoutError):
         return StoreBusyError("no connection of the engine's pool became free in time")
     return postgres_errors.unreachable(_kind(error))
 
 
 def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
-    """The meaning of an error under a statement."""
+    """The meaning of an error of a statement."""
     if _is_sqlite(error):
         return sqlite_errors.store_error(_origin(error), what)
     if _was_lost(error):
@@ -51,7 +51,7 @@ def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
 
 
 def commit_failed(error: BaseException, what: str) -> StoreError:
-    """The meaning of an error under a COMMIT: the server's own is a roll-back, a lost connection is not (L5)."""
+    """The meaning of an error of a COMMIT: the server's own is a roll-back, a lost connection is ambiguous (L5)."""
     if _is_sqlite(error):
         return sqlite_errors.commit_error(_origin(error), what)
     if _was_lost(error):
@@ -68,7 +68,7 @@ def _was_lost(error: BaseException) -> bool:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """What the server called it."""
+    """The server's SQLSTATE, if there is one."""
     state = getattr(_origin(error), "sqlstate", None)
     return None if state is None else str(state)
 

@@ -1,7 +1,7 @@
-"""The SQLAlchemy connection that a handler is handed: everything but the end of the transaction (L5).
+"""The SQLAlchemy connection that a handler gets: everything but the end of the transaction (L5).
 
-Methods are refused by the connection's class; text, and whatever reaches the connection by way of a session or
-`run_sync`, is refused by listeners on an engine of our own, which shares the pool of the application's.
+The connection's class refuses methods; listeners on an engine of our own, which shares the application's pool, refuse
+text, and whatever reaches the connection through a session or `run_sync`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WATCH: Final = "oncekey_watch"
 
 
 class Watch:
-    """What was said on one connection. It guards from the begin of the transaction until we end it."""
+    """What happened on one connection. It guards from the begin of the transaction until oncekey ends it."""
 
     __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said", "used")
 
@@ -49,12 +49,12 @@ class Watch:
         return self.said != self.heard
 
     def begins(self, statement: object) -> None:
-        """A statement is about to be sent."""
+        """Note that a statement is about to be sent."""
         self.said += 1
         self.running.add(statement)
 
     def ends(self, statement: object) -> None:
-        """It was answered, or failed."""
+        """Note that it was answered, or failed."""
         self.running.discard(statement)
         if self._quiet is not None and not self.running:
             self._quiet.set()
@@ -69,12 +69,12 @@ class Watch:
         return not self.running
 
     def forget(self) -> None:
-        """A later statement was answered: whatever failed before was rolled back to a savepoint."""
+        """Note that a later statement was answered: what failed before was rolled back to a savepoint."""
         self.heard = self.said
 
 
 class GuardedConnection(AsyncConnection):
-    """What `op.connection` is for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
+    """`op.connection` for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
 
     __slots__ = ("watch",)
 
@@ -84,7 +84,7 @@ class GuardedConnection(AsyncConnection):
 
     @property
     def _proxied(self) -> Connection:
-        """What SQLAlchemy says everything to; a late user is refused in our own words."""
+        """SQLAlchemy's own connection; after the operation it raises our error."""
         if self.watch.released:
             raise TransactionControlError(OVER)
         return super()._proxied
@@ -110,7 +110,7 @@ class GuardedConnection(AsyncConnection):
         raise refusal("invalidate()")
 
     async def get_raw_connection(self) -> NoReturn:
-        """Refused: what is said to the raw connection before SQLAlchemy begins is committed at once."""
+        """Refused: a statement on the raw connection before SQLAlchemy begins would be committed at once."""
         raise refusal("get_raw_connection()")
 
     async def execution_options(self, **options: Any) -> AsyncConnection:  # noqa: ANN401  (as its parent takes them)
@@ -128,7 +128,7 @@ class GuardedConnection(AsyncConnection):
 
 
 def guarding(engine: AsyncEngine) -> AsyncEngine:
-    """An engine on the same pool whose connections, once watched, are ended by nobody but us."""
+    """An engine on the same pool whose connections, once watched, only oncekey can end."""
     ours = engine.execution_options(oncekey=True)
     harmless = _checked(Dialect.SQLITE if engine.dialect.name == "sqlite" else Dialect.POSTGRES)
 
@@ -157,17 +157,17 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
         watch.ends(context)
 
     def failed(error: ExceptionContext) -> None:
-        # This listener hears of the application's own connections, too: SQLAlchemy has one for all of an engine's.
+        # This listener is also called for the application's own connections: SQLAlchemy has one for all of an engine's.
         watch = None if error.connection is None else error.connection.get_execution_options().get(WATCH)
         if watch is not None:
             watch.ends(error.execution_context)
             if watch.over:
-                # The connection was cut by us, which says nothing about the others of the pool.
+                # We closed this connection, which says nothing about the others of the pool.
                 error.invalidate_pool_on_disconnect = False
 
     def commit(connection: Connection) -> None:
         if _watch_of(connection).guards:
-            # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
+            # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to other code.
             connection.dialect.do_rollback(connection.connection)
             raise refusal("commit()")
 
@@ -179,7 +179,7 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
 
 
 async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
-    """A connection of `guarding`'s engine, and what we will know about it."""
+    """A connection of `guarding`'s engine, and the watch over it."""
     watch = Watch()
     connection = GuardedConnection(engine, watch)
     await connection.start()
@@ -189,7 +189,7 @@ async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
 
 
 def commits_by_itself(connection: GuardedConnection) -> bool:
-    """Whether the application told its engine to commit every statement; SQLite's own BEGIN looks like that too."""
+    """Whether the application set its engine to commit every statement; SQLite's own BEGIN looks like that too."""
     dialect, sync = connection.dialect, connection.sync_connection
     if sync is None or dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
         return False
@@ -198,7 +198,7 @@ def commits_by_itself(connection: GuardedConnection) -> bool:
 
 
 def was_ended_below(connection: GuardedConnection) -> bool:
-    """Whether the driver's own connection was used to end the transaction, behind SQLAlchemy's back (F16)."""
+    """Whether the transaction was ended on the driver's own connection, without SQLAlchemy knowing (F16)."""
     return is_in_transaction(raw_of(connection.sync_connection)) is False
 
 
@@ -208,7 +208,7 @@ def _watch_of(connection: Connection) -> Watch:
 
 
 def _checked(dialect: Dialect) -> Callable[[str], None]:
-    """Statements come in the same few texts again and again: the lexer reads each one once."""
+    """A cached check: the same few texts come again and again, so the lexer parses each one once."""
 
     @lru_cache(maxsize=512)
     def harmless(sql: str) -> None:

@@ -1,8 +1,8 @@
-"""The driver's own connection below SQLAlchemy's: what it is doing, how it is ended, how its session is cleaned up.
+"""The driver's own connection below SQLAlchemy's: what it is doing, how it is closed, how its session is reset.
 
-The pool is the application's, and so is what its own listeners for "connect" set up. What they set for a session is
-gone with everything else that is reset after a handler, so they are called once more. What the address or
-`connect_args` asked for is kept by PostgreSQL itself.
+The pool belongs to the application, and so do its listeners for "connect". What they set in a session is reset with
+everything else after a handler, so they are called once more. PostgreSQL itself keeps what the address or
+`connect_args` asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("oncekey")
 
 
 def raw_of(connection: Connection | None) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
-    """The driver's own connection; None if SQLAlchemy has given it up."""
+    """The driver's own connection; None if SQLAlchemy has dropped it."""
     if connection is None or connection.closed or connection.invalidated:
         return None
     return connection.connection.driver_connection
@@ -40,13 +40,13 @@ def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psy
 
 
 def package_of(raw: object) -> str | None:
-    """Whose connection it is, or extends: asyncpg's or psycopg's. None: SQLite's, or there is none any more."""
+    """The package of a connection: asyncpg or psycopg. None: SQLite, or there is no connection any more."""
     packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
     return next((one for one in ("asyncpg", "psycopg") if one in packages), None)
 
 
 async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
-    """Make an end of what is under way on the driver's own connection, whoever waits for its answer."""
+    """Close the driver's own connection although a statement is under way and its reply may be waited for."""
     package = package_of(raw)
     if package is not None:
         await import_module(f"oncekey.drivers.{package}_connections").severed(raw)
@@ -55,9 +55,9 @@ async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or a
 
 
 async def as_opened(connection: Connection | None) -> bool:
-    """Whether the session is as it was opened: without what the handler may have left, with what the application set.
+    """Reset the session to how it was opened, with what the application's listeners set; whether that worked.
 
-    If not, the connection is of no use to anybody.
+    If not, the connection must not be used again.
     """
     raw = raw_of(connection)
     if connection is None or raw is None or is_in_transaction(raw):
@@ -77,7 +77,7 @@ async def as_opened(connection: Connection | None) -> bool:
 
 
 async def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (aiosqlite's)
-    """SQLite has no word that removes a handler's temporary tables, but to close its connection costs little."""
+    """Whether a handler left temporary tables: SQLite has no statement that removes them all, so it is closed then."""
     cursor = await raw.execute(TEMPORARIES)
     try:
         return await cursor.fetchone() is not None
@@ -94,5 +94,5 @@ def _connected(connection: Connection, listeners: list[Callable[..., Any]]) -> N
 
 
 def _is_the_applications(listener: Callable[..., Any]) -> bool:
-    """SQLAlchemy listens, too, to prepare the client's side of a connection, which a reset does not touch."""
+    """Whether it is not SQLAlchemy's own listener: those set up the client's side, which a reset does not touch."""
     return not (getattr(listener, "__module__", None) or "").startswith("sqlalchemy.")

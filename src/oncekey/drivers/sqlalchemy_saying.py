@@ -1,4 +1,4 @@
-"""What is said to a connection of SQLAlchemy: statements, a commit, and the way back to the pool."""
+"""Statements and commits on a connection of SQLAlchemy, and its return to the pool."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
 
 
 class _Spoken:
-    """A statement of ours, and the names of what comes back, once they are known.
+    """A statement of oncekey's own, and the names of its columns, once they are known.
 
-    SQLAlchemy reads the description of all columns anew each time that a text is executed, unless it was told of them.
-    A migration may have been here since. So rows are read by the names that the database gave with them, not by those.
+    SQLAlchemy reads the description of all columns anew each time that a text is executed, unless it was given them.
+    A migration may have run since. So rows are read by the names that the database sent with them, not by those.
     """
 
     __slots__ = ("_text", "names", "said")
@@ -58,7 +58,7 @@ class _Spoken:
         self.said: Executable = self._text.execution_options(**{OWN: True})
 
     def learn(self, names: list[str]) -> None:
-        """Say it with these columns from now on."""
+        """Execute it with these columns from now on."""
         self.names = names
         self.said = self._text.columns(*map(column, names)).execution_options(**{OWN: True})
 
@@ -68,9 +68,9 @@ _spoken = lru_cache(maxsize=512)(_Spoken)
 
 @asynccontextmanager
 async def sure(connection: AsyncConnection, doubt: Doubt, what: str) -> AsyncIterator[None]:
-    """Raise if what is committed here stopped waiting for its standby: only the driver's own connection is told so.
+    """Raise if a commit here stopped waiting for its standby: only the driver's own connection gets that warning.
 
-    Whatever else leaves open what was committed leaves the same doubt, because then the server was asked to stop.
+    Every other end that leaves the commit open raises the same doubt, because then the server was asked to stop.
     """
     raw, heard = raw_of(connection.sync_connection), []
 
@@ -92,7 +92,7 @@ async def sure(connection: AsyncConnection, doubt: Doubt, what: str) -> AsyncIte
 @contextmanager
 def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: ANN401  (asyncpg's or psycopg's)
     match package_of(raw):
-        case "asyncpg" if not raw.is_closed():  # to which it would refuse to listen
+        case "asyncpg" if not raw.is_closed():  # a closed one would refuse a listener
             raw.add_log_listener(hear)
             try:
                 yield
@@ -109,7 +109,7 @@ def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: 
 
 
 async def committed(connection: AsyncConnection, doubt: Doubt, what: str) -> None:
-    """Commit. SQLAlchemy keeps the answer to itself, so whoever calls has to know that there is something to commit."""
+    """Commit. SQLAlchemy does not show the reply, so the caller has to know that there is something to commit."""
     async with sure(connection, doubt, what):
         try:
             await AsyncConnection.commit(connection)
@@ -118,29 +118,29 @@ async def committed(connection: AsyncConnection, doubt: Doubt, what: str) -> Non
 
 
 async def forsaken(connection: AsyncConnection, error: BaseException) -> None:
-    """Keep no connection to a server that takes no writes: another one may take them by now."""
+    """Drop the connections to a server that takes no writes: another server may take them by now."""
     if sqlstate(error) == READS_ONLY:
         with suppress(*FAILURES):
             await AsyncConnection.invalidate(connection)
 
 
 async def closed(connection: AsyncConnection, *, clean: Callable[[], Awaitable[bool]] | None = None) -> None:
-    """Undo what is open, clean up if that is asked for, and give the connection back to its pool."""
+    """Roll back what is open, reset the session if asked, and return the connection to its pool."""
     try:
         if connection.get_transaction() is not None:
-            # Closing alone skips the roll-back where SQLAlchemy believes that a failed commit ended the transaction.
+            # Closing alone skips the roll-back if SQLAlchemy believes that a failed commit ended the transaction.
             await AsyncConnection.rollback(connection)
         if clean is not None and not await clean():
             await discarded(connection)
             return
         await AsyncConnection.close(connection)
     except FAILURES:
-        # Nothing can be said on it any more, so there is nothing left to undo.
+        # The connection is dead, so there is nothing left to roll back.
         await discarded(connection)
 
 
 async def discarded(connection: AsyncConnection) -> None:
-    """Close the connection instead of giving it back."""
+    """Close the connection instead of returning it."""
     with suppress(*FAILURES):
         await AsyncConnection.invalidate(connection)
     await AsyncConnection.close(connection)

@@ -1,7 +1,7 @@
-"""The sessions that are lent to an application: ordinary ones, and those of a handler that writes step by step.
+"""The sessions that an application gets: ordinary ones, and those of a handler that writes step by step.
 
 Each connection that they use takes one of the places that handlers have in the pool, so that a share of it stays free
-for claims, settlements and heartbeats however many sessions are at work.
+for claims, settlements and heartbeats however many sessions are open.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ JOINED: Final = "oncekey_joined"
 
 
 class PlacedConnection(Connection):
-    """A connection that gives its place back with itself, and knows whether it only read."""
+    """A connection that returns its place when it is closed, and knows whether it only read."""
 
     placed = False
     used = False
     only_read = True
 
     def close(self) -> None:
-        """Take out of its session what was left there, and give it back."""
+        """Reset what was left in its session, and return it."""
         try:
             if self.used and cast("PlacedEngine", self.engine).cleans and not self.closed:
                 self._clean()
@@ -58,7 +58,7 @@ class PlacedConnection(Connection):
                 self.invalidate()
 
     def leave(self) -> None:
-        """Give the place back, once."""
+        """Return the place, once."""
         if self.placed:
             self.placed = False
             cast("PlacedEngine", self.engine).leave()
@@ -93,7 +93,7 @@ class PlacedEngine(OptionEngine):
 def placed(
     engine: AsyncEngine, enter: Callable[[], Awaitable[None]], leave: Callable[[], None], *, cleans: bool
 ) -> AsyncEngine:
-    """The engine of sessions that are lent; `cleans` if its pool would hand on what they leave in a session."""
+    """The engine of the sessions; `cleans` if its pool would pass on what they leave in a database session."""
     sync = PlacedEngine(engine.sync_engine, enter, leave, cleans=cleans)
 
     def before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
@@ -108,7 +108,7 @@ def placed(
 
 
 def only_reading(engine: AsyncEngine) -> AsyncEngine:
-    """An engine on the same pool through which nothing is written: PostgreSQL itself refuses it, too."""
+    """An engine on the same pool that refuses writes; PostgreSQL itself refuses them, too."""
     options = {} if engine.dialect.name == "sqlite" else {"postgresql_readonly": True}
     ours = engine.execution_options(oncekey_reads=True, **options)
 
@@ -124,7 +124,7 @@ class _Session(Session):
 
 
 class _SteppingSession(_Session):
-    """Writes nothing while it is joined to no transaction."""
+    """Refuses writes while it has joined no transaction."""
 
 
 @event.listens_for(_Session, "after_begin", propagate=True)
@@ -139,12 +139,12 @@ def _refuse_to_flush(session: Session, *_: object) -> None:
 
 
 class _LentSession(AsyncSession):
-    """A session whose connection goes back to the pool, whoever is cancelled meanwhile."""
+    """A session that returns its connection to the pool even if the caller is cancelled meanwhile."""
 
     _ending: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Give the connection back, and forget all objects."""
+        """Return the connection, and forget all objects."""
         await self._to_its_end(super().close)
 
     async def _give_back(self) -> None:
@@ -163,17 +163,17 @@ class OrdinarySession(_LentSession):
     sync_session_class = _Session
 
     async def rest(self) -> None:
-        """Give the connection back before somebody waits for another one, if all that was done is to read."""
+        """Return the connection before the request waits for another one, if the session only read."""
         connection = self.sync_session.info.get(CONNECTION)
         if self.in_transaction() and getattr(connection, "only_read", False):
             await self._give_back()
 
 
 class SteppingSession(_LentSession):
-    """A session that reads by itself, and writes only through the transactions that it is joined to.
+    """A session that reads by itself, and writes only in the transactions that it has joined.
 
-    A phase begins and ends without objects: a handler that is gone on with has none of an earlier phase either. What
-    was read before is remembered, so that a change to it, which nobody would write, is refused and not lost.
+    A phase begins and ends without objects: a resumed handler has none of an earlier phase either. The session
+    remembers what was read before, so that a change to it, which would never be written, is refused and not lost.
     """
 
     sync_session_class = _SteppingSession
@@ -184,7 +184,7 @@ class SteppingSession(_LentSession):
         self._read_before: list[ref[Any]] = []
 
     async def rest(self) -> None:
-        """Give the connection back; what was read stays as it is."""
+        """Return the connection; objects stay as they are."""
         if self.in_transaction() and not self.sync_session.info.get(JOINED):
             await self._give_back()
 
@@ -197,7 +197,7 @@ class SteppingSession(_LentSession):
             await self.rest()
 
     def join(self, tx: SqlalchemyTransaction, *, afresh: bool) -> None:
-        """Write through a transaction; `afresh` lets it know no object that was read before."""
+        """Write in a transaction; with `afresh` the session forgets all objects that it read before."""
         if afresh:
             self.check()
             self._remember()
@@ -207,17 +207,17 @@ class SteppingSession(_LentSession):
         tx.adopt(self)
 
     def done(self) -> None:
-        """What is written is all that the transaction gets."""
+        """Accept no further writes in the transaction."""
         self.check()
         self._remember()
 
     def part(self) -> None:
-        """The transaction is over, and it has closed the session: from now on it reads again."""
+        """Leave the transaction, which has ended and closed the session: from now on it reads by itself again."""
         self.sync_session.info[JOINED] = False
         self.sync_session.bind = self._reader
 
     def check(self) -> None:
-        """Refuse to lose what was changed and is not part of any transaction."""
+        """Raise if there are changes that belong to no transaction, and would be lost."""
         session = self.sync_session
         pending = bool(session.new or session.deleted) or any(map(session.is_modified, session.dirty))
         if pending or any(session.is_modified(was) for was in self._known()):
@@ -232,7 +232,7 @@ class SteppingSession(_LentSession):
 
 
 def _end(session: Session) -> None:
-    """Roll back what only read. Unlike `rollback()` it leaves objects as they are."""
+    """Roll back a transaction that only read. Unlike `rollback()` it leaves objects as they are."""
     transaction = session.get_transaction()
     if transaction is not None:
         transaction.close()

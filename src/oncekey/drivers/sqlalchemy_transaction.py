@@ -1,4 +1,4 @@
-"""A business transaction on a SQLAlchemy engine: written through by a handler, ended by us."""
+"""A business transaction on a SQLAlchemy engine: a handler writes through it, and oncekey ends it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 End: TypeAlias = Callable[[GuardedConnection, AsyncSession | None], "asyncio.Task[None]"]
-"""Undoes what is not committed and gives the connection back, in a task that nobody cancels."""
+"""Rolls back what is not committed and returns the connection, in a task that is never cancelled."""
 
 BUSINESS: Final = "the business transaction"
 
@@ -50,13 +50,13 @@ AUTOCOMMITS: Final = (
 
 _PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
 PATIENCE: Final = 5.0
-"""Seconds that a statement which a handler left behind has to be answered, before the transaction is undone."""
+"""Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
 
 _log = logging.getLogger("oncekey")
 
 
 class SqlalchemyTransaction:
-    """A business transaction that a handler writes through, as a connection or as a session, and that we end."""
+    """A business transaction that a handler writes through, as a connection or as a session, and that oncekey ends."""
 
     __slots__ = ("_connection", "_doubt", "_end", "_ending", "_root", "_session", "_watch")
 
@@ -70,7 +70,7 @@ class SqlalchemyTransaction:
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin. Listeners of the application may speak at once, to set a tenant for example."""
+        """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
         if commits_by_itself(self._connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
@@ -82,7 +82,7 @@ class SqlalchemyTransaction:
 
     @property
     def connection(self) -> GuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._connection
 
     @property
@@ -95,11 +95,11 @@ class SqlalchemyTransaction:
         return self._session
 
     def adopt(self, session: AsyncSession) -> None:
-        """Write through a session that was there before the transaction; it is closed with it."""
+        """Write through a session that existed before the transaction; it is closed with it."""
         self._session = session
 
     async def flush(self) -> None:
-        """Write what the session still holds back; what the database says to it is the handler's to hear."""
+        """Write the session's pending changes; the handler gets the database's errors."""
         if self._session is not None and self._goes_on():
             await self._session.flush()
 
@@ -107,7 +107,7 @@ class SqlalchemyTransaction:
         """Run statements inside it."""
         self._refuse_if_ended()
         if self._watch.said and was_ended_below(self._connection):
-            # The business rows are in already, so the record has to follow them (L5).
+            # The handler has committed its rows already, so the record has to follow them (L5).
             _log.error(ENDED_BELOW)
         try:
             result = await astep(steps, partial(execute, self._connection))
@@ -118,7 +118,7 @@ class SqlalchemyTransaction:
         return result
 
     async def commit(self) -> None:
-        """Commit, and give the connection back; a transaction that can only be rolled back is refused (F20)."""
+        """Commit, and return the connection; a transaction that can only be rolled back is refused (F20)."""
         self._refuse_if_ended()
         try:
             await self._refuse_late_users()
@@ -134,10 +134,10 @@ class SqlalchemyTransaction:
             # Now, and not with the connection: a phased handler goes on with it, and what it adds must not be lost.
             with suppress(*FAILURES):
                 await session.close()
-        self._ended()  # nobody has to wait until the connection is clean and back
+        self._ended()  # the caller need not wait until the connection is reset and returned
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         await asyncio.shield(self._ended())
 
     def _ended(self) -> asyncio.Task[None]:
@@ -148,7 +148,7 @@ class SqlalchemyTransaction:
         return self._ending
 
     async def _refuse_late_users(self) -> None:
-        """Let nothing more pass, and wait for what a handler left under way: it still is a part of the transaction."""
+        """Refuse further statements, and wait for those that a handler left running: they belong to the transaction."""
         self._watch.over = True
         if not await self._watch.quiet(PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
@@ -166,7 +166,7 @@ class SqlalchemyTransaction:
             raise TransactionControlError(ENDED)
 
     def _goes_on(self) -> bool:
-        """Whether it still is the transaction that we began, and not one that came after it."""
+        """Whether it is still the transaction that we began, and not one that came after it."""
         root = self._root
         return root is not None and root.is_active and self._current() is root
 

@@ -31,7 +31,7 @@ BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
 
 UNFINISHED = "SQL statements in progress"
-"""What SQLite says of a COMMIT that waits for nobody but a cursor which the handler has left open."""
+"""SQLite's error for a COMMIT that waits only for a cursor which the handler has left open."""
 
 ENDED_EARLY = "a handler ended its own transaction; the key's record is stored in another one"
 
@@ -43,9 +43,9 @@ _log = logging.getLogger("oncekey")
 class SqliteDriver:
     """Runs transactions on a SQLite file, from any number of threads.
 
-    SQLite has one writer at a time. Writers of this driver queue up for their turn in this process, and only then
-    for other processes, where SQLite can do no better than to look again every few milliseconds. Readers wait for
-    nobody while the file has a write-ahead log.
+    SQLite has one writer at a time. Writers of this driver queue for their turn in this process, and only then for
+    other processes, where SQLite can only try again every few milliseconds. Readers do not wait while the file has a
+    write-ahead log.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SqliteDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a writer would have to wait for another one's end, as far as this process knows."""
+        """Whether a writer would have to wait for another one to end, as far as this process knows."""
         return self._writer.busy
 
     def run(self, transaction: Transaction[T]) -> T:
@@ -116,7 +116,7 @@ class SqliteDriver:
         say(module, connection, "BEGIN IMMEDIATE", transaction.name)
         self._writer.begins()
         result = step(transaction.body(), partial(execute, module, connection))
-        # Without a COMMIT the connection is thrown away, and SQLite rolls back.
+        # Without a COMMIT the connection is closed, and SQLite rolls back.
         try:
             connection.execute("COMMIT")
         except module.Error as error:
@@ -125,7 +125,7 @@ class SqliteDriver:
 
 
 class SqliteTransaction:
-    """A business transaction that a handler writes through and that we end."""
+    """A business transaction that a handler writes through and that oncekey ends."""
 
     def __init__(self, file: SqliteFile, writer: Writer) -> None:
         self._file = file
@@ -139,7 +139,7 @@ class SqliteTransaction:
 
     @property
     def connection(self) -> GuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._facade
 
     def step(self, steps: Steps[T]) -> T:
@@ -150,7 +150,7 @@ class SqliteTransaction:
         return step(steps, self._execute)
 
     def commit(self) -> None:
-        """Commit, and give the connection back."""
+        """Commit, and return the connection."""
         connection = self._raw
         if connection is None:
             self._over = True
@@ -161,7 +161,7 @@ class SqliteTransaction:
             self._end(connection)
 
     def commit_with(self, last: Statement) -> Rows | None:
-        """Execute `last` and commit. None: it found no place, and everything is rolled back."""
+        """Execute `last` and commit. None: its place was taken, and everything is rolled back."""
         try:
             connection = self._ready()
             rows = execute(self._file.module, connection, last)
@@ -172,7 +172,7 @@ class SqliteTransaction:
             self.rollback()  # what is committed stays so
 
     def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         if self._raw is None:
             self._over = True
             return
@@ -185,8 +185,8 @@ class SqliteTransaction:
         return cursor
 
     def heard(self, sql: str, *, failed: bool) -> None:
-        """SQLite itself rolls back after some errors, and then nothing more may be said."""
-        # Nothing of a handler's own can be temporary without this word in it.
+        """Check after a statement: SQLite itself rolls back after some errors, and then nothing more is executed."""
+        # A handler cannot make anything temporary without this word in its text.
         self._temporary = self._temporary or "temp" in sql.casefold()
         if failed and self._raw is not None and not self._raw.in_transaction:
             self._lost = True
@@ -196,7 +196,7 @@ class SqliteTransaction:
         return getattr(self._file.module, name)
 
     def look(self, statement: Statement) -> Rows:
-        """Execute a statement that only reads, beside the transaction: it needs no turn, so it waits for none."""
+        """Execute a statement that only reads beside the transaction: it needs no turn, so it does not wait."""
         with self._file.lent() as connection:
             return execute(self._file.module, connection, statement)
 
@@ -209,11 +209,11 @@ class SqliteTransaction:
         return execute(self._file.module, self._ready(), statement)
 
     def _ready(self) -> sqlite3.Connection:
-        """The connection, in a transaction; if a handler ended that by itself, in another one."""
+        """The connection, in a transaction; if a handler ended that by itself, in a new one."""
         connection = self._begun()
         self._refuse_if_lost()
         if not connection.in_transaction:
-            # The business rows are in already, so the record has to follow them (L5).
+            # The handler has committed its rows already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
             self._writer.tears()
             self._say_begin(connection, self._file.busy_timeout)
@@ -250,7 +250,7 @@ class SqliteTransaction:
         return True
 
     def _taken(self, patience: float) -> sqlite3.Connection:
-        """A connection that has begun, for whoever has the turn; if it cannot begin, the turn is over."""
+        """A connection that has begun, for the transaction that has the turn; if it cannot begin, the turn is over."""
         try:
             connection = self._take()
             try:
@@ -269,7 +269,7 @@ class SqliteTransaction:
         self._writer.begins()
 
     def _patiently(self, patience: float, say: Callable[[], None]) -> None:
-        """Say it again while others keep the file; each time the connection itself waits for `look_after`."""
+        """Repeat it while other processes lock the file; each time the connection itself waits for `look_after`."""
         ends: float | None = None
         while True:
             began = time.monotonic()
@@ -280,7 +280,7 @@ class SqliteTransaction:
                 ends = began + patience if ends is None else ends
                 if now + self._file.look_after > ends or UNFINISHED in str(error.__cause__):
                     raise
-                if now - began < POLL:  # a SQLite that can only sleep for seconds has not waited at all
+                if now - began < POLL:  # a SQLite that can only sleep for whole seconds has not waited at all
                     time.sleep(POLL)
 
     def _refuse_if_lost(self) -> None:
@@ -305,7 +305,7 @@ class SqliteTransaction:
             self._writer.leave()
 
     def __del__(self) -> None:
-        # Whoever lost sight of it must not keep the turn for ever: its event loop may have been closed meanwhile.
+        # A transaction that was dropped must not keep the turn for ever: its event loop may have been closed.
         if self._raw is not None:
             self.rollback()
 
@@ -317,7 +317,7 @@ class SqliteTransaction:
 
 
 def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:
-    """Whether a handler left temporary tables behind, which the connection's next borrower would find."""
+    """Whether a handler left temporary tables, which the connection's next borrower would find."""
     try:
         return connection.execute(TEMPORARIES).fetchone() is not None
     except module.Error:

@@ -1,4 +1,4 @@
-"""The asyncio driver for SQLite: it never blocks the event loop, and two writers of one loop never wait in a ring."""
+"""The asyncio driver for SQLite: it never blocks the event loop, and two writers of one loop never deadlock."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AsyncSqliteDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a writer would have to wait for another one's end, as far as this process knows."""
+        """Whether a writer would have to wait for another one to end, as far as this process knows."""
         return self._lane.taken or self._driver.crowded
 
     async def begin(self) -> AsyncSqliteTransaction:
@@ -67,7 +67,7 @@ class AsyncSqliteDriver:
         return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
 
     async def begin_with(self, first: Steps[T]) -> tuple[AsyncSqliteTransaction, T]:
-        """Open a business transaction and run `first` in it, all in one visit to the thread."""
+        """Open a business transaction and run `first` in it, all in one call of the thread."""
         tx = AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
         try:
             return tx, await tx.step(first)
@@ -76,11 +76,11 @@ class AsyncSqliteDriver:
             raise
 
     async def read(self) -> AsyncSqliteReading:
-        """Open a transaction that only reads: it waits for no writer, and no writer waits for it."""
+        """Open a transaction that only reads: it does not wait for writers, and they do not wait for it."""
         return AsyncSqliteReading(SqliteReading(self._driver.file), self._lane.reading)
 
     async def close(self) -> None:
-        """Close the connections, when what is under way has ended."""
+        """Close the connections, when the jobs that are under way have ended."""
         await self._lane.writing.do(self._driver.close)
 
     @property
@@ -102,14 +102,14 @@ class AsyncSqliteTransaction:
 
     @property
     def connection(self) -> AsyncGuardedConnection:
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._facade
 
     async def step(self, steps: Steps[T]) -> T:
-        """Run statements inside it, in one visit to the thread.
+        """Run statements inside it, in one call of the thread.
 
-        What they do before their first statement is done before the turn is waited for. If a statement need not wait
-        for it (`at_once`, `reads`), nobody queues up only to say that.
+        Code before their first statement runs before the turn is waited for. A statement that need not wait for the
+        turn (`at_once`, `reads`) is executed without queueing.
         """
         turn = self._turn
         try:
@@ -127,16 +127,16 @@ class AsyncSqliteTransaction:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
         finally:
-            if turn.state is State.OUTSIDE:  # otherwise the thread brings them to their end
+            if turn.state is State.OUTSIDE:  # otherwise the thread runs them to their end
                 steps.close()
 
     async def commit(self) -> None:
-        """Commit, unless a statement was cancelled: nobody heard what became of it."""
+        """Commit, unless a statement was cancelled: then its outcome is not known."""
         await self._refuse_if_cancelled()
         await self._end(self._sqlite.commit)
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Run `last` and commit, in one visit to the thread. None: it found no place, and everything is rolled back."""
+        """Run `last` and commit, in one call of the thread. None: its place was taken, and all is rolled back."""
         await self._refuse_if_cancelled()
         if self._over:
             raise TransactionControlError(OVER)
@@ -144,7 +144,7 @@ class AsyncSqliteTransaction:
         return await self._turn.do(partial(self._sqlite.commit_with, last), self._patience, last=True)
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         await self._end(self._sqlite.rollback)
 
     def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
@@ -171,12 +171,12 @@ class AsyncSqliteTransaction:
         if self._over:
             return
         self._over = True
-        if not self._turn.withdraw():  # otherwise nothing was said, and there is nothing to end
+        if not self._turn.withdraw():  # otherwise nothing was executed, and there is nothing to end
             await self._turn.do(job, self._patience, last=True)
 
 
 class AsyncSqliteReading:
-    """A connection that only reads, in the threads of readers: any of them, but one thing at a time."""
+    """A connection that only reads, in the reading threads: in any of them, but one job at a time."""
 
     def __init__(self, inner: SqliteReading, readers: Crew) -> None:
         self._sqlite = inner
@@ -187,7 +187,7 @@ class AsyncSqliteReading:
 
     @property
     def connection(self) -> AsyncGuardedConnection:
-        """What the application gets."""
+        """The connection for the application."""
         return self._facade
 
     async def step(self, steps: Steps[T]) -> T:
@@ -195,11 +195,11 @@ class AsyncSqliteReading:
         return await self.say(partial(self._sqlite.step, steps))
 
     async def commit(self) -> None:
-        """Give the connection back; nothing was written."""
+        """Return the connection; nothing was written."""
         await self.rollback()
 
     async def rollback(self) -> None:
-        """Give the connection back."""
+        """Return the connection."""
         if not self._over:
             self._over = True
             await self._readers.do(partial(self._in_turn, self._sqlite.rollback))
@@ -226,8 +226,8 @@ class Speaker(Protocol):
 class AsyncGuardedConnection:
     """What `op.connection` is for SQLite in an `async def` handler.
 
-    Its rows answer to names and to positions. Catch `op.connection.IntegrityError` and its kin: which module's
-    they are depends on what is installed.
+    Its rows have names and positions. Catch `op.connection.IntegrityError` and the like: which module's they are
+    depends on what is installed.
     """
 
     def __init__(self, transaction: Speaker, connection: GuardedConnection) -> None:
@@ -277,7 +277,7 @@ class AsyncGuardedConnection:
 
 
 class AsyncCursor:
-    """The rows of a statement, fetched already: awaiting them is for the look of it, and waits for nothing."""
+    """The rows of a statement, which are fetched already: its methods are awaitable, and wait for nothing."""
 
     def __init__(self, cursor: GuardedCursor) -> None:
         self._rows = iter(cursor.fetchall())

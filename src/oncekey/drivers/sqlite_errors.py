@@ -1,4 +1,4 @@
-"""What SQLite's errors mean to a caller. No message repeats a value that was bound."""
+"""The meaning of SQLite's errors. No message repeats a bound value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OTHER_VERSION: Final = "the tables are missing or of another version: run `once
 
 
 def store_error(error: Exception, what: str) -> StoreError:
-    """The store's error for whatever the SQLite module raised while it did `what`."""
+    """The store's error for an error of the SQLite module during `what`."""
     name = str(getattr(error, "sqlite_errorname", ""))
     if name.startswith(_BUSY):
         return StoreBusyError(f"{what}: another writer held the SQLite file for longer than the busy timeout ({name})")

@@ -1,4 +1,4 @@
-"""The SQLite connection that a blocking handler is handed: everything but the end of the transaction (L5)."""
+"""The SQLite connection that a blocking handler gets: everything but the end of the transaction (L5)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Speaker(Protocol):
         """A new cursor; the first one begins the transaction."""
 
     def heard(self, sql: str, *, failed: bool) -> None:
-        """Look after each statement whether the transaction is still there, and what it may have left behind."""
+        """Check after each statement whether the transaction is still there, and what the statement may have left."""
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
         """One of `ERRORS`."""
@@ -104,9 +104,9 @@ class GuardedCursor:
 
 
 class GuardedConnection:
-    """What `op.connection` is for SQLite. Its rows answer to names and to positions.
+    """`op.connection` for SQLite. Its rows have names and positions.
 
-    Catch `op.connection.IntegrityError` and its kin: which module's they are depends on what is installed.
+    Catch `op.connection.IntegrityError` and the like: which module's they are depends on what is installed.
     """
 
     def __init__(self, speaker: Speaker) -> None:

@@ -1,4 +1,4 @@
-"""SQLite files: opening them durably, and lending connections to one borrower at a time."""
+"""SQLite files: opens them durably, and lends connections to one borrower at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from oncekey.drivers.sqlite_version import wal_is_safe
 
 _log = logging.getLogger("oncekey")
 POLL: Final = 0.005
-"""Seconds between two looks at a file that others use."""
+"""Seconds between two tries on a file that other processes use."""
 
 LOOK_AFTER: Final = 0.25
-"""Seconds of waiting for a turn to write after which a request looks whether its answer is there already."""
+"""Seconds of waiting for the turn to write after which a request looks whether its answer is stored already."""
 
 LONGEST_JOURNAL: Final = 1024 * 1024
-"""Bytes of a journal that are kept for the next transaction; a longer one is cut."""
+"""Bytes of a journal that are kept for the next transaction; a longer one is truncated."""
 
 _told: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
-"""Connections of a parent process: SQLite forbids to use them here, and closing them would too."""
+"""Connections of a parent process: SQLite forbids using them here, and closing them, too."""
 
 
 def repaired_module() -> ModuleType:
@@ -84,10 +84,10 @@ class SqliteFile:
         self.give_back(connection)
 
     def take(self, *, business: bool = False) -> sqlite3.Connection:
-        """A connection that is nobody else's until it is given back.
+        """A connection for the caller alone, until it is given back.
 
-        One for business transactions waits for other processes for `look_after` only, and who is more patient tries
-        again. It is never a reader's: what it has read of the file is still true when it writes next.
+        One for business transactions waits for other processes for `look_after` only; a caller with more patience tries
+        again. It is never used for reads alone: what it has cached of the file is still true when it writes next.
         """
         with self._guard:
             if self._pid != os.getpid():
@@ -137,11 +137,11 @@ class SqliteFile:
         return connection
 
     def _make_durable(self, connection: sqlite3.Connection) -> None:
-        """A commit that was acknowledged survives a power cut, in either mode.
+        """Set the journal mode so that an acknowledged commit survives a power cut, with or without a WAL.
 
         Without a write-ahead log the journal is not deleted but its head is overwritten: only then SQLite syncs the end
-        of a transaction, and a journal cannot come back to undo it. To truncate it does the same, but then the file
-        system has to find blocks for it, and write down which, in every transaction anew.
+        of a transaction, and a journal cannot come back to undo it. Truncating it does the same, but then the file
+        system has to allocate its blocks anew in every transaction.
         """
         if wal_is_safe(self.module.sqlite_version_info):
             mode = self._patiently(connection, "PRAGMA journal_mode = WAL")

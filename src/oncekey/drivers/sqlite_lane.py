@@ -1,12 +1,29 @@
-"""The one writer that an event loop has for a SQLite file: turns to wait for, and a thread to write in.
+"""SQLite's lane: one event loop's queue of writers for a file, and the thread that they write in.
 
-A raw SQLite connection on the event loop would block it, and with it the writer that everybody waits for. Here
-waiting is awaiting, and the thread belongs to whoever has the turn, so the holder can always go on.
+SQLite has one writer at a time, and its calls block. On the event loop a blocked call would stop everything, also the
+writer that it waits for. So a transaction that writes takes a turn, waits for it by `await`, and does all its work in
+the lane's one writing thread:
 
-A statement of SQLite's takes no longer than handing it to a thread and back, so the way there is short. A job and its
-future are one entry of a queue, and the event loop is woken once for all that was done meanwhile. Whoever waits for a
-turn leaves what it wants to do there: when the thread has done a writer's last job, it goes on with the next
-writer's first one, and the file does not lie idle until the event loop has heard of the end.
+    event loop                          lane                             writing thread
+    ──────────                          ────                             ──────────────
+    tx A: do(first job)  ────────────▶  A HELD, taken          ───────▶  A: BEGIN, lock, read
+    tx B: do(first job)  ────────────▶  B WAITING with its job
+    A's handler: do(statement)  ─────▶  A HELD                 ───────▶  A: INSERT ...
+    tx A: do(COMMIT, last=True)  ────▶  A OVER                 ───────▶  A: record, COMMIT
+                                        pass_on: B HELD        ◀──────┘
+                                                               ───────▶  B: BEGIN, lock, read
+
+* Only the transaction with the turn puts jobs into the writing thread, so that it can always go on: no job in the
+  thread waits for another transaction of this event loop.
+* A waiting transaction leaves its first job with its turn. The thread itself calls `pass_on` after a last job and goes
+  on with the next transaction at once, so the file does not stay idle until the event loop has noticed the end.
+* A task that is cancelled before its turn has come is removed with its job. After that the job is done to its end, and
+  the turn remembers it (`cancelled`), so that the transaction is rolled back and not committed.
+* Reading needs no turn: it has threads of its own (`READERS`).
+
+A statement in SQLite takes no longer than passing it to a thread and back, so that way is short: a job and its future
+are one entry of a queue, and the event loop is woken once for all jobs that were done meanwhile. Writers in other
+threads and event loops of this process are kept apart by `sqlite_writer`, those of other processes by SQLite itself.
 """
 
 from __future__ import annotations
@@ -26,25 +43,25 @@ from oncekey.drivers.guard import OVER
 T = TypeVar("T")
 
 READERS: Final = 4
-"""Threads for reading. Writers have their own, so no crowd of readers can stand in a writer's way."""
+"""Threads for reading. Writers have their own, so readers cannot delay them."""
 
 LINGER: Final = 0.05
-"""Seconds that a thread waits for its next job before it has to be called again; an exiting process waits for it."""
+"""Seconds that an idle thread waits for its next job before it ends; an exiting process waits for it."""
 
 _lanes: dict[tuple[asyncio.AbstractEventLoop, str], Lane] = {}
 
 
 class Job(NamedTuple):
-    """Something to do in a thread. Whoever waits for it may be cancelled; the job is not."""
+    """A function for a thread. The task that waits for it may be cancelled; the job is not."""
 
     future: asyncio.Future[Any]
     do: Callable[[], Any]
     then: Callable[[], None] | None = None
-    """Said in the thread when it is done, before anybody hears of it."""
+    """Called in the thread after the job, before the event loop gets the result."""
 
 
 class Crew:
-    """Threads that do the blocking jobs of one event loop, in order."""
+    """Threads that run the blocking jobs of one event loop, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int, name: str) -> None:
         self._loop = loop
@@ -58,13 +75,13 @@ class Crew:
         self._called = False
 
     def do(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Do a job; called in the event loop. Who awaits the future needs no shield."""
+        """Run a job; called in the event loop. The future needs no shield: cancelling it does not stop the job."""
         future = self._loop.create_future()
         self.put(Job(future, job))
         return future
 
     def put(self, job: Job) -> None:
-        """The same for a job that has a future already; from whichever thread."""
+        """Run a job that has a future already; may be called from any thread."""
         with self._guard:
             self._jobs.put(job)
             self._pending += 1
@@ -73,13 +90,13 @@ class Crew:
             self._there += 1
         try:
             self._pool.submit(self._work)
-        except RuntimeError as error:  # no thread takes a job after the interpreter was shut down
+        except RuntimeError as error:  # after the interpreter was shut down no thread can be started
             with self._guard:
                 self._there -= 1
             raise StoreUnavailableError("the store's driver was closed") from error
 
     def dismiss(self) -> None:
-        """No more jobs will come."""
+        """Accept no more jobs."""
         self._pool.shutdown(wait=False)
 
     def _work(self) -> None:
@@ -95,14 +112,14 @@ class Crew:
             result, error = None, None
             try:
                 result = do()
-            except BaseException as raised:  # noqa: BLE001  (whoever waits is told)
+            except BaseException as raised:  # noqa: BLE001  (raised in each waiting task)
                 error = raised
             if then is not None:
                 then()
             with self._guard:
                 self._pending -= 1
             self._done.append((future, result, error))
-            del future, do, then, result, error  # nothing of it may live on while the thread waits
+            del future, do, then, result, error  # the thread must not keep them alive while it waits
             if not self._called:
                 self._called = True
                 self._call()
@@ -110,26 +127,26 @@ class Crew:
     def _call(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the event loop was closed: nobody waits any more
+        except RuntimeError:  # the event loop was closed: no task waits any more
             self._called = False
 
     def _deliver(self) -> None:
-        self._called = False  # before looking: what is done from now on calls again
+        self._called = False  # before looking: a job that is done from now on calls again
         done = self._done
         while done:
             future, result, error = done.popleft()
             if future.done():
-                continue  # whoever waited was cancelled
+                continue  # the waiting task was cancelled
             if error is None:
                 future.set_result(result)
-            elif isinstance(error, StopIteration):  # no future takes one
+            elif isinstance(error, StopIteration):  # a future does not take one
                 future.set_exception(RuntimeError("a job in a thread raised StopIteration"))
             else:
                 future.set_exception(error)
 
 
 class State(Enum):
-    """Where a turn is."""
+    """The state of a turn."""
 
     OUTSIDE = "outside"
     WAITING = "waiting"
@@ -138,7 +155,7 @@ class State(Enum):
 
 
 class Turn:
-    """One writer's turn: it is waited for with the first job, and passed on by the last one."""
+    """The turn of one transaction: its first job waits for it, and its last job passes it on."""
 
     __slots__ = ("_lane", "cancelled", "jobs", "number", "state", "timer")
 
@@ -146,17 +163,17 @@ class Turn:
         self._lane = lane
         self.state = State.OUTSIDE
         self.jobs: list[Job] = []
-        """What is to be done when it has come."""
+        """The jobs to run when the turn has come."""
         self.number = 0
-        """Its place among those that wait: whoever comes back gets it again."""
+        """Its place in the queue, which it gets again if it comes back."""
         self.timer: asyncio.TimerHandle | None = None
         self.cancelled = False
-        """Whether somebody was cancelled whose job was to be done all the same."""
+        """Whether a task was cancelled whose job is done all the same."""
 
     async def do(self, job: Callable[[], T], patience: float, *, last: bool = False) -> T:
-        """Do a job in the thread when the turn has come; `StoreBusyError` if that takes too long.
+        """Run a job in the thread when the turn has come; `StoreBusyError` if that takes too long.
 
-        Who is cancelled before it has come is forgotten, and the job with it. Afterwards the job is done all the same.
+        If the task is cancelled before that, the job is dropped. Afterwards the job is done all the same.
         """
         lane = self._lane
         future: asyncio.Future[T] = lane.loop.create_future()
@@ -173,30 +190,30 @@ class Turn:
                 self.timer = None
 
     def withdraw(self) -> bool:
-        """Unless it has come, it is not wanted any more; whoever still waits for it hears that it is too late."""
+        """Give the turn up, unless it has come; jobs that wait for it fail with an error."""
         return self._lane.give_up(self, TransactionControlError(OVER))
 
 
 class Lane:
-    """Whose turn it is, who waits for one, and the threads."""
+    """The turns for one file in one event loop: which is held, which wait, and the threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.writing = Crew(loop, 1, "oncekey-write")
         self.reading = Crew(loop, READERS, "oncekey-read")
         self.taken = False
-        """Whether whoever comes now has to wait."""
+        """Whether the next writer has to wait."""
         self._guard = Lock()
         self._waiting: deque[Turn] = deque()
         self._last_number = 0
 
     @property
     def queue(self) -> int:
-        """How many wait."""
+        """How many turns wait."""
         return len(self._waiting)
 
     def wait(self, turn: Turn, job: Job, patience: float) -> None:
-        """Let a job be done when its turn has come, which may be now; called in the event loop."""
+        """Run a job when its turn has come, which may be now; called in the event loop."""
         with self._guard:
             if turn.state is State.OVER:
                 raise TransactionControlError(OVER)
@@ -211,7 +228,7 @@ class Lane:
                 turn.timer = self.loop.call_later(patience, self._too_long, turn)
 
     def forget(self, turn: Turn, job: Job) -> bool:
-        """Whoever wanted a job has gone. False: its turn has come, and it is done for nobody."""
+        """Drop the job of a cancelled task. False: its turn has come, and the job is done without a task."""
         with self._guard:
             if turn.state is State.WAITING:
                 turn.jobs.remove(job)
@@ -221,7 +238,7 @@ class Lane:
             return turn.state is State.OUTSIDE
 
     def give_up(self, turn: Turn, error: Exception) -> bool:
-        """A turn is not waited for any more. False: it has come."""
+        """Stop waiting for a turn. False: it has come."""
         with self._guard:
             if turn.state in (State.HELD, State.OVER):
                 return False
@@ -234,7 +251,7 @@ class Lane:
         return True
 
     def pass_on(self) -> None:
-        """The turn is over, and the next one begins; called in the thread."""
+        """End the turn, and begin the next one; called in the thread."""
         with self._guard:
             if self._waiting:
                 self._hand(self._waiting.popleft())

@@ -1,4 +1,4 @@
-"""A connection to a SQLite file that only reads: it takes no turn, and keeps no writer waiting.
+"""A connection to a SQLite file that only reads: it takes no turn, and no writer waits for it.
 
 Each statement is a transaction of its own. One that spans several would hold off every writer of a file without a
 write-ahead log, for as long as the application takes between two statements.
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class SqliteReading(SqliteTransaction):
-    """What stands for a transaction where nothing is written: SQLite itself refuses to."""
+    """Takes the place of a transaction where nothing is written: SQLite itself refuses writes."""
 
     def __init__(self, file: SqliteFile) -> None:
         super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
     def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
-        """A statement that failed leaves nothing to go on from, and nothing that would be lost."""
+        """After a statement that failed there is nothing to roll back."""
         super().heard(sql, failed=False)
 
     def _ready(self) -> sqlite3.Connection:
         return self._begun()  # there is no transaction that could be ended
 
-    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for nobody)
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for no other transaction)
         say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
 
     def _take(self) -> sqlite3.Connection:

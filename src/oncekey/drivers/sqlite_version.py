@@ -1,7 +1,7 @@
 """Which SQLite versions may use a write-ahead log.
 
 From 3.7.0 to 3.51.2 two connections that write and checkpoint at the same moment can lose a committed
-transaction (SQLite calls it the WAL-reset bug). A lost claim is a second execution, so there we do without.
+transaction (SQLite calls it the WAL-reset bug). A lost claim is a second execution, so those versions use no WAL.
 """
 
 from __future__ import annotations

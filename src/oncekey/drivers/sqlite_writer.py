@@ -1,9 +1,9 @@
-"""The writer of a SQLite file, as one process knows it: whose turn it is, and which keys are locked or asked for.
+"""The writer of a SQLite file in one process: who has the turn to write, and which keys are locked or asked for.
 
-SQLite has one writer at a time, so its transaction is the lock of whatever key it is about. What SQLite does not say is
-which key that is. So everybody in this process who writes to a file shares one `Writer`: threads and event loops queue
-for its turn, and whoever locks a key says so here. A duplicate then hears that it is one at once, and does not have to
-queue up behind its own first request. Another process's writer is known to SQLite alone.
+SQLite has one writer at a time, so its transaction is the lock of the key that it writes. SQLite does not say which key
+that is. So all threads and event loops of this process that write to a file share one `Writer`: they queue for its
+turn, and a transaction notes here which key it locks. So a duplicate is recognised at once, and does not have to queue
+behind its own first request. Writers of other processes are known to SQLite alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from oncekey.core.locks import Lock
 
 TORN: Final = 1000
-"""How many transactions that their handlers ended are remembered: each is asked after before the next request's."""
+"""How many transactions that their handlers ended are remembered: each is looked up before the next request's."""
 
 
 class Writer:
-    """One file's writer. Who has the turn may begin a transaction that writes; nobody else of this process does."""
+    """One file's writer. Only the holder of the turn begins a transaction that writes in this process."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -37,60 +37,60 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody of this process has the turn."""
+        """Whether a transaction of this process has the turn."""
         return self._turn.locked()
 
     def take(self, patience: float) -> None:
-        """Wait for the turn, but not for ever."""
+        """Wait for the turn, at most so long."""
         if not self._turn.acquire(timeout=patience):
             raise StoreBusyError("another writer of this process held the SQLite file for too long")
 
     def leave(self) -> None:
-        """Let the next one have the turn; what was locked is over with it."""
+        """Pass the turn on; the lock ends with it."""
         self._locked = None
         self._turn.release()
 
     def begins(self) -> None:
-        """Whoever has the turn began a transaction."""
+        """Note that the holder of the turn began a transaction."""
         self._begun += 1
 
     def tears(self) -> None:
-        """A handler ended its transaction by itself, and those who have the turn must begin another one."""
+        """Note that a handler ended its transaction by itself, and the holder of the turn must begin another one."""
         self._torn.append(self._begun)
 
     def was_torn(self, begun: int) -> bool:
-        """Whether that happened to a transaction, by what `lock` called it."""
+        """Whether that happened to the transaction with this number from `lock`."""
         return begun in self._torn
 
     def asks(self, lock: Lock) -> object:
-        """A request queues for the turn: until `asked`, its duplicates need not queue behind it."""
+        """Note that a request queues for the turn: until `asked`, its duplicates need not queue behind it."""
         asker = object()
         self._asking[asker] = lock.number
         return asker
 
     def asked(self, asker: object) -> None:
-        """It has the turn, or waits for it no longer."""
+        """Note that it has the turn, or waits no longer."""
         self._asking.pop(asker, None)  # a forked child has forgotten it
 
     def lock(self, lock: Lock) -> int:
-        """The transaction of whoever has the turn locks a key; which transaction that is."""
+        """Note which key the holder's transaction locks; returns the number of the transaction."""
         self._locked = lock
         return self._begun
 
     def holder(self, lock: Lock) -> Holder:
-        """Which request has the key. Who only asks for it proves nothing: it may never run."""
+        """Which request has the key. A request that only queues for it proves nothing: it may never run."""
         locked = self._locked
         if locked is not None and locked.number == lock.number:
             return Holder.SOMEBODY if locked.mark == lock.mark else Holder.OTHER
         return Holder.SOMEBODY if lock.number in list(self._asking.values()) else Holder.NOBODY
 
     def holds(self, number: int) -> bool:
-        """Whether a key is locked or asked for, by whatever request."""
+        """Whether any request has locked a key or asked for it."""
         locked = self._locked
         return (locked is not None and locked.number == number) or number in list(self._asking.values())
 
     def forget(self) -> None:
-        """In a forked child nobody has the turn: whoever had it lives on in the parent."""
+        """Release the turn in a forked child: its holder lives on in the parent."""
         self._turn = threading.Lock()
         self._locked = None
         self._asking.clear()
@@ -101,7 +101,7 @@ _guard = threading.Lock()
 
 
 def writer_of(path: str) -> Writer:
-    """The writer of a file, whatever name it goes by; all drivers of this process share it."""
+    """The writer of a file, under whatever name; all drivers of this process share it."""
     real = os.path.realpath(path)
     with _guard:
         writer = _writers.get(real)

@@ -1,8 +1,8 @@
 """Any blocking driver under asyncio, in threads of its own.
 
-Whoever holds a connection must never queue behind whoever waits for one. So each open transaction has a thread to
-itself, in which it can always go on, and whole transactions (claims, heartbeats) run in another set of threads.
-A cancelled call does not stop its thread: the job is done to its end, and only then does the next one begin.
+A task that holds a connection must never queue behind a task that waits for one. So each open transaction has a thread
+to itself, in which it can always go on, and whole transactions (claims, heartbeats) run in another set of threads.
+Cancelling a call does not stop its thread: the job is done to its end, and only then does the next one begin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Blocking(Protocol):
         """Run one transaction."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
 
 
 class BlockingTransaction(Protocol):
@@ -39,7 +39,7 @@ class BlockingTransaction(Protocol):
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (the driver's own)
-        """What the handler gets."""
+        """The connection for the handler."""
 
     def step(self, steps: Steps[T]) -> T:
         """Run statements."""
@@ -60,10 +60,10 @@ class BlockingSharing(Blocking, Protocol):
 
 
 async def to_its_end(executor: Executor, job: Callable[[], T]) -> T:
-    """Do a job in a thread. Whoever waits may be cancelled; the job is not."""
+    """Run a job in a thread. The waiting task may be cancelled; the job is not."""
     try:
         future = asyncio.get_running_loop().run_in_executor(executor, job)
-    except RuntimeError as error:  # no thread takes a job after its pool, or the interpreter, was shut down
+    except RuntimeError as error:  # after its pool, or the interpreter, was shut down no thread takes a job
         raise StoreUnavailableError("the store's driver was closed") from error
     return await asyncio.shield(future)
 
@@ -71,7 +71,7 @@ async def to_its_end(executor: Executor, job: Callable[[], T]) -> T:
 class ThreadedTransaction:
     """An open transaction whose blocking calls are made in a thread.
 
-    `connection` is the blocking one: it belongs to a handler that runs in a thread itself.
+    `connection` is the blocking one: its handler runs in a thread itself.
     """
 
     def __init__(self, inner: BlockingTransaction, thread: Executor, leave: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class ThreadedTransaction:
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (the driver's own)
-        """What the handler gets."""
+        """The connection for the handler."""
         return self._inner.connection
 
     async def step(self, steps: Steps[T]) -> T:
@@ -91,14 +91,14 @@ class ThreadedTransaction:
         return await self.say(partial(self._inner.step, steps))
 
     async def commit(self) -> None:
-        """Commit, unless a statement was cancelled: nobody heard what became of it."""
+        """Commit, unless a statement was cancelled: then its outcome is not known."""
         if self._cancelled:
             await self.rollback()
             raise RolledBackError(CANCELLED)
         await self._end(self._inner.commit)
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back; what is over stays as it is."""
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
         await self._end(self._inner.rollback)
 
     async def say(self, job: Callable[[], T]) -> T:
@@ -118,7 +118,7 @@ class ThreadedTransaction:
             await self._ended(job)
 
     async def _ended(self, job: Callable[[], T]) -> T:
-        """Do the last thing; the thread is free when it is done, whoever waits for it."""
+        """Run the last job; the thread is free when it is done, even if the waiting task was cancelled."""
         self._over = True
         future = asyncio.get_running_loop().run_in_executor(self._thread, job)
         future.add_done_callback(lambda _: self._leave())
@@ -137,7 +137,7 @@ class ThreadedDriver:
         return await to_its_end(self._threads, lambda: self._driver.run(transaction))
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
         await to_its_end(self._threads, self._driver.close)
         self._threads.shutdown(wait=False)
 
@@ -153,11 +153,11 @@ class SharingThreadedDriver(ThreadedDriver):
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._free.locked()
 
     async def begin(self) -> ThreadedTransaction:
-        """Open a business transaction. Who waits for one holds no thread."""
+        """Open a business transaction. A task that waits for one holds no thread."""
         try:
             async with asyncio.timeout(self._patience):
                 await self._free.acquire()
@@ -188,7 +188,7 @@ def threaded(driver: Blocking, *, threads: int = 8) -> ThreadedDriver:
 
 
 def _undo(thread: Executor, leave: Callable[[], None], begun: asyncio.Future[BlockingTransaction]) -> None:
-    """A transaction that was opened for nobody."""
+    """Roll back a transaction whose task was cancelled before it was opened."""
     if begun.exception() is None:
         thread.submit(begun.result().rollback)
     leave()

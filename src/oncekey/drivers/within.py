@@ -1,8 +1,8 @@
 """Flows inside the caller's own connection and open transaction.
 
-Nothing here begins, commits, sets a savepoint or tries again: the caller's transaction is the caller's. What a
-flow answers is provisional until the caller commits (L7). An adapter says how one statement is executed; the
-adapters of a database's drivers are in the modules named after them.
+Nothing here begins, commits, sets a savepoint or tries again: the transaction is the caller's. The result of a
+flow is provisional until the caller commits (L7). An adapter says how one statement is executed; the adapters of a
+database's drivers are in the modules named after them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Within:
         return step(transaction.body(), self._execute)
 
     def close(self) -> None:
-        """Nothing is ours to give back."""
+        """Nothing to close: the connection is the caller's."""
 
 
 class AsyncWithin:
@@ -50,7 +50,7 @@ class AsyncWithin:
         return await astep(transaction.body(), self._execute)
 
     async def close(self) -> None:
-        """Nothing is ours to give back."""
+        """Nothing to close: the connection is the caller's."""
 
 
 def sqlite_execute(connection: sqlite3.Connection) -> Callable[[Statement], Rows]:

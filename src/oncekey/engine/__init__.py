@@ -1,1 +1,1 @@
-"""The flows, written once, and the shells that run them blocking or under asyncio."""
+"""The flows of oncekey as generators without I/O, and the shells that run them blocking or under asyncio."""

@@ -1,4 +1,26 @@
-"""The way in: the right to execute, or what is said instead of executing."""
+"""Admission: a request gets the right to execute its handler, or the answer that it gets instead.
+
+One request is admitted like this. Each question is asked only if the one before gave no verdict:
+
+    front ──▶ limits ──▶ breaker ──▶ store ─┬─▶ Proceed   the handler runs
+    known     too many   store is           ├─▶ Replay    the stored answer
+    answer    requests   down               ├─▶ Refuse    in progress, key reused, unknown, ...
+                                            └─▶ Bypass    the store failed, and the route fails open
+
+The store is asked in one of three ways:
+
+* LOCAL and OUTBOX on the application's own database (`_locked`): the request begins the business transaction first,
+  takes the key's lock in it, and reads the record after that (L1). Nothing is written before the one commit, so a
+  crash leaves nothing behind. See `engine.local`.
+* Every other request (`_claimed`): one INSERT makes the record IN_PROGRESS with a lease, or finds the record that is
+  there; `core.rulings` then says whether to answer from it, take it over, supersede it or park it. A write whose
+  reply was lost is not repeated blindly: the request reads the record, which names its owner (P7, `engine.request`).
+* The completer (`request.resume`) only takes over: it never claims, supersedes or waits.
+
+In wait mode a request that finds its key in progress asks again until its patience is over. It holds neither a
+transaction nor a connection meanwhile. If the request is interrupted, or a reply is lost for good, while its claim may
+be there, the claim is taken back beside the request (`_undo`), so that it does not look like a crash.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +70,7 @@ log = logging.getLogger("oncekey")
 
 FIRST_POLL: Final = 0.02
 LONGEST_POLL: Final = 0.5
-"""Seconds between two looks of a request that waits for another one."""
+"""The longest pause in seconds between two questions of a request that waits for another one."""
 NOT_USED: Final = "claim_not_used"
 
 
@@ -57,14 +79,14 @@ def admit(run: Run) -> Life[Verdict]:
     front = run.front
     verdict = yield from (_guarded(run) if front is None else _behind(run, front))
     if type(verdict) is Replay:
-        run.site.hints.add(run.claim.id)  # whoever retried once may do so again
+        run.site.hints.add(run.claim.id)  # a client that retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
         if not run.spent:
             if front is not None:
                 yield from _held(run, front)
             return verdict
-        # It may hold no connection while it waits, and what its dependencies were lent is gone.
+        # It must hold no connection while it waits, and the transaction that its dependencies used is rolled back.
         yield from settle(run, NOT_CALLED)
         return local.BUSY
     if not (run.borrowed and isinstance(verdict, Bypass)):
@@ -73,10 +95,10 @@ def admit(run: Run) -> Life[Verdict]:
 
 
 def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[Answer | None]:
-    """The stored answer of a key that was answered here before: one look, and nothing else. None: ask in full.
+    """The stored answer of a key that this process answered before, by one short read. None: ask in full.
 
-    It answers only what `admit` would answer in the same words, and never refuses. Where there is any doubt, an outage
-    included, the whole question is asked from the beginning, and says what that means.
+    It gives only an answer that `admit` would give, too, and never refuses. In any doubt, an outage included, it
+    returns None, and the caller asks from the beginning.
     """
     fronts = None if policy.replay_cache is None else site.fronts
     answers = None if fronts is None else fronts.answers(policy)
@@ -103,7 +125,7 @@ def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[An
 
 
 def _behind(run: Run, front: Beside) -> Life[Verdict]:
-    """Ask what stands in front of the store, and the store if that says nothing; then let the front know."""
+    """Ask the front, and the store if the front has no answer; then pass the store's answer to the front."""
     try:
         known = yield from front.find(run)
     except (Interrupted, Exception):
@@ -118,7 +140,7 @@ def _behind(run: Run, front: Beside) -> Life[Verdict]:
 
 
 def _held(run: Run, front: Beside) -> Life[None]:
-    """Tell the duplicates of an operation that it is under way."""
+    """Note in the front that the operation is in progress, for its duplicates."""
     try:
         yield from front.hold(run)
     except (Interrupted, Exception):
@@ -127,7 +149,7 @@ def _held(run: Run, front: Beside) -> Life[None]:
 
 
 def _guarded(run: Run) -> Life[Verdict]:
-    """Ask the store, and turn whatever keeps it from answering into a verdict: nothing was executed yet."""
+    """Ask the store, and turn every failure of the store into a verdict: nothing was executed yet."""
     breaker = run.site.breaker
     try:
         if run.limits is not None:
@@ -140,12 +162,12 @@ def _guarded(run: Run) -> Life[Verdict]:
         if type(verdict) is Refuse and run.policy.on_in_progress is InProgress.WAIT:
             verdict = yield from _patiently(run, verdict)
     except RecordUnreadableError as error:
-        # The store is there, and so is a record: also a route that fails open must not run now.
+        # The store answers and has a record: even a route that fails open must not run now.
         breaker.worked()
         log.error("oncekey: %s", error)
         return Refuse(Code.RECORD_UNREADABLE)
     except StoreBusyError as error:
-        # The store is there, and its handlers have their hands full: no reason to turn the others away.
+        # The store answers, and its connections are all in use: the breaker must not turn other requests away.
         log.warning("oncekey: a request was turned away: %s", error)
         return _outage(run.policy)
     except StoreError as error:
@@ -167,7 +189,7 @@ def _guarded(run: Run) -> Life[Verdict]:
 
 
 def _patiently(run: Run, verdict: Verdict) -> Life[Verdict]:
-    """In wait mode, look again until the first request is done or the patience is over; nobody holds anything."""
+    """In wait mode, ask again until the first request is done or the patience is over, and hold nothing meanwhile."""
     clock, pause = run.site.clock, FIRST_POLL
     ends = clock() + run.policy.wait_max.total_seconds()
     while isinstance(verdict, Refuse) and verdict.code is Code.IN_PROGRESS and clock() < ends:
@@ -179,7 +201,7 @@ def _patiently(run: Run, verdict: Verdict) -> Life[Verdict]:
 
 
 def _ask(run: Run) -> Life[Verdict]:
-    """One question: a completer's, a claim, or the lock on the transaction that the handler will write in."""
+    """One question to the store: a completer's take-over, a claim, or the lock in the business transaction."""
     locks = run.store.locks
     if locks is not None and run.enrolment.transactional and not run.resumed:
         return (yield from _locked(run, locks))
@@ -190,7 +212,7 @@ def _ask(run: Run) -> Life[Verdict]:
 
 
 def _claimed(run: Run) -> Life[Verdict]:
-    """Claim. Where the store has one writer, who is at work, a stored answer is looked for first."""
+    """Claim. If the store has one writer and that is in use, look for a stored answer first."""
     store, claim, policy = run.store, run.claim, run.policy
     one_writer = store.locks is None or store.locks.one_writer
     if one_writer and run.site.crowded(False):  # noqa: FBT003
@@ -207,11 +229,11 @@ def _claimed(run: Run) -> Life[Verdict]:
 
 
 def _locked(run: Run, locks: Locks) -> Life[Verdict]:
-    """LOCAL in one commit: the business transaction comes first, and the lock is taken on that very one.
+    """LOCAL in one commit: begin the business transaction first, and take the lock in it.
 
-    A stored answer needs neither. So it is looked for first where it is likely (a hint), where the handlers hold all
-    connections (aside, one request after the other, unless a place comes free at once), and where no connection can be
-    had at all.
+    A stored answer needs neither. So the request looks for one first if it is likely (a hint); if handlers hold all
+    connections (one such request at a time, unless a connection comes free at once); and if no connection can be had
+    at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
     news = yield from _news(run, locks)
@@ -231,7 +253,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     entry = local.enter(look, claim, policy)
     match entry:
         case local.Go():
-            if run.spent:  # it only looked: the handler's own rows would be in another transaction
+            if run.spent:  # this request could only look: the handler's rows would be in another transaction
                 yield from _give_back(run)
                 return local.BUSY
             run.go = entry
@@ -249,11 +271,11 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
 
 
 def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
-    """What is known without a business transaction of one's own. None: it is worth a try."""
+    """What can be answered without a business transaction. None: nothing, so begin one."""
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
     if run.spent:
         return (yield from local.glance(store, locks, run.lock, claim, policy))
-    # Who was lent a transaction meets the record there: a second connection might not be had before the first is back.
+    # A request whose dependency opened a transaction reads the record there: a second connection may not be free.
     if run.tx is None and claim.id in site.hints.known:
         said = yield from local.stored(store, claim, policy)
         if said is None:
@@ -262,18 +284,18 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
             return said
     if run.tx is None and site.crowded(run.enrolment.blocking):
         if locks.one_writer and (yield from locks.holder(run.lock)) is Holder.NOBODY:
-            return None  # whoever queues up to write looks by itself if that takes long
+            return None  # a request that queues for the writer looks for an answer itself if that takes long
         try:
             look = local.glance(store, locks, run.lock, claim, policy)
             found: Replay | Refuse | None = yield Aside(look, blocking=run.enrolment.blocking)
         except StoreBusyError:
-            return None  # where that is crowded, too, waiting for the place is all there is
+            return None  # if no connection is free for the look either, the request can only wait for its place
         return found
     return None
 
 
 def _give_back(run: Run) -> Life[None]:
-    """Hold nothing: no transaction of ours, and nothing that a dependency was lent."""
+    """Roll back our transaction, and end what the request's dependencies read or wrote through."""
     tx, run.tx, run.go = run.tx, None, None
     if tx is not None:
         run.spent = run.spent or run.borrowed
@@ -290,21 +312,21 @@ def _outage(policy: Policy) -> Verdict:
 
 
 def _undo(run: Run) -> Later:
-    """A claim that may have been made although nobody will use it would look like a crash."""
+    """Take the claim back beside the request: it may have been made, and left alone it would look like a crash."""
     store, claim = run.store, run.claim
     return Later(lambda: _taken_back(store, claim), claim.lease / SECOND)
 
 
 def _taken_back(store: Store, claim: Claim) -> Flow[None]:
-    """Claim once more and give back what is ours then.
+    """Claim once more, and discard the record if it is ours then.
 
-    Reading alone could miss a claim that is still being committed; a second one waits for it, or is made and known.
-    It has an incarnation of its own, because two lives of a key never share one.
+    Reading alone could miss a claim that is still being committed; a second claim waits for it, or is made itself. It
+    has another incarnation, because two lives of a key never share one.
     """
     record = (yield from store.claim(replace(claim, incarnation=uuid4()))).record
     if record is None or record.state is not State.IN_PROGRESS or record.owner != claim.owner:
         return
-    # A record that was taken over was there before us, and stays.
+    # A record that we took over was there before us, and stays.
     unused: Settlement = Discarded() if record.attempts == 1 else Retryable(NOT_USED)
     if record.memo or record.intent is not None:
         unused = HandedBack(NOT_USED, counted=False)

@@ -44,7 +44,7 @@ def refusal(
 
 
 def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
-    """The stored answer; only the problem that stands for one that was not kept needs an instance, and a place."""
+    """The stored answer; only the problem that replaces an answer that was not kept has an instance and a location."""
     stored = verdict.record.response
     if stored is not None and stored.body is not None:
         return answers.replay(verdict, policy, echo=asker.echo)
@@ -52,25 +52,25 @@ def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
 
 
 def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
-    """What a log line about a request has as fields: no key, only its digest."""
+    """The fields of a log line about a request: never the key, only its digest."""
     known = {"operation": claim.operation, "scope": claim.id.scope, "key_digest": key_digest(claim.id.key)}
     return {"event": event, **known, **more}
 
 
 def refused(run: Run, refuse: Refuse) -> Answer:
-    """Our own answer to the request of a run."""
+    """The refusal as the answer to the request of a run."""
     return refusal(refuse, run.policy, claim=run.claim, echo=run.asker.echo, status_url=run.asker.status_url)
 
 
 def in_doubt(run: Run) -> Answer:
-    """It may have happened, and the store cannot say so yet: 503 with the code of an unknown outcome."""
+    """503 with the code of an unknown outcome: it may have happened, and the store cannot say so yet."""
     policy = run.policy.override(on_unknown=503)
     unknown = Refuse(Code.OUTCOME_UNKNOWN, retry_after=1)
     return refusal(unknown, policy, echo=run.asker.echo, status_url=run.asker.status_url)
 
 
 def answer_to(run: Run, verdict: Verdict) -> Answer:
-    """What the request of a run hears instead of its handler's answer."""
+    """The answer that the request of a run gets instead of its handler's."""
     match verdict:
         case Replay():
             return replayed(verdict, run.policy, run.asker)

@@ -1,4 +1,4 @@
-"""The breaker: while the store is down, requests are told so at once instead of queueing for time-outs."""
+"""The breaker: while the store is down, requests are refused at once instead of queueing for time-outs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Breaker:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.failures = 0
-        """How many outages in a row there were; none, nearly always."""
+        """How many outages in a row there were; nearly always 0."""
         self._tries_at = 0.0
 
     @property
     def closed(self) -> bool:
-        """Whether the store was reached when it was last asked."""
+        """Whether the last question to the store was answered."""
         return self.failures < FAILURES
 
     def allows(self) -> bool:
-        """Whether the store may be asked; an open breaker lets one through per pause."""
+        """Whether a request may ask the store; an open breaker lets one through per pause."""
         if self.failures < FAILURES:
             return True
         if self._clock() < self._tries_at:
@@ -38,11 +38,11 @@ class Breaker:
         return True
 
     def failed(self) -> None:
-        """The store could not be reached."""
+        """Note that the store could not be reached."""
         self.failures += 1
         if self.failures >= FAILURES:
             self._tries_at = self._clock() + PAUSE
 
     def worked(self) -> None:
-        """The store answered."""
+        """Note that the store answered."""
         self.failures = 0

@@ -1,4 +1,4 @@
-"""The response's side of an exchange: captured whole, in memory up to what is stored, on disk up to a limit (A4)."""
+"""The response of a handler, captured whole: in memory up to what is stored, on disk up to a limit (A4)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Capture:
         self.refused: str | None = None
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The status and the header lines; tuples, because outer middleware changes lists in place."""
+        """Take the status and the header lines; they become tuples, because outer middleware changes lists in place."""
         self.status = int(status)  # a member of `HTTPStatus` is equal to it, and not the same to a driver
         lines = []
         for name, value in headers:
@@ -44,7 +44,7 @@ class Capture:
         self.headers = tuple(lines)
 
     def body(self, chunk: bytes, *, more: bool) -> None:
-        """One more piece of the body, and whether another one follows."""
+        """Take one more piece of the body, and whether another one follows."""
         self.size += len(chunk)
         self.complete = not more
         if self.refused or not chunk:
@@ -59,13 +59,13 @@ class Capture:
 
     @property
     def kept(self) -> bytes | None:
-        """The body as it will be stored; None over the cap."""
+        """The body as it will be stored; None if it is over the limit."""
         if self._spool is not None:
             return None
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     def pieces(self) -> Iterator[bytes]:
-        """A spooled body as it is sent, piece by piece; one that was small enough to be kept is sent whole."""
+        """A spooled body, piece by piece; one that was small enough to be kept comes as a whole."""
         if self._spool is None:
             return
         self._spool.seek(0)

@@ -1,13 +1,13 @@
-"""From the parts of a request to its claim: key, fingerprint, scope and seed, in the order in which it is judged.
+"""From the parts of a request to its claim: key, fingerprint, scope and seed, checked in that order.
 
-Nothing here waits, and nothing knows a framework. An adapter that has everything in its hands calls `claim_of`. One
-that has to wait in between, for the body or for who names the tenant, calls the three parts of it in the same order:
-`key_of` before it reads the body, because a request without a good key is refused whatever it carries;
-`fingerprint_for` before it asks who the caller is; and then `question_of`, which is all that a stored answer is found
-by, and `claim_for`. A refusal by any of them stores nothing.
-A function's call has no header and no path; `claim_of_call` makes the same claim of its key and its arguments.
+Nothing here waits, and nothing knows a framework. An adapter that has all parts at once calls `claim_of`. One that has
+to wait in between, for the body or for the authentication that names the tenant, calls its three parts in the same
+order: `key_of` before it reads the body, because a request without a good key is refused whatever its body is;
+`fingerprint_for` before it asks who the caller is; and then `question_of`, which is all that is needed to find a stored
+answer, and `claim_for`. A refusal by any of them stores nothing.
+A function's call has no header and no path; `claim_of_call` makes the same claim from its key and its arguments.
 
-Whatever does not depend on the request was computed when it was enrolled, see `Enrolment`.
+Everything that does not depend on the request is computed at enrolment, see `Enrolment`.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Chosen: TypeAlias = "Mapping[str, object] | bytes"
 log = logging.getLogger("oncekey")
 
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
-"""Who owns what is claimed here; read it from the module, because a process that is forked has another one."""
+"""The owner of the claims of this process. Read it from the module: a forked process has another one."""
 CALL: Final = "CALL"
-"""What stands for the method of a function's call; its path is the name of its operation."""
+"""The method of a function's call; its path is the name of its operation."""
 _FUNCTION: Final = "function"
 _JSON: Final = b"application/json"
 _TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
 _VERSION_4: Final = (4 << 76) | (0b10 << 62)
 _NOT_RANDOM: Final = (0xF << 76) | (0b11 << 62)
-"""The bits of a UUID that say what it is (RFC 9562, 4.1 and 4.2)."""
+"""The version and variant bits of a UUID (RFC 9562, 4.1 and 4.2)."""
 
 
 class Parts(NamedTuple):
-    """A request as every server has it: names of header lines in lower case, the query without its question mark."""
+    """The parts of a request that every server has: lower-case header names, the query without its question mark."""
 
     method: str
     path: str
@@ -58,21 +58,21 @@ class Parts(NamedTuple):
     content_type: bytes | None
     body: bytes
     root_path: str = ""
-    """Where the application is mounted; a completer repeats the request there."""
+    """Where the application is mounted; the completer repeats the request there."""
 
 
 class Caller(NamedTuple):
-    """Who asks, as the application's own authentication says."""
+    """The caller, as the application's own authentication identifies it."""
 
     tenant: str
     principal: str | None = None
-    """Who in the tenant; needed where keys are bound to principals, and kept for completing where there is one."""
+    """Who in the tenant; needed where keys are bound to principals, and kept for the completer where there is one."""
     token: str | None = None
-    """The caller's credential; needed, and looked at, only where keys are bound to tokens."""
+    """The caller's credential; used only where keys are bound to tokens."""
 
 
 class Question(NamedTuple):
-    """Whose key a request names and which request it is, before anything is claimed for it."""
+    """The key, its scope and the fingerprint of a request, before anything is claimed."""
 
     id: RecordId
     fingerprint: str
@@ -88,7 +88,7 @@ def claim_of(
     *,
     keep_headers: frozenset[bytes] = frozenset(),
 ) -> Claim | Refuse:
-    """The claim of a request whose `Idempotency-Key` field has these lines, or why there is none."""
+    """The claim of a request whose `Idempotency-Key` field has these lines, or the refusal."""
     key = key_of(lines, enrolment)
     if isinstance(key, Refuse):
         return key
@@ -99,7 +99,7 @@ def claim_of(
 
 
 def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
-    """The key that the request names, or why it is none."""
+    """The key in the request, or the refusal."""
     policy = enrolment.policy
     try:
         key = parse_key(
@@ -124,7 +124,7 @@ def _personal(key: str, policy: Policy) -> str | Refuse:
 
 
 def fingerprint_for(parts: Parts, enrolment: Enrolment, chosen: Chosen | None = None) -> str | Refuse:
-    """What tells this request from another one under its key, or why that cannot be told.
+    """The fingerprint, which tells this request from another one under its key, or the refusal.
 
     `chosen` is what `chosen_of` returned, if it was called before.
     """
@@ -142,7 +142,7 @@ def fingerprint_for(parts: Parts, enrolment: Enrolment, chosen: Chosen | None = 
 
 
 def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
-    """What the route's own function chooses to count, for an adapter that takes the fingerprint in another thread."""
+    """The value that the route's own function chooses to count, for an adapter that hashes in another thread."""
     if enrolment.extract is None or len(parts.body) > enrolment.policy.max_request_bytes:
         return None
     try:
@@ -152,7 +152,7 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
 
 
 def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> Question:
-    """What is asked about a request whose key and fingerprint are known."""
+    """The question for a stored answer, from the key and the fingerprint of a request."""
     tenant, principal, token = caller
     bind_to, namespace = enrolment.policy.bind_to, enrolment.namespace
     if bind_to is BindTo.TENANT:
@@ -163,13 +163,13 @@ def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller:
 
 
 def claim_for(question: Question, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
-    """The claim of whoever asks; `keep_headers` are kept for a completer besides."""
+    """The claim for a question; `keep_headers` are kept for the completer, too."""
     policy, spans = enrolment.policy, enrolment.spans
     record_id, mark, parts, caller = question
     kept = None
     if enrolment.completes:
         kept = seal(_kept(parts, caller, keep_headers), policy.secret, about_of(record_id, mark))
-    # One draw for both names. It is the kernel's, so it is another one in every process, also after a fork.
+    # One random draw for both names. It comes from the kernel, so a forked process draws another one.
     drawn = os.urandom(24)
     return Claim(
         id=record_id,
@@ -191,10 +191,10 @@ def claim_for(question: Question, enrolment: Enrolment, *, keep_headers: frozens
 
 
 def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: str) -> Claim | Refuse:
-    """The claim of a function's call, or why there is none; `arguments` are JSON.
+    """The claim of a function's call, or the refusal; `arguments` are JSON.
 
-    Its key is chosen by a program and often names a thing, such as an order. Two functions may do something to the same
-    thing, so each has a scope of its own in the tenant's.
+    A program chooses the key, which often names a thing, such as an order. Two functions may do something to the same
+    thing, so each has a scope of its own within the tenant's.
     """
     policy = enrolment.policy
     try:
@@ -213,12 +213,12 @@ def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: s
 
 
 def about_of(record_id: RecordId, fingerprint: str) -> str:
-    """What a kept request is tied to. Not the incarnation: a claim whose reply was lost gets another one."""
+    """What a kept request is bound to. Not the incarnation: a claim whose reply was lost gets another one."""
     return f"{record_id.scope}/{record_id.key}/{fingerprint}"
 
 
 def _kept(parts: Parts, caller: Caller, keep_headers: frozenset[bytes]) -> KeptRequest:
-    """The request as a completer repeats it, in the name of its principal or, without such, of its tenant (H7)."""
+    """The request as the completer repeats it, in the name of its principal or else of its tenant (H7)."""
     return KeptRequest(
         method=parts.method,
         path=parts.path,

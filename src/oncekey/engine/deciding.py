@@ -1,4 +1,4 @@
-"""From a handler's end, as its adapter saw it, to the decision, and to our own answer where its own cannot go out."""
+"""From a handler's end, as its adapter saw it, to the decision, and to oncekey's own answer if it has to replace it."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Captured(Protocol):
     status: int | None
     headers: Headers
     refused: str | None
-    """Why it cannot be captured, if it cannot."""
+    """Why the response cannot be captured, if so."""
 
     @property
     def kept(self) -> bytes | None:
-        """The body as it will be stored; None over the cap."""
+        """The body as it will be stored; None if it is over the limit."""
 
 
 @dataclass(slots=True)
@@ -61,15 +61,15 @@ class Ended:
     kept: bool = False
     rolled_back: bool = False
     error: BaseException | None = None
-    """What the handler raised, also if the application has made an answer of it."""
+    """The handler's exception, even if the application made a response of it."""
     cancelled: bool = False
-    """That was a cancellation."""
+    """The exception was a cancellation."""
 
 
 def decided(run: Run, ended: Ended, captured: Captured, error: BaseException | None) -> tuple[Decision, Answer | None]:
-    """The decision, and our own answer where the handler's cannot be sent.
+    """The decision, and oncekey's own answer if the handler's must not be sent.
 
-    `error` is what came out of the application: then there is no whole answer.
+    `error` is the exception that left the application: then there is no complete response.
     """
     policy, effects = run.policy, run.enrolment.effects
     raised = ended.error or error
@@ -85,12 +85,12 @@ def decided(run: Run, ended: Ended, captured: Captured, error: BaseException | N
     if captured.refused is not None:
         log.error("oncekey: the answer cannot be captured: %s", captured.refused)
         return decide(effects, policy, replace(ending, status=None, error=captured.refused)), failed
-    # The application's own error page is made outside of us and may show a traceback: never store that one.
-    final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is nobody's last word
+    # The application's error page is made outside of this middleware and may show a traceback: it is never stored.
+    final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is not a final outcome
     if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
         ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
         return decide(effects, policy, ours), failed
-    unfinished = replace(ending, status=None)  # whatever had been begun of an answer
+    unfinished = replace(ending, status=None)  # a response that was begun does not count
     decision = decide(effects, policy, unfinished)
     told = _instead(run, decision, unfinished)
     return decision, failed if told is None and isinstance(raised, NotExecuted) else told
@@ -116,12 +116,12 @@ def _ending(run: Run, ended: Ended, captured: Captured, raised: BaseException | 
 
 
 def _record_of(run: Run) -> Record | None:
-    """The record, or what it will be: a new key in one commit has none before."""
+    """The record; before the commit of a new key in one commit, the record that it would be."""
     return run.record if run.go is None or run.record is not None else as_claimed(run.claim, run.go.ground, run.now)
 
 
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
-    """Our own answer where the handler's would say what is not so: its call is open, or not made yet."""
+    """The answer that replaces the handler's if that would be untrue: its call is open, or not made yet."""
     progress, operation = ending.progress, run.enrolment.operation
     match decision.settlement:
         case Deferred():

@@ -1,10 +1,10 @@
-"""What a flow may ask of the runtime that performs it.
+"""The effects: what a flow may ask of the runtime that performs it.
 
 A flow of the lifecycle is a generator. It yields one of these effects, or a `Transaction` of the store, and a runtime
 (asyncio, threads, the simulator, the crasher) performs the effect and sends its result back; a failure is thrown into
 the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can rest at the
-handler and be resumed by another task or thread, a cancelled flow can change hands, and a proof can stop, kill or
-interleave it before and after every effect.
+handler and be resumed by another task or thread, a cancelled flow can go on in another task, and a proof can
+stop, kill or interleave it before and after every effect.
 
 A runtime dispatches by `type(effect)`, so none of these classes is subclassed. They are plain classes, because a frozen
 dataclass costs one call more for each field.
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Tx: TypeAlias = Any
-"""An open business transaction of the runtime's own kind. A flow only hands it back; it has a `.connection`."""
+"""An open business transaction of the runtime's own kind. A flow only passes it back; it has a `.connection`."""
 
 
 class Interrupted(BaseException):
-    """The caller is being cancelled. A runtime throws it at most once, and performs whatever the flow does after it.
+    """The caller is cancelled. A runtime throws it at most once, and performs whatever the flow does after it.
 
-    Before the handler, a flow tidies up and raises it again. In a settlement, the flow goes on to its answer: what was
-    executed has to be written down.
+    Before the handler, the flow cleans up and raises it again. During a settlement, the flow goes on to its answer:
+    what was executed has to be stored.
     """
 
 
 class Begin:
     """Open a business transaction and run `first` in it. Result: `(tx, result of first)`, or `(tx, None)` without.
 
-    A driver that can folds the first statement into the message of its BEGIN. `blocking`: a `def` handler will write
-    through it, in a thread. If `first` fails, the runtime leaves nothing open.
+    A driver may send the first statement in the message of its BEGIN. `blocking`: a `def` handler will write through
+    the transaction, in a thread. If `first` fails, the runtime leaves nothing open.
     """
 
     __slots__ = ("blocking", "first")
@@ -61,7 +61,7 @@ class Step:
 
 
 class Keep:
-    """What the last statements of a transaction return if it is to be committed."""
+    """The result of the last statements of a transaction that is to be committed."""
 
     __slots__ = ("value",)
 
@@ -70,7 +70,7 @@ class Keep:
 
 
 class Drop:
-    """What they return if it is to be rolled back."""
+    """The result of the last statements of a transaction that is to be rolled back."""
 
     __slots__ = ("value",)
 
@@ -81,9 +81,9 @@ class Drop:
 class Commit:
     """Run `last`, then commit what it keeps or roll back what it drops. Result: that `Keep` or `Drop`.
 
-    It is one effect, so no flow can come between a record and its COMMIT. `fold` is an offer to drivers that can send a
-    statement and COMMIT in one message: it does the same as `last` where it succeeds (the result is then `Keep` of what
-    it reads), and its place being taken means `Drop(None)`. A runtime that cannot fold runs `last`.
+    It is one effect, so that no flow can come between a record and its COMMIT. `fold` is for drivers that can send a
+    statement and COMMIT in one message: if it succeeds, it does the same as `last` (the result is then `Keep` of what
+    it reads); if its place is taken, the result is `Drop(None)`. A runtime that cannot fold runs `last`.
     """
 
     __slots__ = ("fold", "last", "tx")
@@ -95,7 +95,7 @@ class Commit:
 
 
 class Rollback:
-    """Undo a transaction and give its connection back. One that is over already stays as it is."""
+    """Roll a transaction back and return its connection; has no effect on one that has ended."""
 
     __slots__ = ("tx",)
 
@@ -104,7 +104,7 @@ class Rollback:
 
 
 class Flush:
-    """Write what an object-relational session holds back, while the application can still answer to an error."""
+    """Write the pending changes of an object-relational session, while the application can still handle an error."""
 
     __slots__ = ("tx",)
 
@@ -115,8 +115,8 @@ class Flush:
 class Call:
     """Call the application's code, and await what it returns if that is awaitable. Result: what it returns.
 
-    `limit`: the runtime waits at most so many seconds and raises `TimeoutError` then. `within`: the transaction that
-    the code writes through; sessions that the runtime has lent join it until it is over.
+    `limit`: the runtime waits at most so many seconds and then raises `TimeoutError`. `within`: the transaction that
+    the code writes through; sessions that dependencies got from the runtime join it until it ends.
     """
 
     __slots__ = ("arguments", "fn", "limit", "within")
@@ -131,7 +131,7 @@ class Call:
 
 
 class Sleep:
-    """Wait, holding nothing."""
+    """Wait, without holding anything."""
 
     __slots__ = ("seconds",)
 
@@ -140,22 +140,22 @@ class Sleep:
 
 
 class Rest:
-    """The flow is about to wait: sessions and connections that were lent only to read give their connection back."""
+    """The flow is about to wait: the runtime returns the connections of sessions that only read."""
 
     __slots__ = ()
 
 
 class TakeBack:
-    """The request is not let in now: whatever the application was lent before its claim is taken back for good."""
+    """The request is refused: the runtime ends every transaction and session that dependencies got before the claim."""
 
     __slots__ = ()
 
 
 class Aside:
-    """Run a store's flow while no other request does so: it looks for an answer beside a crowd that waits.
+    """Run a store's flow that looks for an answer while all connections are in use, one request at a time.
 
-    A runtime may wait a moment first. Result: what the flow returns, or None if the crowd has moved on meanwhile, so
-    that a place can be had. `blocking`: it is a crowd of `def` handlers.
+    A runtime may wait a moment first. Result: what the flow returns, or None if a connection came free meanwhile.
+    `blocking`: the connections of `def` handlers are meant.
     """
 
     __slots__ = ("blocking", "flow")
@@ -166,7 +166,7 @@ class Aside:
 
 
 class Recall:
-    """Read the answer of a finished record, for a repeat. Result: its `Glimpse`, or None (`Recalls.recall`).
+    """Read the answer of a finished record for a repeat. Result: its `Glimpse`, or None (`Recalls.recall`).
 
     A runtime may read for several repeats at once.
     """
@@ -178,10 +178,10 @@ class Recall:
 
 
 class Consult:
-    """Tell a shared memory in front of the store something. Result: what it says to each command, None: nothing at all.
+    """Send commands to a shared front. Result: its reply to each command; None: it did not reply.
 
-    It never fails: who asks goes on to the store. With `wait=False` nobody waits for it where that can be helped, and
-    the result is None.
+    It never raises: without a reply the flow asks the store. With `wait=False` the runtime does not wait for the reply
+    if it can avoid that, and the result is None.
     """
 
     __slots__ = ("commands", "line", "wait")
@@ -193,22 +193,22 @@ class Consult:
 
 
 class Line(Protocol):
-    """The way to a shared memory: what is told on it in one event loop arrives in that order."""
+    """The connection to a shared front: the commands of one event loop arrive in their order."""
 
     async def ask(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
-        """What it says to each command, in asyncio; None: it is not there."""
+        """The reply to each command, under asyncio; None: the front did not reply."""
 
     def post(self, commands: tuple[Command, ...]) -> None:
-        """The same without waiting for it."""
+        """Send the commands without waiting for the replies."""
 
     def ask_blocking(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
-        """The same in a thread."""
+        """The reply to each command, in a thread; None: the front did not reply."""
 
     async def close(self) -> None:
-        """Give back the connection of this event loop."""
+        """Close the connection of this event loop."""
 
     def close_blocking(self) -> None:
-        """Give back the connections of threads."""
+        """Close the connections of threads."""
 
 
 class Beat:
@@ -226,7 +226,7 @@ class Pulse(Protocol):
     """A heartbeat that was started."""
 
     lost: bool
-    """Whether somebody else owns the record by now."""
+    """Whether another owner has the record by now."""
 
     def stop(self) -> None:
         """No more beats."""
@@ -243,7 +243,7 @@ class Later:
 
 
 class Invoke:
-    """The handler's turn: the flow rests here until its adapter resumes it with a `Decision`."""
+    """The flow stops here while the adapter runs the handler; the adapter resumes it with a `Decision`."""
 
     __slots__ = ()
 
@@ -271,11 +271,11 @@ Effect: TypeAlias = (
     | Invoke
 )
 Life: TypeAlias = Generator[Effect, Any, T]
-"""A flow of effects. What a `yield` gives back has the type that the effect names: annotate each assignment."""
+"""A flow of effects. The result of a `yield` has the type that the effect names: annotate each assignment."""
 
 
 class Rests:
-    """What a runtime returns for a flow that rests at `Invoke`; it is run on with the `Decision`."""
+    """What a runtime returns for a flow that stopped at `Invoke`; the adapter resumes it with the `Decision`."""
 
     __slots__ = ()
 

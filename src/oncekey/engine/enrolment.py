@@ -26,7 +26,7 @@ WHAT_EFFECTS_MEAN = (
 )
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Methods that change nothing: a decorated handler takes no key there, and a key has no effect."""
+"""Methods that change nothing: a decorated handler asks for no key there, and a key has no effect."""
 
 NEEDS_KEY = (
     "{operation}: effects={effects} is gone on with by its key, so every request needs one; "
@@ -34,10 +34,10 @@ NEEDS_KEY = (
 )
 
 SCHEMA = "oncekey"
-"""What the locks of LOCAL requests are counted in."""
+"""The schema that is hashed into the locks of LOCAL requests."""
 
 NO_NAMESPACE = "-"
-"""What stands in a scope where the policy names no namespace."""
+"""What stands in a scope if the policy names no namespace."""
 
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
@@ -52,32 +52,32 @@ class Enrolment:
     owner: object = field(repr=False)
     """The `Once` that protects it: a request is claimed by the innermost installation of that one."""
     extract: Callable[[Request], Mapping[str, object] | bytes] | None = None
-    """Chooses what the fingerprint is made of, where the body as a whole is not it."""
+    """Chooses the content of the fingerprint, if it is not the whole body."""
     blocking: bool = False
     """The handler is a plain `def`."""
     recovery: Recovery = field(init=False)
-    """What a lease that ran out means; stored with every claim, and like all that follows worked out once."""
+    """What a lease that ran out means; stored with every claim. It and all fields below are computed once."""
     transactional: bool = field(init=False, repr=False, compare=False)
-    """Whether the handler is handed the transaction that its key commits with."""
+    """Whether the handler gets the transaction that its key commits with."""
     completes: bool = field(init=False, repr=False, compare=False)
-    """Whether a completer may go on without the client: then the request is kept (H7)."""
+    """Whether the completer may go on without the client: then the request is kept (H7)."""
     shortest_key: int = field(init=False, repr=False, compare=False)
-    """How many characters a key has at least."""
+    """The smallest length of a key."""
     namespace: str = field(init=False, repr=False, compare=False)
     """The first part of every scope."""
     body_patience: float = field(init=False, repr=False, compare=False)
     """Seconds that a body may take to arrive."""
     spans: Spans = field(init=False, repr=False, compare=False)
-    """How long a claim is for what."""
+    """The durations that every claim carries."""
     fingerprints: Fingerprints = field(init=False, repr=False, compare=False)
     seeds: Seeds = field(init=False, repr=False, compare=False)
     locks: Locks = field(init=False, repr=False, compare=False)
     limited: bool = field(init=False, repr=False, compare=False)
-    """Whether there can be too many requests, or too old ones."""
+    """Whether the route limits how many requests come, or how old they are."""
     fronted: bool = field(init=False, repr=False, compare=False)
-    """Whether something is asked before the store."""
+    """Whether a front is asked before the store."""
     whole: bool = field(init=False, repr=False, compare=False)
-    """Whether the fingerprint is of the whole request: then one with the same fingerprint says the same."""
+    """Whether the fingerprint covers the whole request: then an equal fingerprint means an equal request."""
 
     def __post_init__(self) -> None:
         policy, effects = self.policy, self.effects
@@ -104,12 +104,12 @@ class Enrolment:
             "limited": (policy.max_request_age or policy.max_new_keys_per_second or policy.max_live_keys) is not None,
         }
         for name, value in derived.items():
-            # The only way to fill in a field of a frozen class is around its guard.
+            # A frozen class has no other way to fill in its own fields.
             object.__setattr__(self, name, value)
 
 
 class Spans(NamedTuple):
-    """The durations of a policy that every claim carries, as the model counts them."""
+    """The durations of a policy that every claim carries, in microseconds."""
 
     lease: Duration
     deadline: Duration
@@ -118,7 +118,7 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(cls, policy: Policy) -> Spans:
-        """Those of a policy."""
+        """The durations of a policy."""
         return cls(micros(policy.lease), micros(policy.deadline), micros(policy.call_timeout), micros(policy.ttl))
 
 
@@ -159,11 +159,11 @@ class Pattern:
 
     @property
     def sample(self) -> str:
-        """A path that it matches: one that a route with converters is likely to take."""
+        """A path that the pattern matches, in a form that a route with converters is likely to take."""
         return _PARAMETER.sub("1", self.text.partition(" ")[2])
 
     def matches(self, method: str, path: str) -> bool:
-        """Whether a request is meant."""
+        """Whether the pattern matches a request."""
         return method == self.method and self.template.fullmatch(path) is not None
 
 
@@ -173,7 +173,7 @@ class Patterns:
     def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
         self._patterns = tuple((Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
         self.patterns = tuple(pattern for pattern, _ in self._patterns)
-        """What was enrolled."""
+        """The patterns that were enrolled."""
 
     def __iter__(self) -> Iterator[Enrolment]:
         return iter([enrolment for _, enrolment in self._patterns])

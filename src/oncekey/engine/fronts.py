@@ -1,24 +1,25 @@
-"""What stands in front of the store: finished answers, and keys in somebody's hands, as far as somebody remembers.
+"""Fronts: memories of finished answers and of keys in progress, which are asked before the store.
 
-`Answering` is the one protocol of a cache of finished answers, with three verbs: find, keep, forget. `recent.Answers`
-does it in the memory of a process, `SharedAnswers` in a Redis or Valkey that all processes share. `Holds` is the memory
-of keys that are being worked on. Both live by four rules.
+`Answering` is the protocol of a cache of finished answers, with three verbs: find, keep, forget. `recent.Answers`
+implements it in the memory of a process, `SharedAnswers` in a Redis or Valkey that all processes share. `Holds` is the
+shared memory of keys in progress. All of them follow four rules.
 
-**Never authoritative.** An answer is kept when its COMMIT was answered or when it was read from a committed record, and
-a key is held when the store has granted it: nothing is written before the store has said so. What is found goes through
-the same pure rules as what the store says. What is not found, not readable, too old or not there at all is asked of the
-store, as if there were no front.
+**Never authoritative.** An answer is kept after its COMMIT was acknowledged, or after it was read from a committed
+record; a key is held after the store granted the claim. Nothing is written before the store's reply. A copy is judged
+by the same pure rules as a record. If a copy is missing, unreadable or too old, or the front does not reply, the store
+is asked as if there were no front.
 
 **Sealed.** A name is a keyed hash of installation, scope and key, and a value is encrypted and authenticated under that
-very name (AES-GCM), with a key that is derived from the policy's secret. So a Redis that invents a value, cuts one off,
-or gives another key's, another tenant's or another installation's is found out, and reads nothing itself.
+name (AES-GCM), with a key that is derived from the policy's secret. So a Redis can read nothing, and a value that it
+invents, cuts off, or takes from another key, tenant or installation is not accepted.
 
-**Ending by the store's clock.** A Redis can still give what was true once: a copy from before an operator's `bust`, or
-from before a settlement. So each value says, under the seal, until when it is believed: never longer than the front's
-`life` after the store said it, and never past the record's own end; `StoreClock` tells what time it is there.
+**Ending by the store's clock.** A Redis can still return what was true once: a copy from before an operator's `bust`,
+or from before a settlement. So each value contains, under the seal, the instant until which it counts: never longer
+than the front's `life` after the store's reply, and never past the record's own expiry. `StoreClock` estimates the
+store's time.
 
-**Taken away in time.** `forget` leaves a mark instead of nothing, and who fills in an answer never replaces what is
-there. So what was read from the store before a bust cannot be filled in after it.
+**Removed in time.** `forget` writes a mark instead of deleting, and a request that fills in an answer never replaces a
+value. So an answer that was read from the store before a bust cannot be filled in after it.
 """
 
 from __future__ import annotations
@@ -74,36 +75,36 @@ NO_TABLES: Final = (
     "a replay_cache or lock_hint at a Redis stands in front of a SQL store; this one has no tables to know it by"
 )
 Said: TypeAlias = "list[bytes | None] | None"
-"""What a shared memory says to each command; None: nothing at all."""
+"""The reply of a shared front to each command; None: it did not reply."""
 ANSWER, HOLD = "a", "h"
 GONE: Final = b"gone"
-"""What stands where an answer was taken away: no sealed value, so whoever reads it asks the store."""
+"""The mark in place of an answer that was removed. It is no sealed value, so its reader asks the store."""
 EARLIEST: Final = 3
-"""An installation is known by when its first migrations were run."""
+"""How many of the first migrations identify an installation, by when they were run."""
 _NONCE: Final = 12
 
 
 class Answering(Protocol):
-    """A cache of finished answers. Its verbs are flows, because a shared one is asked over a line."""
+    """A cache of finished answers. Its verbs are flows, because a shared one is asked over the network."""
 
     def find(self, asked: Claim | Question, policy: Policy) -> Life[Replay | Refuse | None]:
-        """What the record of a key says, by the same rules as if the store had said it. None: ask the store."""
+        """The verdict of the key's copy, by the same rules as for a record of the store. None: ask the store."""
 
     def keep(self, replay: Replay, life: Duration) -> Life[None]:
-        """Keep what the store has said, for at most so long."""
+        """Keep an answer that the store gave, for at most so long."""
 
     def forget(self, record_id: RecordId) -> Life[bool]:
-        """Give it no more; False where that is not certain before its life is over."""
+        """Stop giving this answer; False if that is not certain before its life is over."""
 
 
 def identity_of(applied: Iterable[Applied]) -> bytes | None:
-    """What tells this installation's tables from all others; None where there are none."""
+    """The identity of this installation's tables; None if there are none."""
     lines = [b"%d:%d" % (one.number, one.applied_at) for one in applied if one.number <= EARLIEST]
     return sha256(frame(*lines)).digest() if lines else None
 
 
 class Vault:
-    """The names and the seals of one installation under one secret."""
+    """The names and the seals of one installation's copies under one secret."""
 
     __slots__ = ("_aead", "_identity", "_names", "_seals")
 
@@ -114,7 +115,7 @@ class Vault:
         self._seals = blake2b(secret, digest_size=32, person=b"oncekey seals").digest()
 
     def name(self, kind: str, record_id: RecordId) -> bytes:
-        """Where something about a key lies. Nobody without the secret can tell which key that is."""
+        """The name of the copy about a key. Without the secret the name does not reveal the key."""
         parts = frame(self._identity, kind.encode(), raw(record_id.scope), raw(record_id.key))
         return b"oncekey:%b:%b" % (
             kind.encode(),
@@ -128,7 +129,7 @@ class Vault:
         return nonce + sealed
 
     def unseal(self, name: bytes, sealed: bytes) -> bytes | None:
-        """What was sealed for this name; None: whatever this is, it was not."""
+        """The value that was sealed for this name; None: these bytes were not."""
         try:
             plain: bytes = self._cipher(name).decrypt(sealed[:_NONCE], sealed[_NONCE:], name)
         except Exception:  # noqa: BLE001  (a value that is not ours: too short, of another type, another seal)
@@ -136,7 +137,7 @@ class Vault:
         return plain
 
     def _cipher(self, name: bytes) -> Any:  # noqa: ANN401  (cryptography's, which is optional)
-        # A key for each name: however many values are sealed, random nonces under one key do not meet.
+        # One key for each name, so that random nonces do not repeat under one key, however many values are sealed.
         return self._aead(blake2b(name, digest_size=32, key=self._seals).digest())
 
 
@@ -149,7 +150,7 @@ def _aead() -> Any:  # noqa: ANN401  (cryptography's, which is optional)
 
 
 class Shelf:
-    """Where one kind of copies lies in a shared memory, and what time it is in the store they were taken from."""
+    """The copies of one kind in a shared front, with the clock of the store that they came from."""
 
     def __init__(
         self,
@@ -169,15 +170,15 @@ class Shelf:
         self._tell = tell
 
     def now(self) -> Instant | None:
-        """The latest that it can be in the store; None: the store has to be asked, and says that with its answer."""
+        """The latest instant that the store's clock may show; None: unknown, so ask the store, whose reply tells it."""
         return self._clock.latest(self._boot())
 
     def since(self, moment: float) -> Instant | None:
-        """The earliest that it can have been in the store, at a moment of this process."""
+        """The earliest instant that the store's clock may have shown at a moment of this process."""
         return self._clock.earliest(moment)
 
     def opened(self, name: bytes, said: Said) -> bytes | None:
-        """What was put there under this name by one of us. None: nothing, or nothing that we can know that of."""
+        """The value that an installation with this secret put under this name; None: none, or not provably so."""
         if said is None:
             self.told(Found.UNAVAILABLE)
             return None
@@ -191,7 +192,7 @@ class Shelf:
         return plain
 
     def believed(self, until: Instant | None) -> Instant | None:
-        """The time in the store, if something is believed still; None: it is not, or never was to be."""
+        """The store's time if a copy that ends at `until` still counts; None: it does not."""
         now = self.now()
         if until is None:
             self.told(Found.REFUSED)
@@ -203,23 +204,23 @@ class Shelf:
         return now
 
     def put(self, verb: bytes, name: bytes, plain: bytes, life: Duration) -> Life[None]:
-        """Put something there, and do not wait for it."""
+        """Write a copy, without waiting for the reply."""
         yield Consult(self.line, (Command(verb, name, self.vault.seal(name, plain), life),), wait=False)
 
     def told(self, found: Found) -> None:
-        """Tell those who observe."""
+        """Report to the observers what was found."""
         if self._tell is not None:
             self._tell(Consulted(self._setting, found))
 
 
 class SharedAnswers:
-    """Finished answers in a memory that several processes share."""
+    """Finished answers in a front that several processes share."""
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
 
     def find(self, asked: Claim | Question, policy: Policy) -> Life[Replay | Refuse | None]:
-        """What an entry says that is believed still."""
+        """The verdict of the copy, if there is one that still counts."""
         if self.shelf.now() is None:
             return None
         name = self.name(asked)
@@ -227,11 +228,11 @@ class SharedAnswers:
         return self.read(name, said, asked, policy)
 
     def name(self, asked: Claim | Question) -> bytes:
-        """Where the answer of a key lies."""
+        """The name of the copy of a key's answer."""
         return self.shelf.vault.name(ANSWER, asked.id)
 
     def read(self, name: bytes, said: Said, asked: Claim | Question, policy: Policy) -> Replay | Refuse | None:
-        """What it means."""
+        """The verdict of the front's reply."""
         plain = self.shelf.opened(name, said)
         if plain is None:
             return None
@@ -242,7 +243,7 @@ class SharedAnswers:
         return rule_finished(entry.finished, max(now, entry.read_at), asked.fingerprint, policy)
 
     def keep(self, replay: Replay, life: Duration) -> Life[None]:
-        """Keep it, unless something is there already: an entry that is as good, or the mark of a bust."""
+        """Keep the answer, unless there is a value already: an equal copy, or the mark of a bust."""
         record, now = replay.record, replay.now
         until = min(now + life, record.expires_at)
         if until > now:
@@ -250,7 +251,7 @@ class SharedAnswers:
             yield from self.shelf.put(KEEP, name, entry_bytes(Entry(record, now, until)), until - now)
 
     def forget(self, record_id: RecordId) -> Life[bool]:
-        """Leave the mark, for as long as anything that was read before could be filled in and believed."""
+        """Leave the mark for as long as an answer that was read before could be filled in and count."""
         name = self.shelf.vault.name(ANSWER, record_id)
         mark = Command(REPLACE, name, GONE, micros(LONGEST))
         said: Said = yield Consult(self.shelf.line, (mark, Command(GET, name)))
@@ -258,13 +259,13 @@ class SharedAnswers:
 
 
 class Holds:
-    """Keys in somebody's hands, in a memory that several processes share: their duplicates need not ask the store."""
+    """Keys in progress, in a front that several processes share: their duplicates need not ask the store."""
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
 
     def find(self, asked: Claim) -> Life[Refuse | None]:
-        """That the same request is under way, if somebody said so a moment ago. None: ask the store."""
+        """The refusal for a duplicate of a request that the front knows to be in progress. None: ask the store."""
         if self.shelf.now() is None:
             return None
         name = self.name(asked)
@@ -272,11 +273,11 @@ class Holds:
         return self.read(name, said, asked)
 
     def name(self, asked: Claim) -> bytes:
-        """Where it lies that a key is in somebody's hands."""
+        """The name of the copy which says that a key is in progress."""
         return self.shelf.vault.name(HOLD, asked.id)
 
     def read(self, name: bytes, said: Said, asked: Claim) -> Refuse | None:
-        """What it means."""
+        """The refusal that the front's reply means, if any."""
         plain = self.shelf.opened(name, said)
         if plain is None:
             return None
@@ -287,37 +288,37 @@ class Holds:
         return rule_held(held, max(now, held.begun), asked.fingerprint)
 
     def hold(self, run: Run, life: Duration) -> Life[None]:
-        """The store has granted the key: say so, until its lease is over at the latest."""
+        """Note that the store granted the key, until its lease is over at the latest."""
         lease, now = run.lease, run.now or self.shelf.since(run.asked_at)
         assert lease is not None
         if now is None:
             return
-        # LOCAL in one commit has a lock and no lease, and perhaps it was not told the time.
+        # LOCAL in one commit has a lock and no lease, and its BEGIN may not have returned the store's clock.
         until = now + life if run.go is not None else min(now + life, lease.lease_until)
         held = Held(run.claim.fingerprint, now, None if run.go is not None else lease.lease_until, until)
         run.held = name = self.shelf.vault.name(HOLD, run.claim.id)
         yield from self.shelf.put(REPLACE, name, held_bytes(held), until - now)
 
     def let_go(self, name: bytes) -> Life[None]:
-        """It is settled. Who hears the answer and asks again must not be told that it is under way: so this waits."""
+        """Remove the note, and wait for that: a client that has its answer must not get "in progress" for a repeat."""
         yield Consult(self.shelf.line, (Command(DROP, name),))
 
 
 class Beside:
-    """What stands in front of the store on one route."""
+    """The fronts of one route, for one request."""
 
     __slots__ = ("_answers", "_fronts", "_holds", "_policy", "moment")
 
     def __init__(self, fronts: Fronts, policy: Policy, answers: Answering | None, holds: Holds | None) -> None:
         self.moment = fronts.moment
-        """This moment, before the store is asked."""
+        """The current moment, taken before the store is asked."""
         self._fronts = fronts
         self._policy = policy
         self._answers = answers
         self._holds = holds
 
     def find(self, run: Run) -> Life[Replay | Refuse | None]:
-        """What is known without the store."""
+        """The verdict that the fronts give without the store, if any."""
         answers, holds, claim = self._answers, self._holds, run.claim
         if isinstance(answers, SharedAnswers) and holds is not None and answers.shelf.line is holds.shelf.line:
             return (yield from self._both(answers, holds, claim))
@@ -325,7 +326,7 @@ class Beside:
         return known if known is not None or holds is None else (yield from holds.find(claim))
 
     def _both(self, answers: SharedAnswers, holds: Holds, claim: Claim) -> Life[Replay | Refuse | None]:
-        """Both in one question, because most requests are new, and wait for it."""
+        """Ask both in one message, because most requests are new, and wait for the reply."""
         if answers.shelf.now() is None:
             return None
         one, other = answers.name(claim), holds.name(claim)
@@ -334,33 +335,33 @@ class Beside:
         return known or holds.read(other, None if said is None else said[1:], claim)
 
     def heard(self, run: Run, verdict: Verdict) -> Life[None]:
-        """The store has spoken."""
+        """Take the store's verdict."""
         if isinstance(verdict, Replay | Proceed):
             yield from self._fronts.heard(verdict, self._policy, run.asked_at)
 
     def settled(self, run: Run, settlement: Settlement | None) -> Life[None]:
-        """The operation is over; what it came to is committed, or None: the record says something else."""
+        """Take the end of the operation: its committed settlement, or None if the record has another outcome."""
         cache = self._policy.replay_cache
         try:
             if isinstance(settlement, Completed) and run.expires_at is not None:
                 now = self._fronts.sealed(run)
                 if now is not None and self._answers is not None and cache is not None and cache.shared:
-                    # Others would ask the store for it. No answer is taken away before its operation was let in.
+                    # Other processes would ask the store for it. An operator cannot bust an answer before it exists.
                     finished = _finished(run, settlement, run.expires_at)
                     yield from self._answers.keep(Replay(finished, now), cache.span)
             if self._holds is not None and run.held is not None:
                 yield from self._holds.let_go(run.held)
         except Interrupted:
-            return  # what was executed is answered all the same
+            return  # the handler was executed, so the request is answered all the same
 
     def hold(self, run: Run) -> Life[None]:
-        """The key is granted to this operation."""
+        """Take the store's grant of the key to this operation."""
         if self._holds is not None and self._policy.lock_hint is not None:
             yield from self._holds.hold(run, self._policy.lock_hint.span)
 
 
 def _finished(run: Run, settlement: Completed, expires_at: Instant) -> Finished:
-    """The record of an operation as a repeat reads it from now on."""
+    """The record of an operation, as a repeat will read it."""
     lease, claim = run.lease, run.claim
     assert lease is not None
     operation = claim.operation if run.record is None else run.record.operation  # a new key in one commit has no record
@@ -370,15 +371,15 @@ def _finished(run: Run, settlement: Completed, expires_at: Instant) -> Finished:
 
 
 class Fronts:
-    """All fronts of one installation in one process. `connect` makes the line to a shared one."""
+    """All fronts of one installation in one process. `connect` makes the connection to a shared one."""
 
     def __init__(self, boot: Callable[[], float], connect: Callable[[Front, Breaker], Line] | None = None) -> None:
         self.identity: bytes | None = None
-        """Which installation it is; None until the store has said so, and a shared memory is left alone."""
+        """The identity of the installation; None until the store was asked: until then no shared front is used."""
         self.tell: Tell | None = None
         self.lines: dict[str, Line] = {}
         self.moment = boot
-        """Seconds that go on while the machine sleeps, from any start."""
+        """Seconds from any start, by a clock that goes on while the machine sleeps."""
         self._connect = connect
         self._memory: Answers | None = None
         self._clock = StoreClock()
@@ -386,31 +387,31 @@ class Fronts:
         self._caches: dict[int, tuple[Policy, Answering | None]] = {}
 
     def anew(self) -> Fronts:
-        """The same for a process that was forked: lines and locks are the parent's, and stay as they are."""
+        """The same fronts for a forked process: connections and locks of the parent stay untouched."""
         return Fronts(self.moment, self._connect)
 
     def heard(self, verdict: Replay | Proceed, policy: Policy, asked: float) -> Life[None]:
-        """The store has said what time it is there, and perhaps a stored answer."""
-        if verdict.now:  # a new key that is found in the message of BEGIN is not told the time
+        """Take the store's clock from a verdict, and the stored answer if it has one."""
+        if verdict.now:  # BEGIN with a new key returns no clock
             self._clock.heard(verdict.now, verdict.now, asked, self.moment())
         answers = None if policy.replay_cache is None else self.answers(policy)
         if answers is not None and policy.replay_cache is not None and isinstance(verdict, Replay):
             yield from answers.keep(verdict, policy.replay_cache.span)
 
     def sealed(self, run: Run) -> Instant | None:
-        """The store's clock when an operation was let in that is committed now; None: that is not known."""
+        """The store's clock when the operation that is committed now was admitted; None: unknown."""
         if run.now:
             return run.now
         if run.go is not None and run.go.ground.seen is None and run.expires_at is not None:
-            # The record's end says when it was written, to the second.
+            # The record's expiry contains when it was written, to the second.
             written = run.expires_at - run.claim.ttl
             self._clock.heard(written, written + SECOND, run.asked_at, self.moment())
         return self._clock.earliest(run.asked_at)
 
     def forget(self, policies: Iterable[Policy], record_id: RecordId) -> Life[bool]:
-        """Give a stored answer no more, here and in what is shared; False where that is not certain.
+        """Stop giving a stored answer, in this process and in shared fronts; False if that is not certain.
 
-        It comes before the answer is taken away in the store: what is read from there until then cannot be filled in.
+        It runs before the answer is busted in the store: an answer that is read there until then cannot be filled in.
         """
         certain = True
         known = {(policy.replay_cache, policy.secret): policy for policy in policies if policy.replay_cache is not None}
@@ -420,14 +421,14 @@ class Fronts:
         return certain
 
     def of(self, enrolment: Enrolment) -> Beside | None:
-        """What stands in front of the store for an operation."""
+        """The fronts for an operation, if it has any."""
         found = self._routes.get(id(enrolment))
         if found is None or (found[1] is None and self.identity is not None):
             found = self._routes[id(enrolment)] = enrolment, self._beside(enrolment)
         return found[1]
 
     def answers(self, policy: Policy) -> Answering | None:
-        """The cache of finished answers that a policy allows."""
+        """The cache of finished answers that a policy asks for."""
         found = self._caches.get(id(policy))
         if found is None or (found[1] is None and self.identity is not None):
             found = self._caches[id(policy)] = policy, self._answering(policy)
@@ -435,8 +436,8 @@ class Fronts:
 
     def _beside(self, enrolment: Enrolment) -> Beside | None:
         policy, holds = enrolment.policy, None
-        # Who waits asks the store again and again; a route with limits counts each request there; and what is handed
-        # to the outbox is answered 202 by its record.
+        # A request that waits asks the store again and again; a route with limits counts each request there; and an
+        # OUTBOX request is answered 202 from its record.
         if not (policy.on_in_progress is InProgress.WAIT or enrolment.limited or enrolment.effects is Effects.OUTBOX):
             holds = self._holding(policy)
         answers = self.answers(policy)
@@ -465,12 +466,12 @@ class Fronts:
 
     def _line(self, front: Front) -> Line:
         assert self._connect is not None
-        # Nothing is connected yet, so of two threads that come at once one line is simply not used.
+        # A line connects on first use, so if two threads come here at once, one line is just not used.
         return self.lines.get(front.place) or self.lines.setdefault(front.place, self._connect(front, Breaker()))
 
 
 def check_fronts(policies: Iterable[Policy], identity: bytes | None) -> None:
-    """Find out at start-up, and not with the first request, that a shared front cannot be used."""
+    """Refuse at start-up, and not at the first request, a shared front that cannot be used."""
     fronts = [front for policy in policies for front in (policy.replay_cache, policy.lock_hint)]
     if not any(front is not None and front.shared for front in fronts):
         return

@@ -1,4 +1,4 @@
-"""The request as a completer repeats it: kept with the claim, sealed where there is a secret, no credentials (H7)."""
+"""The request as the completer repeats it: kept with the claim, sealed if there is a secret, no credentials (H7)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEPT_HEADERS: Final = frozenset(
         b"tracestate",
     }
 )
-"""What says how to read the body, how to answer and which trace it belongs to. Whatever may authenticate stays out."""
+"""Fields that describe the body, the wanted response and the trace. Fields that may authenticate are not kept."""
 
 NEEDS_CRYPTOGRAPHY: Final = (
     "a secret is set, so the requests that are kept for completing have to be encrypted: "
@@ -43,7 +43,7 @@ _PURPOSE: Final = b"oncekey kept request 1"
 
 
 class UnreadableError(OncekeyError):
-    """A kept request cannot be opened: the secret is another one by now."""
+    """A kept request cannot be opened, because the secret has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class KeptRequest:
 
 
 def kept_of(headers: Iterable[tuple[bytes, bytes]], extra: frozenset[bytes]) -> Headers:
-    """What is kept of a request's header lines; `extra` are names that the route wants besides."""
+    """The header lines of a request that are kept; `extra` are names that the route keeps, too."""
     wanted = KEPT_HEADERS | extra
     return tuple((bytes(name), bytes(value)) for name, value in headers if name in wanted)
 
 
 def seal(kept: KeptRequest, secret: bytes | None, about: str) -> bytes:
-    """Its stored form; `about` ties it to its record, so that no other record's can be put in its place."""
+    """Its stored form; `about` binds it to its record, so that it cannot be moved to another one."""
     text = json.dumps(_members(kept), separators=(",", ":")).encode()
     if secret is None:
         return _PLAIN + text
@@ -94,7 +94,7 @@ def unseal(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
 
 
 def check_sealing(secret: bytes | None) -> None:
-    """Find out at start-up, and not with the first request, that something is not installed."""
+    """Refuse at start-up, and not at the first request, if a package for sealing is not installed."""
     if secret is not None:
         _cipher(secret)
 

@@ -1,6 +1,27 @@
-"""LOCAL in one commit, as rules and flows: how it is entered, and what is true when its own commit is not the end.
+"""LOCAL in one commit: the handler's rows and its record are written in one transaction, under a lock on the key.
 
-Nothing here waits, reads a clock or talks to anything.
+    BEGIN + lock + read ──────▶ handler ──────▶ record + COMMIT
+    │ lock taken by us          writes its      both, or neither
+    │ record read after         rows in the
+    │ the lock (L1)             same transaction
+    │
+    ├─ a record has the answer             ──▶ replay it, lock or not
+    ├─ another request has the lock        ──▶ in progress, or key reused if its mark shows another request
+    └─ a record of another kind is there   ──▶ claim it first (L3)
+
+There is no claim and no lease: until COMMIT nothing is written, and a crash is a roll-back by the server. The server's
+time-outs, set by the first statement, end a transaction whose host is gone (L4). So a key in progress is visible only
+by its lock (`glance`, L8).
+
+What remains are the ends that are no acknowledged COMMIT of our own record:
+
+* The handler's rows are rolled back and its answer is a final 4xx: the record is stored in a second transaction, which
+  takes the lock again. If another request has stored an answer in between, that one counts (`alone`, L6).
+* COMMIT was sent and not answered: the request takes the lock once more. With the lock, "no record" proves a roll-back;
+  without it the first transaction may still be committing (`lost_commit`, P7).
+* Everything else was rolled back: the request reads the record before it answers, and that counts (`after`, L2).
+
+Nothing here waits, reads a clock or does I/O: the rules are functions, and the rest are flows.
 """
 
 from __future__ import annotations
@@ -27,18 +48,18 @@ LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""
 
 TAKEN = Refuse(Code.KEY_REUSED)
-"""Another request under the same key is under way: the first one is in the right, whatever becomes of it."""
+"""Another request under the same key is running: the first one keeps the key, whatever its outcome."""
 
 BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
-"""Somebody holds the lock, and how long for nobody knows: there is no row with a lease (L8)."""
+"""Another connection holds the lock. How long it will is not known: there is no row with a lease (L8)."""
 
 NEW = Ground(Kind.NEW, None)
-"""What the table says of a key without a record, whatever its effects: asking it each time would cost as much again."""
+"""The ground of a key without a record, whatever its effects, so that the table need not be asked each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Execute: the lock is ours, and the finished record has a place. What proceeds is not written anywhere yet."""
+    """Execute: we hold the lock, and the finished record has a place. Nothing is written yet."""
 
     proceed: Proceed
     ground: Ground
@@ -47,14 +68,14 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFirst:
-    """The record that is there is of another kind: it is followed its own way, by a claim (L3)."""
+    """The record that is there is of another kind, and has to be claimed in its own way (L3)."""
 
 
 Entry: TypeAlias = Go | ClaimFirst | Replay | Refuse
 
 
 def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
-    """What the lock and the look mean; what the record says holds whether or not the lock was got (L1)."""
+    """What a request does after lock and read; what the record says counts with or without the lock (L1)."""
     now = look.snapshot.now
     if look.got and look.snapshot.record is None:
         return Go(Proceed(Lease.new(claim, now), None, now), NEW, look.begun)
@@ -79,7 +100,7 @@ def sealing(
     *,
     parcels: tuple[Parcel, ...] = (),
 ) -> Steps[Sealed | None]:
-    """The finished record and what the handler emitted, as the last statements of the business transaction."""
+    """Write the finished record and the handler's parcels, as the last statements of the business transaction."""
     sealed = yield from locks.completing(claim, go.ground, settlement, go.begun)
     if sealed is not None and parcels:
         if outbox is None:
@@ -89,18 +110,18 @@ def sealing(
 
 
 def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
-    """What the record says to a request that did not commit one itself (L2). None: nothing."""
+    """What the record says to a request that did not commit one itself (L2). None: nothing, the key is free."""
     return word_of((yield from records.find(claim.id)), claim, policy)
 
 
 def stored(records: Recalls, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
-    """What a completed record says, by the short read of a repeat; None: there is no such, or it has expired."""
+    """What a completed record says, by the short read of a repeat; None: there is none, or it has expired."""
     glimpse = yield from records.recall(claim.id)
     return None if glimpse is None else rule_finished(glimpse.finished, glimpse.now, claim.fingerprint, policy)
 
 
 def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
-    """Whether there is news for a request that waits, without taking anything (L8). None: it is worth a try."""
+    """The answer for a request that waits, without taking the lock (L8). None: the key is free, so try to lock."""
     said = yield from after(records, claim, policy)
     if said is not None:
         return said
@@ -111,7 +132,7 @@ def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Pol
         case Holder.SOMEBODY:
             return BUSY
         case Holder.OTHER:
-            # What was committed before the holder was seen must not stay unseen.
+            # A record may have been committed after the first read and before the holder was looked at.
             snapshot = yield from records.find(claim.id)
             said = word_of(snapshot, claim, policy)
             return said or (TAKEN if _leaves_room(snapshot) else BUSY)
@@ -120,9 +141,9 @@ def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Pol
 
 
 def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse]:
-    """What became of a COMMIT that got no reply (P7).
+    """The answer to a request whose COMMIT got no reply (P7).
 
-    No record proves a roll-back only to who holds the lock: until then the commit may be under way.
+    That there is no record proves a roll-back only under the lock: without the lock the commit may be under way.
     """
     look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(lock, claim))
     said = word_of(look.snapshot, claim, policy)
@@ -134,10 +155,10 @@ def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[
 def alone(
     locks: Locks, lock: Lock, claim: Claim, policy: Policy, settlement: Completed
 ) -> Flow[Sealed | Replay | Refuse]:
-    """The record by itself, after the business was rolled back (L6); what somebody else stored meanwhile wins."""
+    """Store the record alone, after the business was rolled back (L6); an answer stored in between counts first."""
 
     def body() -> Steps[Sealed | Replay | Refuse]:
-        # This request was here first, so one that came between its two transactions does not make it another's.
+        # This request came first, so a request that came between its two transactions does not make the key another's.
         look = replace((yield from locks.locking(lock, claim)), other=False)
         entry = enter(look, claim, policy)
         match entry:
@@ -155,7 +176,7 @@ def alone(
         try:
             result: Sealed | Replay | Refuse = yield Transaction("alone", Mode.ATOMIC, body)
         except CommitAmbiguousError as error:
-            lost = error  # said again it finds its own record, and replays it
+            lost = error  # the next try finds its own record, and replays it
         except StoreError as error:
             if lost is None:
                 raise
@@ -167,12 +188,12 @@ def alone(
 
 
 def _leaves_room(snapshot: Snapshot) -> bool:
-    """Whether the record has no say in whose key it is: then who is under way has."""
+    """Whether the record does not decide whose key it is: then the request that holds the lock does."""
     return situate(snapshot.record, snapshot.now) in (Situation.ABSENT, Situation.EXPIRED)
 
 
 def word_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse | None:
-    """The record's own word. None: it leaves the key to whoever claims it next."""
+    """What the record says to this request. None: nothing, a request may claim the key."""
     ruled = rule(snapshot, claim, policy)
     match ruled:
         case Replay() | Refuse():
@@ -184,7 +205,7 @@ def word_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse
 
 
 def as_claimed(claim: Claim, ground: Ground, now: Instant) -> Record:
-    """The record as a claim would have made it, for the handler to know itself by; nobody else ever sees it.
+    """The record as a claim would have made it, for the handler's operation; it is never written.
 
     The server's time-outs keep the lease, so there is no heartbeat (L4).
     """

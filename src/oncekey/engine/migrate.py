@@ -1,4 +1,4 @@
-"""Migrations as flows: what a store has, what it lacks, and making good on it."""
+"""Migrations as flows: read what a store has, compare, and run what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check(schema: Schema) -> Flow[tuple[Applied, ...]]:
-    """Refuse a store that this version cannot work with; else what it has."""
+    """Refuse a store that this version cannot work with; otherwise return its migrations."""
     applied = yield from schema.applied()
     wrong = migrations.objection(schema.migrations, applied)
     if wrong is not None:
@@ -38,7 +38,7 @@ def plan(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, 
 
 
 def up(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ...]]:
-    """Run what is missing; what another process ran meanwhile is left out of the result."""
+    """Run what is missing; the result leaves out what another process ran meanwhile."""
     done: tuple[Migration, ...] = ()
     for migration in (yield from plan(schema, only=only)):
         ran = yield from schema.migrate(migration)
@@ -47,6 +47,6 @@ def up(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ..
 
 
 def at_start(schema: Schema) -> Flow[tuple[Migration, ...]]:
-    """Make the tables, or bring them as far as processes of an older version can live with."""
+    """Create the tables, or run the migrations that processes of an older version can work with."""
     older_may_run = bool((yield from schema.applied()))
     return (yield from up(schema, only=Phase.PRE if older_may_run else None))

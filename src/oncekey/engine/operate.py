@@ -1,4 +1,4 @@
-"""An operator's orders as flows: look, decide by the table, write with the audit."""
+"""An operator's orders as flows: read, decide by the table, write together with the audit."""
 
 from __future__ import annotations
 
@@ -48,36 +48,36 @@ SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A key as it stands. `busy`: a LOCAL request is under way that has no row yet (L8)."""
+    """A key as it stands. `busy`: a LOCAL request is running, which has no row yet (L8)."""
 
     snapshot: Snapshot
     busy: bool
     parcels: tuple[Whereabouts, ...] = ()
     evidence: tuple[Evidence, ...] = ()
-    """What was heard about its open call, and has settled nothing yet."""
+    """Evidence about its open call that has settled nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterMoved:
-    """A dead letter that moves no record went back to the outbox, or is forgotten."""
+    """A dead letter that moves no record was put back into the outbox, or discarded."""
 
     letter: DeadLetter
     trigger: Trigger
 
 
 def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
-    """The record, and whether a request of LOCAL in one commit is under way: that one has no row yet (L8, F21)."""
+    """The record, and whether a LOCAL request in one commit is running, which has no row yet (L8, F21)."""
     snapshot, locks = (yield from store.find(record_id)), store.locks
     if lock is None or locks is None or situate(snapshot.record, snapshot.now) not in _WITHOUT_ROW:
         return Sight(snapshot, busy=False)
     if (yield from locks.held(lock)):
         return Sight(snapshot, busy=True)
-    # Its commit may have come between the two looks.
+    # Its commit may have come between the two reads.
     return Sight((yield from store.find(record_id)), busy=False)
 
 
 def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
-    """`look`, where the record's parcels are, and what was heard about its open call."""
+    """`look`, with the record's parcels and the evidence about its open call."""
     sight = yield from look(store, record_id, lock)
     record = sight.snapshot.record
     if record is None:
@@ -92,7 +92,7 @@ def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
 def act(
     store: Store, record_id: RecordId, wish: Wish, mover: Mover, *, tell: Tell | None = None
 ) -> Flow[Moved | Forbidden]:
-    """Do what the operator wishes, if the table allows it."""
+    """Carry out the operator's order, if the table allows it."""
     noting = partial(_note, wish, mover)
     done = yield from desk_of(store).move(record_id, partial(decide, wish), noting)
     if tell is not None and isinstance(done, Moved):
@@ -104,7 +104,7 @@ def act(
 def retry(
     store: Store, letter_id: UUID, wish: Wish, mover: Mover, *, tell: Tell | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
-    """Let a dead letter be tried again: a message by itself, a request's own call with its record (row 22, O3)."""
+    """Try a dead letter again: a message alone, a request's own call together with its record (row 22, O3)."""
     letter = yield from box_of(store).find_dead_letter(letter_id)
     if letter is None:
         return Forbidden(NO_LETTER)
@@ -120,7 +120,7 @@ def retry(
 def discard(
     store: Store, letter_id: UUID, wish: Wish, mover: Mover, *, tell: Tell | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
-    """Give a dead letter up. A request's own call is given up with an answer for its client (row 19, O3)."""
+    """Discard a dead letter. A request's own call ends with an answer for its client (row 19, O3)."""
     letter = yield from box_of(store).find_dead_letter(letter_id)
     if letter is None:
         return Forbidden(NO_LETTER)
@@ -138,13 +138,13 @@ def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, tell: Tell
 
 
 def given_up() -> Completed:
-    """What a client hears of an operation that was given up, unless the operator says it otherwise."""
+    """The answer of an operation that was given up, unless the operator sets another one."""
     page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP)
     return Completed(StoredResponse(500, ((b"content-type", page.media_type),), page.body), Outcome.FAILURE)
 
 
 def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[Snapshot]:
-    """The record with all that it holds, for somebody who asked for it; the audit keeps who, before it is shown."""
+    """The record with all its content for an operator; the audit notes who asked before it is shown."""
     audit, seen = store.audit, (yield from store.find(record_id))
     if audit is None:
         raise ConfigurationError(NOT_HERE)
@@ -155,21 +155,21 @@ def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[
 
 
 def desk_of(store: Store) -> Operate:
-    """Where operators work, or a sentence about where they do."""
+    """The store's part for operators; raises with a sentence if the store has none."""
     if store.operate is None:
         raise ConfigurationError(NOT_HERE)
     return store.operate
 
 
 def box_of(store: Store) -> Outbox:
-    """The outbox, or a sentence about which stores have one."""
+    """The store's outbox; raises with a sentence that names the stores that have one."""
     if store.outbox is None:
         raise ConfigurationError(NOT_HERE)
     return store.outbox
 
 
 def survey_of(store: Store) -> Survey:
-    """Where operators look through records, or a sentence about which stores have that."""
+    """The store's part for listings; raises with a sentence that names the stores that have one."""
     if store.survey is None:
         raise ConfigurationError(NOT_HERE)
     return store.survey
@@ -179,20 +179,20 @@ _WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
 
 
 def roll_of(store: Store) -> Flow[Roll]:
-    """Which workers there are."""
+    """The registered workers."""
     if store.upkeep is None:
         raise ConfigurationError(NOT_HERE)
     return (yield from store.upkeep.workers())
 
 
 def pulse(store: Store) -> Flow[tuple[Tally, Roll]]:
-    """What waits, and who works: all that is asked for again and again."""
+    """What waits, and the workers: everything that a dashboard asks for again and again."""
     tally = yield from survey_of(store).tally()
     return tally, (yield from roll_of(store))
 
 
 def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
-    """Whether the letter's request is gone, another one's, or settled: such a letter is only paper."""
+    """Whether the letter's record is gone, another request's, or settled: then it moves no record."""
     record: Record | None = (yield from store.find(letter.parcel.record_id)).record
     return record is None or record.incarnation != letter.parcel.incarnation or record.state in SETTLED
 
@@ -202,7 +202,7 @@ def _note(wish: Wish, mover: Mover, move: Move) -> Note:
 
 
 def _letter_note(letter: DeadLetter, trigger: Trigger, wish: Wish, mover: Mover) -> Note:
-    """A line about a parcel that moves no record: its topic stands for the operation."""
+    """The audit line about a parcel that moves no record; its topic stands for the operation."""
     parcel = letter.parcel
     return Note(
         scope=parcel.record_id.scope,
@@ -220,6 +220,6 @@ def _letter_note(letter: DeadLetter, trigger: Trigger, wish: Wish, mover: Mover)
 
 
 def _why(wish: Wish) -> str:
-    """The reason, and what it rests on where that is more than a look."""
+    """The reason, with what it is based on if that is more than a look."""
     closed = wish.closed and wish.order is Order.NOT_EXECUTED
     return f"{wish.reason.strip()}{' (the reference was closed at the provider)' if closed else ''}"

@@ -1,4 +1,4 @@
-"""What a handler is handed: `Operation` for `async def`, `SyncOperation` for `def`."""
+"""The operation that a handler gets: `Operation` for `async def`, `SyncOperation` for `def`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WRONG_ORDER = (
 
 
 class _Held(Generic[Conn]):
-    """What both kinds of operations hold; a lost lease makes all of it refuse (P3)."""
+    """What both kinds of operations share; after a lost lease everything on it raises (P3)."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _Held(Generic[Conn]):
 
     @property
     def connection(self) -> Conn:
-        """The open business transaction: what is written through it commits with the key, or not at all."""
+        """The open business transaction: rows written through it are committed with the key, or not at all."""
         self._owned()
         if self._connection is None:
             raise ConfigurationError(NO_CONNECTION)
@@ -104,7 +104,7 @@ class _Held(Generic[Conn]):
         return downstream_key(self._seed, name)
 
     def emit(self, topic: str, payload: object, *, order_by: str | None = None) -> None:
-        """Tell others after the commit, at least once: a worker hands `payload` (plain JSON) to the topic's function.
+        """Send a message after the commit, at least once: a worker passes `payload` (JSON) to the topic's function.
 
         Parcels with the same `order_by` are delivered one after the other.
         """
@@ -114,9 +114,9 @@ class _Held(Generic[Conn]):
         self._parcels.emit(topic, payload, order_by, "" if self._course is None else self._course.step or "")
 
     def defer(self, topic: str, payload: object) -> None:
-        """Leave the outside call to a worker: what the topic's function returns is the response, until then it is 202.
+        """Leave the outside call to a worker: the topic's function returns the response; until then it is 202.
 
-        Exactly once per request. `payload` is plain JSON, and everything that the worker gets.
+        Exactly once per request. `payload` is plain JSON, and all that the worker gets.
         """
         self._owned()
         if self._parcels is None or not self._deferring:
@@ -124,12 +124,12 @@ class _Held(Generic[Conn]):
         self._parcels.defer(topic, payload)
 
     def keep(self) -> None:
-        """Commit the business rows even if the handler ends by raising what becomes a final 4xx."""
+        """Commit the business rows even if the handler raises an exception that becomes a final 4xx."""
         self._owned()
         self.kept = True
 
     def rollback(self) -> None:
-        """Undo the business rows even if the handler returns; the answer is stored by itself."""
+        """Roll the business rows back even if the handler returns; the answer is stored alone."""
         self._owned()
         self.rolled_back = True
 
@@ -139,7 +139,7 @@ class _Held(Generic[Conn]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> NoReturn:
-        """A framework that asks how to validate an operation sees the bare handler: the order is wrong."""
+        """Refuse: a framework that asks this has the bare handler, so the decorators are in the wrong order."""
         raise ConfigurationError(WRONG_ORDER)
 
 
@@ -155,9 +155,9 @@ class Operation(_Held[Conn]):
     async def phase(self, name: str, fn: Callable[[Any], R]) -> R: ...
 
     async def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:
-        """Run `fn(connection)` in a transaction of its own; done once, its result is kept and given back ever after.
+        """Run `fn(connection)` in a transaction of its own, once; later runs get the stored result.
 
-        The result is plain data, and what comes back is its stored form, also the first time.
+        The result is plain data, and is returned in its stored form on the first run, too.
         """
         return await self._steps("phase").phase(name, fn)
 
@@ -202,14 +202,14 @@ class Operation(_Held[Conn]):
         given: object = None,
         result: Any = None,
     ) -> Any:
-        """Make one call to the outside: `fn(downstream_key)`, announced before it is made, its result kept.
+        """Make one outside call: `fn(downstream_key)`. It is announced before it is made, and its result is stored.
 
         `repeatable` says whether the provider recognises the downstream key, and for how long (True: 20 hours). Then
-        a call whose outcome was lost is made again with the same key; otherwise the outcome is unknown, and nobody
-        makes it again. `given` are the call's parameters: with others a repetition is refused.
-        `result` says what comes back: a type, a dataclass, a pydantic model, or a function that makes it from plain
+        a call whose outcome was lost is made again with the same key; otherwise the outcome is unknown, and the call is
+        not made again. `given` are the call's parameters: a repetition with others is refused.
+        `result` declares the result: a type, a dataclass, a pydantic model, or a function that makes it from plain
         data. The stored result is read by it on every run; one that does not fit raises `ResultInvalidError` and parks
-        the operation for an operator, because the call was made and is not made again.
+        the record for an operator, because the call was made and is not made again.
         Raise `NotExecuted` if nothing was sent, and `Rejected(value)` for the provider's final no.
         """
         return await self._steps("call").call(name, fn, repeatable=repeatable, given=given, result=result)
@@ -221,7 +221,7 @@ class Operation(_Held[Conn]):
     async def value(self, name: str, fn: Callable[[], R]) -> R: ...
 
     async def value(self, name: str, fn: Callable[[], Any]) -> Any:
-        """Draw once what may differ from run to run: the time, a random number, an id."""
+        """Run `fn()` once and store what may differ from run to run: the time, a random number, an id."""
         return await self._steps("value").value(name, fn)
 
     def _steps(self, what: str) -> Stepping:
@@ -235,7 +235,7 @@ class SyncOperation(_Held[Conn]):
     """One protected request, for a `def` handler, which runs in a thread."""
 
     def phase(self, name: str, fn: Callable[[Any], R]) -> R:
-        """Run `fn(connection)` in a transaction of its own; done once, its result is kept and given back ever after."""
+        """Run `fn(connection)` in a transaction of its own, once; later runs get the stored result."""
         return cast("R", self._steps("phase").phase(name, fn))
 
     @overload
@@ -272,11 +272,11 @@ class SyncOperation(_Held[Conn]):
         given: object = None,
         result: Any = None,
     ) -> Any:
-        """Make one call to the outside; see `Operation.call`. It has a thread of its own, so that it can time out."""
+        """Make one outside call; see `Operation.call`. It has a thread of its own, so that it can time out."""
         return self._steps("call").call(name, fn, repeatable=repeatable, given=given, result=result)
 
     def value(self, name: str, fn: Callable[[], R]) -> R:
-        """Draw once what may differ from run to run: the time, a random number, an id."""
+        """Run `fn()` once and store what may differ from run to run: the time, a random number, an id."""
         return cast("R", self._steps("value").value(name, fn))
 
     def _steps(self, what: str) -> Stepping:
@@ -287,7 +287,7 @@ class SyncOperation(_Held[Conn]):
 
 
 def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:
-    """What the handler of a run is handed."""
+    """The operation that the handler of a run gets."""
     assert run.lease is not None
     claim, effects = run.claim, run.enrolment.effects
     return kind(

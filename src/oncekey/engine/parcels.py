@@ -1,4 +1,4 @@
-"""What a handler hands to the outbox: collected while it runs, written in the transaction of its rows."""
+"""The parcels of a handler: collected while it runs, written in the transaction of its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncekey.ports import Store
 
 LONGEST_TOPIC: Final = LONGEST_NAME
-"""A deferred call is the one step of its record, and called like its topic."""
+"""A deferred call is the one step of its record, and has its topic's name."""
 DEFERRED_TWICE: Final = "op.defer was called twice: one parcel is the request's own call, use op.emit for others"
 
 
@@ -36,20 +36,20 @@ class Parcels:
         self.deferred: tuple[Parcel, ...] = ()
         self.emitted: tuple[Parcel, ...] = ()
         self.used = False
-        """Whether there was ever one: then a relay is told to look."""
+        """Whether there ever was a parcel: then the relay is woken."""
 
     def emit(self, topic: str, payload: object, order_by: str | None, phase: str = "") -> None:
-        """A message to others."""
+        """Add a message to others."""
         self.emitted += (self._parcel(ParcelKind.EMIT, topic, payload, order_by, phase),)
 
     def defer(self, topic: str, payload: object) -> None:
-        """The request's own call."""
+        """Add the request's own call."""
         if self.deferred:
             raise ConfigurationError(DEFERRED_TWICE)
         self.deferred = (self._parcel(ParcelKind.DEFER, topic, payload, None, ""),)
 
     def take(self) -> tuple[Parcel, ...]:
-        """What was emitted since the last time: a phase writes its own, and counts them from the beginning.
+        """The parcels since the last call of `take`: each phase writes its own, and numbers them from the beginning.
 
         So a parcel is the same whether its phase ran after the others or was resumed alone.
         """
@@ -71,7 +71,7 @@ class Parcels:
             incarnation=self._lease.incarnation,
             topic=topic,
             payload=_json(payload),
-            # The request's own call is called like its topic, wherever in the handler it was deferred.
+            # The request's own call has its topic's name, wherever in the handler it was deferred.
             downstream_key=downstream_key(self._seed, topic if kind is ParcelKind.DEFER else name),
             position=position,
             order_by=order_by,
@@ -100,7 +100,7 @@ def _is_storable(text: str) -> bool:
 def checkpointing(
     store: Store, course: Course, parcels: Parcels, memo: tuple[MemoEntry, ...]
 ) -> Steps[Snapshot | None]:
-    """A finished phase and what was emitted in it, as the last statements of its transaction. None: not ours."""
+    """Write a finished phase and its parcels, as the last statements of its transaction. None: not ours."""
     snapshot = yield from store.phases.checkpointing(course.lease, course.stored, memo, micros(course.policy.lease))
     taken = parcels.take()
     if snapshot is not None and taken:

@@ -1,6 +1,6 @@
-"""The course of a phased handler: what is stored, what was asked for, and what may come next (H1-H6).
+"""The state of one run of a phased handler: what is stored, what it has asked for, and what may come next (H1-H6).
 
-No I/O: the flows of `engine.steps` ask the course what to write, write it, and tell it what came of it.
+No I/O: the flows of `engine.steps` ask the course what to write, write it, and report the result to it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LOST: Final = "somebody else owns this key now: what this handler still does is 
 
 @dataclass(slots=True)
 class Course:
-    """One run of a phased handler over what the runs before it have stored."""
+    """One run of a phased handler, on top of the steps that earlier runs have stored."""
 
     lease: Lease
     policy: Policy
@@ -71,14 +71,14 @@ class Course:
     now: Instant
     """The store's clock when the record was last read."""
     clock: Callable[[], float]
-    """Seconds that go on while the machine sleeps, from any start."""
+    """Seconds from any start, by a clock that goes on while the machine sleeps."""
     stopping: Callable[[], bool] = bool
     """Whether this process is being stopped: then no further step is begun (P5)."""
     script: Script = field(default_factory=Script)
     step: str | None = None
     in_phase: bool = False
     failed: str | None = None
-    """The step that ended with an error last: it left nothing behind, not even that it failed."""
+    """The last step that ended with an error: it stored nothing, not even that it failed."""
     unsent_call: bool = False
     """That step was a call that was provably not made."""
     undone: bool = False
@@ -87,7 +87,7 @@ class Course:
     lost: bool = False
     halted: bool = False
     teller: Teller | None = None
-    """Tells of each step, where somebody observes."""
+    """Reports each step to the observers, if there are any."""
     _read_at: float = 0.0
 
     @classmethod
@@ -101,7 +101,7 @@ class Course:
         *,
         stopping: Callable[[], bool] = bool,
     ) -> Course:
-        """The course of whoever owns the record now."""
+        """The course for the current owner of the record."""
         course = cls(
             lease=lease,
             policy=policy,
@@ -116,11 +116,11 @@ class Course:
         )
         course._read_at = course.clock()
         if record.recovery_point != recovery_point(record.memo):
-            course.parked = UNKNOWN_POINT  # a label that this code never wrote: nothing may go on from there
+            course.parked = UNKNOWN_POINT  # a label that this code never wrote: no step may follow it
         return course
 
     def check(self) -> None:
-        """Refuse to begin what nobody may go on with."""
+        """Refuse to begin a step of a parked record."""
         if self.parked is not None:
             raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
 
@@ -128,7 +128,7 @@ class Course:
 
     @contextmanager
     def taking(self, name: str, kind: EntryKind) -> Iterator[MemoEntry | None]:
-        """Take one step: its stored entry, or None if it is to be done now. One at a time (H1)."""
+        """Take one step: its stored entry, or None if it has to be done now. One at a time (H1)."""
         self._may_go_on(name)
         stored = self._asked(name, kind)
         self.step, self.in_phase = name, stored is None and kind is EntryKind.PHASE
@@ -136,7 +136,7 @@ class Course:
         since = 0.0 if teller is None else teller.now()
         try:
             yield stored
-        except (Exception, Interrupted) as error:  # a flow that is dropped says nothing of its step: its process dies
+        except (Exception, Interrupted) as error:  # a dropped flow says nothing about its step: its process dies
             self._failed(name, kind)
             if teller is not None:
                 teller.stepped(name, kind, since, recalled=False, error=error)
@@ -148,7 +148,7 @@ class Course:
             self.step, self.in_phase = None, False
 
     def _failed(self, name: str, kind: EntryKind) -> None:
-        """A phase that failed was not taken, so it may be asked for again, and nothing else may take its place."""
+        """Note a failed phase: it was not taken, so the handler may ask for it again, and for no other step instead."""
         if kind is not EntryKind.CALL and self.script.asked[-1:] == [name]:
             self.script.asked.pop()
             self.failed, self.unsent_call, self.undone = name, False, kind is EntryKind.PHASE
@@ -169,15 +169,15 @@ class Course:
         return MemoEntry(name, kind, encode(value, self.policy.max_result_bytes))
 
     def with_entry(self, entry: MemoEntry) -> tuple[MemoEntry, ...]:
-        """The memo with one more finished step; values that were not written yet go along."""
+        """The memo with one more finished step, and with the values that were not written yet."""
         return (*self.script.memo, entry)
 
     def remember(self, entry: MemoEntry) -> None:
-        """A value is known from now on; it is written with the next step, before which nobody could have seen it."""
+        """Take a value; it is written with the next step, before which it cannot have had an effect."""
         self.script.learn(entry)
 
     def written(self, memo: tuple[MemoEntry, ...], snapshot: Snapshot | None) -> None:
-        """The store has it."""
+        """Note that the store has the memo."""
         self.stored = self.script.memo = memo
         self.intent = None
         if snapshot is not None:
@@ -186,7 +186,7 @@ class Course:
     # Calls
 
     def announcement(self, name: str, *, repeatable: bool | timedelta, given: object) -> Announcement:
-        """What is announced before a call is made, for the first time or once more (H2, H3)."""
+        """What the owner announces before it makes a call, for the first time or once more (H2, H3)."""
         digest = digest_of(given, self.policy.max_result_bytes)
         if self.intent is not None and self.intent.digest != digest:
             self.parked = OTHER_PARAMETERS
@@ -205,26 +205,26 @@ class Course:
         )
 
     def announced(self, snapshot: Snapshot | None) -> None:
-        """The intent is stored: from here to its result the outcome is uncertain."""
+        """Note that the intent is stored: from here to its result the outcome is uncertain."""
         if snapshot is None or snapshot.record is None:
             raise self.lose()
         self.stored, self.intent = snapshot.record.memo, snapshot.record.intent
         self._look(snapshot)
 
     def unsent(self, error: Exception) -> bool:
-        """Whether an error proves that the open call was never made: of the first send only (F24)."""
+        """Whether an error proves that the open call was never made; only on the first send it can (F24)."""
         first = self.intent is not None and self.intent.sends == 1 and self.parked is None
         return first and proves_nothing_sent(error, self.policy)
 
     def in_time(self, since: float) -> None:
-        """Refuse to make a call that was announced too long ago: others may count on its being over (U1)."""
+        """Refuse to make a call that was announced too long ago: a resolver may count on its being over (U1)."""
         if self.clock() - since > self.policy.send_window.total_seconds():
             raise NotExecuted(TOO_LATE)
 
     def withdrawn(self, snapshot: Snapshot | None) -> None:
-        """The announcement was taken back; not taken back, it stays open."""
+        """Note that the announcement was taken back; if that failed, it stays open."""
         if snapshot is not None and snapshot.record is not None:
-            # Values were written with it, also if its reply was lost; they stay.
+            # Values were written with it, even if the reply was lost; they stay.
             self.stored, self.intent = snapshot.record.memo, None
             self._look(snapshot)
             # The step was not taken, so a handler that catches the error may ask for it again.
@@ -232,12 +232,12 @@ class Course:
 
     @staticmethod
     def not_made(name: str, error: Exception) -> NotExecuted | None:
-        """What the handler gets for a call that was not made: the same that a resumed one gets. None: the error."""
+        """The error for the handler if the call was not made, as a resumed run would get it. None: the original one."""
         said = isinstance(error, NotExecuted)
         return None if said else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
 
     def result(self, name: str, value: object, *, final_no: bool, declared: object = None) -> MemoEntry:
-        """The entry of a call that was answered; one that cannot be stored parks the record (F26)."""
+        """The entry of a call that returned; a result that cannot be stored parks the record (F26)."""
         try:
             entry = self.entry(name, EntryKind.CALL, value if declared is None else plain_of(value))
         except ResultNotStorableError:
@@ -249,7 +249,7 @@ class Course:
         """The stored result of a call as it was declared.
 
         The call was made and its result is stored, so nothing is lost; but a handler that cannot read it cannot go on,
-        and would fail in the same way however often it was asked. So the record is parked for a person to look.
+        and would fail on every run. So the record is parked for an operator.
         """
         value = recalled(entry)
         if declared is None:
@@ -262,14 +262,14 @@ class Course:
             raise ResultInvalidError(f"the result of {entry.name!r} is {error}") from None
 
     def lose(self) -> LeaseLostError:
-        """A write was refused: everything is, from now on (P3)."""
+        """Note that a write was refused: from now on every step raises (P3)."""
         self.lost = True
         return LeaseLostError(LOST)
 
     # The end
 
     def progress(self) -> Progress:
-        """What must not be lost with the handler's answer."""
+        """How far the handler came, as the settlement has to know it."""
         return Progress(
             begun=bool(self.stored) or self.intent is not None,
             call_open=self.intent is not None,
@@ -283,7 +283,7 @@ class Course:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the open call may be made once more, by the store's clock as far as we can tell."""
+        """Whether the open call may be made once more, by our estimate of the store's clock."""
         until = self.intent.repeatable_until if self.intent else None
         return until is not None and self._store_now() < until
 
@@ -309,7 +309,7 @@ class Course:
             raise StoppingError(f"this process is being stopped, so {name!r} is left to whoever goes on")
 
     def _after_failure(self, name: str) -> None:
-        """The same step may be tried again. Another one may follow a call that was not made: that much is stored."""
+        """Allow only the failed step again. After a call that was not made another one may follow; that is stored."""
         failed, self.failed = self.failed, None
         if failed is None or failed == name:
             self.undone = False
@@ -325,7 +325,7 @@ class Course:
 
 
 def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
-    """Whether an error says that nothing reached the outside; a hook that fails proves nothing."""
+    """Whether an error proves that nothing reached the outside; a hook that fails proves nothing."""
     try:
         return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)
     except Exception as failure:  # noqa: BLE001  (the application's own hook)
@@ -334,7 +334,7 @@ def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
 
 
 def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
-    """A stored result: returned, or raised if it was the provider's final no, or if no call was made."""
+    """A stored result: returned, or raised if it is the provider's final no or says that no call was made."""
     value = decode(entry.result)
     if is_rejection(entry):
         raise Rejected(value)

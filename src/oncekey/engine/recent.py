@@ -1,9 +1,9 @@
-"""What a process knows of keys that were settled lately: hints, and finished answers.
+"""Keys that this process settled lately: hints where an answer is likely, and a cache of finished answers.
 
-Neither is evidence that a key is free. A hint only chooses which question the store is asked first; a cached answer was
+Neither proves that a key is free. A hint only chooses which question the store is asked first; a cached answer was
 read from a committed record, and a finished record does not change while it lives. Only an operator's `keys bust` and
-the reaper take one away, so the life of `Policy.replay_cache` bounds how long an answer is given after that. Both are
-bounded, and both belong to one installation in one process; `engine.fronts` has the answers that processes share.
+the reaper remove one, so the life of `Policy.replay_cache` bounds how long an answer is given after that. Both have a
+limited size, and belong to one installation in one process; `engine.fronts` has the answers that processes share.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 MOST_HINTS: Final = 10_000
 MOST_BYTES: Final = 32 * 1024 * 1024
-"""How much memory the answers of one installation may take, as far as their bodies and headers go."""
+"""How much memory the answers of one installation may take, counting bodies and headers."""
 OVERHEAD: Final = 1024
-"""What a record costs beside its answer."""
+"""The memory of a record besides its answer."""
 
 
 class Hints:
-    """The keys that this process has settled lately: for them a stored answer is the likelier find.
+    """The keys that this process has settled lately: for them a stored answer is likely.
 
-    Threads add to it at once, and making room takes three steps; who only looks needs no lock.
+    Several threads may add at once, and removing the oldest takes three steps; a reader needs no lock.
     """
 
     __slots__ = ("_adding", "_most", "known")
@@ -44,7 +44,7 @@ class Hints:
         self._adding = Lock()
 
     def add(self, record_id: RecordId) -> None:
-        """Its answer is stored. The oldest hint makes room for it."""
+        """Note that the key's answer is stored. The oldest hint is removed for it."""
         known = self.known
         with self._adding:
             if len(known) >= self._most and record_id not in known:
@@ -62,7 +62,7 @@ class _Finished(NamedTuple):
 
 
 class Answers:
-    """Finished answers that were read from the store, in the memory of this process: nothing here is waited for."""
+    """Finished answers that were read from the store, in the memory of this process: its flows never wait."""
 
     __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most", "_tell")
 
@@ -78,7 +78,7 @@ class Answers:
         return len(self._known)
 
     def find(self, asked: Claim | Question, policy: Policy) -> Life[Replay | Refuse | None]:
-        """What the record of a key says, if it is known; the same rules read it as if it came from the store."""
+        """The verdict of the key's copy, if there is one, by the same rules as for a record of the store."""
         yield from ()
         found = self._known.get(asked.id)
         now = self._boot()
@@ -94,14 +94,14 @@ class Answers:
         return rule_finished(found.record, found.now + since, asked.fingerprint, policy)
 
     def keep(self, replay: Replay, life: Duration) -> Life[None]:
-        """Keep an answer that the store has given, for so long. The oldest ones make room for it."""
+        """Keep an answer that the store has given, for so long. The oldest ones are removed for it."""
         yield from ()
         record, now = replay.record, self._boot()
         response = record.response
         size = OVERHEAD + (0 if response is None or response.body is None else len(response.body))
         if size > self._most:
             return
-        # The reader's clock may run a little faster than the store's: the record's own end is kept, too.
+        # The reader's clock may run a little faster than the store's, so the record's own expiry is kept, too.
         life = min(life, record.expires_at - replay.now)
         with self._changing:
             if record.id in self._known:
@@ -112,7 +112,7 @@ class Answers:
                 self._forget(next(iter(self._known)))
 
     def forget(self, record_id: RecordId) -> Life[bool]:
-        """It was busted, or it expired. Always true: it is not given from here any more."""
+        """Remove an answer that was busted or has expired. Always true: this process does not give it any more."""
         yield from ()
         with self._changing:
             self._forget(record_id)

@@ -1,4 +1,4 @@
-"""Settling what nobody knows: whoever hears of it, the same move is made, and the first one wins (U2, U3)."""
+"""Settling unknown outcomes: resolvers, webhooks and operators make the same move, and the first one wins (U2, U3)."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _ANOTHER_CALL = "the call that is open is another one"
 
 
 class Became(StrEnum):
-    """What became of something that was heard."""
+    """What evidence led to."""
 
     SETTLED = "settled"
-    """It settled its record now."""
+    """It settled its record just now."""
     KEPT = "kept"
-    """It waits: its record is not known yet, or still has an owner, or asks for more."""
+    """It is kept: its record is not known yet, or still has an owner, or more is needed."""
     AGREES = "agrees"
     """The record says the same."""
     CONTRADICTS = "contradicts"
-    """The record says otherwise, and stays as it is: somebody has to look."""
+    """The record says otherwise, and stays as it is: an operator has to look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The record that something is about, in one of its lives, and the call of it."""
+    """The record that evidence is about, in one incarnation, and its call."""
 
     id: RecordId
     incarnation: UUID
@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What became of a message, and of which record; `repeated` if it was heard before."""
+    """What a message led to, and for which record; `repeated` if it was received before."""
 
     became: Became
     target: Target | None = None
@@ -77,7 +77,7 @@ PolicyOf = Callable[[str], "Policy"]
 
 
 def reconcile_of(store: Store) -> Reconcile:
-    """Where calls and evidence are kept, or a sentence about which stores have that."""
+    """The store's part for calls and evidence; raises with a sentence that names the stores that have one."""
     if store.reconcile is None:
         raise ConfigurationError(NOT_HERE)
     return store.reconcile
@@ -94,7 +94,7 @@ def settle(
     waited: bool = False,
     tell: Tell | None = None,
 ) -> Flow[Moved | Forbidden]:
-    """The one move (rows 19 to 22): decided on the locked record, proven by its version, audited in the same commit."""
+    """Settle an unknown record (rows 19 to 22): decided under lock, proven by version, audited in the same commit."""
     wishes: list[Wish] = []
 
     def deciding(seen: Snapshot, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
@@ -126,7 +126,7 @@ def receive(
     *,
     tell: Tell | None = None,
 ) -> Flow[Received]:
-    """Keep what was heard, then apply it if its record is unknown; on a live record it waits as evidence (U3)."""
+    """Store evidence, then apply it if its record is unknown; for a live record it waits (U3)."""
     evidence, new = yield from reconcile_of(store).add(heard)
     target = yield from _target(store, heard, resolvers.inline_calls)
     if target is None:
@@ -148,7 +148,7 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
     *,
     tell: Tell | None = None,
 ) -> Flow[Became]:
-    """Settle a record by evidence, or compare them; a record that has an answer never gets another one."""
+    """Settle a record by evidence, or compare the two; a record that has an answer never gets another one."""
     resolution = from_text(evidence.heard.said)
     if isinstance(resolution, Undecided):
         return Became.KEPT
@@ -169,7 +169,7 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
 
 
 def payload_of(store: Store, record: Record) -> Flow[Any]:
-    """What a deferred call was asked for; its parcel lies with the dead letters."""
+    """The payload of a deferred call; its parcel is a dead letter."""
     if record.effects is not Effects.OUTBOX or store.outbox is None:
         return None
     for parcel in (yield from desk_of(store).parcels(record.incarnation)):
@@ -183,9 +183,9 @@ def payload_of(store: Store, record: Record) -> Flow[Any]:
 def _shaped(
     store: Store, resolution: Executed | Declined | Unexecuted, target: Target, resolvers: Resolvers
 ) -> Flow[Executed | Declined | Unexecuted | None]:
-    """What the operation makes of the provider's object; None: the record is not unknown, so nothing is settled now.
+    """The answer that the operation makes of the provider's object; None: the record is not unknown, so settle nothing.
 
-    A record that turns unknown a moment later is the next look's: it must not get an answer that was not made for it.
+    A record that turns unknown a moment later is settled by the next look, with an answer made for it.
     """
     seen = yield from store.find(target.id)
     record = seen.record
@@ -199,13 +199,13 @@ def _shaped(
 
 
 def compared(store: Store, target: Target, resolution: Resolution) -> Flow[Verdict | None]:
-    """Whether a record agrees with what was said about its call; None: it says nothing yet."""
+    """Whether a record agrees with evidence about its call; None: the record has no outcome yet."""
     record = (yield from store.find(target.id)).record
     if record is None or record.incarnation != target.incarnation:
         return None
     said, told = standing(record, target.phase), _outcome(resolution)
     if said is None or told is None:
-        # "May run again" against "was executed": only a person can tell which of them is wrong (F35).
+        # "May run again" against "was executed": only a person can find out which of them is wrong (F35).
         retryable = record.state is State.FAILED_RETRYABLE and record.intent is None
         return Verdict.CONTRADICTS if retryable and told is Outcome.SUCCESS else None
     return Verdict.AGREES if said is told else Verdict.CONTRADICTS
@@ -228,7 +228,7 @@ def _became(verdict: Verdict) -> Became:
 
 
 def _target(store: Store, heard: Heard, inline: Mapping[str, str]) -> Flow[Target | None]:
-    """The newest call of that name; for handlers that announce none, the unknown record whose key fits."""
+    """The newest call with that downstream key; for INLINE, which announces none, the unknown record whose key fits."""
     desk = reconcile_of(store)
     calls = yield from desk.calls_of(heard.downstream_key, heard.provider_id)
     if calls:

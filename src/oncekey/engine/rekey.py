@@ -1,9 +1,9 @@
-"""Giving what is stored the current key: `oncekey rekey`, page by page over all there is.
+"""Sealing stored content under the current key: `oncekey rekey`, page by page over the whole store.
 
-What is sealed under the current key already is passed over, so a walk that was interrupted is simply begun again. What
-was stored before anything was sealed is sealed, too. Records that somebody owns are left: their owners compare what
-they have read, and what they store next is sealed under the current key anyway. They are counted, and a later walk
-finds them ended.
+Content that is sealed under the current key already is skipped, so a walk that was interrupted is just begun again.
+Content that was stored before sealing was switched on is sealed, too. Records that have an owner are left alone: the
+owner compares the memo that it read, and seals what it stores next under the current key. They are counted, and a later
+walk finds them ended.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """What became of some content, counted."""
+    """Counts of what the walk did."""
 
     looked: int = 0
     resealed: int = 0
     owned: int = 0
-    """Somebody is at work on the record."""
+    """Records that have an owner."""
     closed: int = 0
-    """It could not be opened: its key is not there, or is another one by that name."""
+    """Content that could not be opened: its key is missing, or has other bytes under that name."""
     moved: int = 0
-    """Somebody else wrote to it just then."""
+    """Records that another actor wrote to at the same time."""
 
     def __add__(self, other: Walked) -> Walked:
         return Walked(
@@ -61,14 +61,14 @@ class Walked:
 
 @dataclass(frozen=True, slots=True)
 class Stop(Generic[C]):
-    """What one page came to, and where the next one begins. None: that was the end."""
+    """The counts of one page, and where the next one begins. None: this was the last page."""
 
     walked: Walked
     after: C | None
 
 
 def walk_of(store: Store) -> Reseal:
-    """The store's own walk over its content."""
+    """The store's part for walking over its content; raises if the store has none."""
     if store.reseal is None:
         raise ConfigurationError(NOT_HERE)
     return store.reseal
@@ -81,7 +81,7 @@ def rekey_records(store: Store, seal: Seal, after: Record | None = None, limit: 
     walked = Walked()
     for record in page:
         walked += yield from _rekeyed(reseal, closing, record)
-    # Records that cannot be read are on no page, so only an empty one is the end.
+    # Records that cannot be read are on no page, so only an empty page is the end.
     return Stop(walked, page[-1] if page else None)
 
 
@@ -99,7 +99,7 @@ def rekey_parcels(store: Store, seal: Seal, after: UUID | None = None, limit: in
 
 
 def rekey_evidence(store: Store, seal: Seal, after: int | None = None, limit: int = PAGE) -> Flow[Stop[int]]:
-    """One page of what was heard about calls."""
+    """One page of evidence."""
     reseal, closing = walk_of(store), Closing(seal)
     page = yield from reseal.evidence(limit, after or 0)
     walked = Walked()
@@ -112,16 +112,16 @@ def rekey_evidence(store: Store, seal: Seal, after: int | None = None, limit: in
 
 
 WALKS: Final[tuple[Callable[..., Flow[Stop[Any]]], ...]] = (rekey_records, rekey_parcels, rekey_evidence)
-"""All content there is, each from one end to the other."""
+"""The walks that together cover all content."""
 
 
 def seals(store: Store, limit: int) -> Flow[tuple[InUse, ...]]:
-    """How much is sealed under which key; nothing of a store without a walk."""
+    """How much is sealed under which key; empty for a store without such a walk."""
     return () if store.reseal is None else (yield from store.reseal.seals(limit))
 
 
 def unopened(store: Store, seal: Seal, limit: int) -> Flow[int]:
-    """How many of the first records have something that does not open, although a key of that name is there."""
+    """How many of the first records have content that does not open, although a key of that name is there."""
     closing, found = Closing(seal), 0
     for record in (yield from walk_of(store).records(limit)):
         opened = closing.record(record)
@@ -171,7 +171,7 @@ def _entry(closing: Closing, entry: MemoEntry, place: Place, current: str) -> Me
     opened = closing.opened_entry(entry, place)
     if key_of_text(opened.result) is not None:
         return None
-    # A new one remembers no stored form, so it is sealed anew.
+    # A new entry remembers no stored form, so it is sealed anew.
     return closing.entry(MemoEntry(opened.name, opened.kind, opened.result, opened.by_hand), place)
 
 

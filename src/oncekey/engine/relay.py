@@ -1,8 +1,8 @@
-"""What a worker does with a parcel, as flows: take it up, and write down what became of the call.
+"""What the relay does with a parcel, as flows: take it up, and store what the call led to.
 
 A message (`emit`) is delivered at least once and never touches a record. A request's own call (`defer`) is one
-announced call on its record: with a stored result it is settled without calling, and what may have been sent is sent
-again only while that is safe (O1). Nothing here calls anything: the caller does, between two flows.
+announced call on its record. If its result is stored, the relay settles without calling; if it may have been sent, the
+relay sends it again only while that is safe (O1). Nothing here calls anything: the caller does, between two flows.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from oncekey.ports import Outbox
 
 MARGIN: Final[Duration] = 5 * SECOND
-"""How much longer than its longest call a parcel is held: the result has to be written, too."""
+"""How much longer than its longest call a parcel's lease is: the result has to be written, too."""
 NOT_STORABLE: Final = "result_not_storable"
-"""The error code of a record whose call was made, and returned what cannot be kept (H1)."""
+"""The error code of a record whose call was made, and returned what cannot be stored (H1)."""
 SPENT: Final = "attempts_exhausted"
-"""The error of a parcel whose worker never came back to say one."""
+"""The error of a parcel whose worker disappeared without reporting one."""
 
 _ROOM: Final = 64 * 1024
 _ERRORS: Final = 400
 
 
 class Ended(StrEnum):
-    """What became of a parcel."""
+    """How a parcel ended."""
 
     DELIVERED = "delivered"
     POSTPONED = "postponed"
     PARKED = "parked"
-    """A request's own call: its outcome is unknown, its parcel a dead letter."""
+    """A request's own call: the outcome is unknown, and the parcel is a dead letter."""
     BURIED = "buried"
     """A message that was tried too often."""
     ORPHANED = "orphaned"
@@ -52,7 +52,7 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The provider's final word: the answer of the request."""
+    """The provider's final answer, which is the answer of the request."""
 
     response: StoredResponse
     provider_id: str | None = None
@@ -61,12 +61,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unstorable:
-    """The call was made, and what it returned has no stored form."""
+    """The call was made, and its result has no stored form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The call did not return. `never_sent` is proven, and says nothing about calls before it."""
+    """The call did not return. `never_sent` is proven, and says nothing about the calls before it."""
 
     error: str
     after: Duration = 0
@@ -78,12 +78,12 @@ Ending: TypeAlias = Answered | Unstorable | Failed
 
 
 def lease_of(policy: Policy) -> Duration:
-    """How long a parcel is held at least: the longest call fits in, from its announcement to its result."""
+    """The shortest lease of a parcel: the longest call fits in, from its announcement to its result."""
     return max(micros(policy.outbox_lease), micros(policy.send_window) + micros(policy.call_timeout) + MARGIN)
 
 
 def digest_of(parcel: Parcel) -> str:
-    """What is sent, in short: another content under the same announcement would be no repetition (H2)."""
+    """A digest of what is sent: other content under the same announcement is not a repetition (H2)."""
     content = f"{parcel.topic}\n{parcel.payload}".encode("utf-8", "surrogatepass")
     return blake2b(content, digest_size=16).hexdigest()
 
@@ -91,7 +91,7 @@ def digest_of(parcel: Parcel) -> str:
 def begin_call(
     outbox: Outbox, held: HeldParcel, owner: str, repeatable: Duration | None, policy: Policy
 ) -> Flow[TakenUp | Ended]:
-    """Take a request's call up. `TakenUp`: make it now, within the send window; anything else is over."""
+    """Take a request's call up. `TakenUp`: make the call now, within the send window; anything else is an end."""
     parcel = held.parcel
     call = Announcement(
         phase=parcel.topic,
@@ -121,7 +121,7 @@ def begin_call(
 
 
 def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> Flow[Ended]:
-    """Write down what became of the call; the result first, then the answer with the parcel's end."""
+    """Store what the call led to: the result first, then the answer together with the parcel's end."""
     match ending:
         case Answered():
             return (yield from _keep(outbox, taken, ending, policy))
@@ -154,7 +154,7 @@ def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> 
 
 
 def fail_message(outbox: Outbox, held: HeldParcel, failed: Failed, policy: Policy) -> Flow[Ended]:
-    """A message that was not delivered: later once more, or to the dead letters."""
+    """Store that a message was not delivered: it is due again later, or becomes a dead letter."""
     if failed.counted and held.attempts >= policy.outbox_max_attempts:
         return Ended.BURIED if (yield from outbox.bury(held, failed.error[:_ERRORS])) else Ended.LOST
     ours = yield from outbox.again(held, failed.after, failed.error[:_ERRORS], counted=failed.counted)
@@ -162,7 +162,7 @@ def fail_message(outbox: Outbox, held: HeldParcel, failed: Failed, policy: Polic
 
 
 def entry_of(phase: str, answered: Answered, policy: Policy) -> MemoEntry:
-    """The result as the record keeps it: the whole answer, and the provider's own id for it."""
+    """The result as the record stores it: the whole answer, and the provider's own id for it."""
     response = answered.response
     kept = {
         "status": response.status,
@@ -175,7 +175,7 @@ def entry_of(phase: str, answered: Answered, policy: Policy) -> MemoEntry:
 
 
 def answer_of(entry: MemoEntry) -> Answered:
-    """The answer that a stored result holds."""
+    """The answer in a stored result."""
     kept = memo.decode(entry.result)
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in kept["headers"])
     response = StoredResponse(kept["status"], headers, kept["body"])

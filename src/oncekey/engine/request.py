@@ -1,6 +1,6 @@
 """The request path as flows: begin, renew, settle, release.
 
-Nothing here waits, reads a clock or talks to anything: a flow yields transactions and is sent their results.
+Nothing here waits, reads a clock or does I/O: a flow yields transactions and is sent their results.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from oncekey.ports import Records, Store
 
 ROUNDS = 8
-"""How often a request that loses race after race looks again before it is told to come back later."""
+"""How often a request that loses race after race reads again before it is refused as in progress."""
 
 LOSSES = 3
-"""How many replies may be lost before the outage is reported: each may have been waited for."""
+"""How many replies may be lost before the outage is reported: each may have taken a full time-out."""
 
 COMMIT_LOST = "commit_reply_lost"
 NO_OUTBOX = "parcels need a store with an outbox: `oncekey stores` says which have one"
 
 
 def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
-    """Ask for the right to execute. Each round is one look and at most one compare-and-swap.
+    """Ask for the right to execute. Each round is one read and at most one compare-and-swap.
 
-    A write whose reply was lost may have been made, or be made yet. So the next round looks again: what names
-    our owner is ours (P7). And it speaks under another incarnation, because two lives never share one (F1).
+    A write whose reply was lost may have been executed, or be executed yet. So the next round reads again: a record
+    that names our owner is ours (P7). And it writes under another incarnation, because two lives never share one (F1).
     """
     snapshot: Snapshot | None = None
     met: Record | None = None
@@ -66,7 +66,7 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
                     snapshot = None
                 case _:
                     assert_never(ruled)
-            met = None if snapshot is None else met  # somebody else was first
+            met = None if snapshot is None else met  # another request was first
         except CommitAmbiguousError as error:
             lost, snapshot, losses = error, None, losses + 1
             claim = replace(claim, incarnation=uuid5(claim.incarnation, str(losses)))
@@ -80,14 +80,14 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
 
 
 def _having_met(ruled: Proceed | Replay | Refuse, met: Record) -> Verdict:
-    """The verdict with what was moved for it; after a lost reply it may have been somebody else who moved it."""
+    """The verdict with the record that this request moved; after a lost reply another request may have moved it."""
     if isinstance(ruled, Proceed) or (isinstance(ruled, Refuse) and ruled.code is Code.OUTCOME_UNKNOWN):
         return replace(ruled, met=met)
     return ruled
 
 
 def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
-    """Ask to go on with a record in its client's stead (rows 13, 16): a completer never claims, supersedes or waits."""
+    """Ask to go on with a record without its client (rows 13, 16): a completer never claims, supersedes or waits."""
     met: Record | None = None
     snapshot = yield from store.find(claim.id)
     for _ in range(LOSSES):
@@ -121,22 +121,22 @@ def _note(  # noqa: PLR0917  (a line of the audit reads by position)
     why: str,
     actor: Actor = Actor.REQUESTER,
 ) -> Note | None:
-    """The line about a move that only a crash, a failure or an expiry leads to; the ordinary has none (ADR 0014)."""
+    """The audit line about a move that follows a crash, a failure or an expiry; ordinary moves have none (ADR 0014)."""
     return Note.of(seen, to, trigger, Mover(actor, claim.owner), why) if policy.audit else None
 
 
 def renew(records: Records, lease: Lease, span: Duration) -> Flow[Instant | None]:
-    """The heartbeat: the lease's new end, or None when it is not ours any more."""
+    """The heartbeat: the lease's new end, or None if the lease is lost."""
     return (yield from records.renew(lease, span))
 
 
 def settle(records: Records, lease: Lease, settlement: Settlement) -> Flow[Settled]:
-    """Write what became of the operation, in a transaction of its own."""
+    """Write the outcome of the operation, in a transaction of its own."""
     return (yield from records.settle(lease, settlement))
 
 
 def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...]) -> Steps[Settled]:
-    """The settlement inside the business transaction, with what the handler emitted; refused, nothing is put."""
+    """Settle inside the business transaction, with the handler's parcels; if it is refused, no parcel is written."""
     settled = yield from store.settling(lease, settlement)
     if settled.ours and parcels:
         if store.outbox is None:
@@ -146,12 +146,12 @@ def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[
 
 
 def release(records: Records, lease: Lease) -> Flow[Settled]:
-    """Take back a claim whose handler was never entered: the key is as good as new."""
+    """Take back a claim whose handler was never entered: the key counts as unused."""
     return (yield from records.settle(lease, Discarded()))
 
 
 def settle_lost_commit(records: Records, lease: Lease) -> Flow[Settled]:
-    """Find out what became of a business transaction whose COMMIT got no reply (P7).
+    """Find out whether a business transaction whose COMMIT got no reply was committed (P7).
 
     That transaction updated the record's row before its COMMIT was sent, so this settlement waits for it to
     end: it finds either the committed answer, or the untouched claim, which it hands back. Reading alone could

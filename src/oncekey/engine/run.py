@@ -1,4 +1,4 @@
-"""The state of one operation on its way through the lifecycle, and what all operations of one installation share."""
+"""The state of one operation during its life, and what all operations of one installation share."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ class Site:
     store: Store
     breaker: Breaker
     clock: Callable[[], float]
-    """Seconds for patience, from any start."""
+    """Seconds from any start, for time limits."""
     boot: Callable[[], float]
-    """Seconds that go on while the machine sleeps, from any start."""
+    """Seconds from any start, by a clock that goes on while the machine sleeps."""
     stopping: Callable[[], bool] = bool
-    """Whether the process is being stopped: then phased handlers begin no further step."""
+    """Whether the process is stopping: then phased handlers begin no further step."""
     crowded: Callable[[bool], bool] = bool
-    """Whether the business transaction of an `async def` (False) or `def` handler (True) would have to wait for one."""
+    """Whether a new business transaction of an `async def` (False) or `def` handler (True) would have to wait."""
     wake: Callable[[], None] = field(default=lambda: None)
-    """Tells the workers of this process, if it has such, that parcels were committed."""
+    """Wakes the relay of this process, if it has one, after parcels were committed."""
     inline_calls: Callable[[], Mapping[str, str]] = dict
-    """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
+    """By operation, the call of INLINE handlers whose provider has a resolver or sends webhooks."""
     hints: Hints = field(default_factory=Hints)
     tell: Tell | None = None
-    """Tells those who observe; None: nobody does."""
+    """Reports events to the observers; None: there are none."""
     fronts: Fronts | None = None
-    """What stands in front of the store; routes ask for it by `Policy.replay_cache` and `Policy.lock_hint`."""
+    """The fronts before the store; a route uses them by `Policy.replay_cache` and `Policy.lock_hint`."""
 
 
 class Asker(Protocol):
-    """The request that is to be answered: asked only for what a refusal or a replay needs."""
+    """The request that is to be answered, as far as a refusal or a replay needs it."""
 
     @property
     def echo(self) -> bytes | None:
-        """The line of the key as the client wrote it."""
+        """The key's header field as the client wrote it."""
 
     @property
     def status_url(self) -> str | None:
-        """Where the key's state can be read."""
+        """The URL of the key's status resource."""
 
 
 class Run:
-    """What is known of one operation. The flow writes it; the adapter, the handler and its steps read it."""
+    """The state of one operation. The flow writes it; the adapter, the handler and its steps read it."""
 
     __slots__ = (
         "_lock",
@@ -115,43 +115,43 @@ class Run:
         self.policy: Policy = enrolment.policy
         self.asker = asker
         self.resumed = resumed
-        """A completer asks, in the client's stead."""
+        """The completer asks, without the client."""
         self.limits = limits
-        """What says whether there are too many like it; None where the route has no limits."""
+        """The flow that refuses a request if there are too many; None if the route has no limits."""
         self.tx: Tx = tx
-        """The business transaction, once there is one."""
+        """The business transaction, once it is open."""
         self.borrowed = tx is not None
-        """A dependency was lent the transaction before the claim, so it cannot be opened anew."""
+        """A framework dependency used the transaction before the claim, so it cannot be opened anew."""
         self.lends = lends
-        """A dependency was lent something, the transaction or only a session to read through."""
+        """A framework dependency got something before the claim: the transaction, or a session that only reads."""
         self.spent = False
-        """What a dependency was lent is rolled back: the handler cannot write through it any more."""
+        """The transaction that a dependency used is rolled back: the handler cannot write through it any more."""
         self.claiming = False
-        """A claim was sent: interrupted now, it may have been made."""
+        """A claim was sent: if the request is interrupted now, it may have been made."""
         self.go: Go | None = None
-        """Set: LOCAL in one commit. Unset: the record was claimed first."""
+        """Set for LOCAL in one commit. None: the record was claimed first."""
         self.lease: Lease | None = None
         self.record: Record | None = None
-        """As it was when it was claimed; there is none of a new key in one commit."""
+        """The record at the claim; None for a new key in one commit."""
         self.now: Instant = 0
         self.asked_at = 0.0
-        """When the store was asked, where something stands in front of it."""
+        """When the store was asked, if there is a front."""
         self.front: Beside | None = None
-        """What is asked before the store."""
+        """The front that is asked before the store."""
         self.held: bytes | None = None
-        """Under which name duplicates are told of it without the store, if they are."""
+        """The name of the note in the front which says that this key is in progress, if there is one."""
         self.expires_at: Instant | None = None
-        """Until when the answer is kept; None while it is not."""
+        """Until when the answer is kept; None before it is stored."""
         self.pulse: Pulse | None = None
         self.seed = claim.seed
-        """What downstream keys are derived from: the first claim's, over all attempts."""
+        """The seed of downstream keys: the first claim's, for all attempts."""
         self.parcels: Parcels
-        """What the handler hands to the outbox; there is none before it may run."""
+        """The handler's parcels; set when the handler may run."""
         self.course: Course | None = None
-        """The steps of the handler, if it has such."""
+        """The steps of a phased handler."""
         self._lock: Lock | None = None
         self.teller: Teller | None = None
-        """Tells what becomes of it, where somebody observes."""
+        """Reports this operation to the observers, if there are any."""
         if enrolment.fronted and not resumed and site.fronts is not None:
             self.front = site.fronts.of(enrolment)
         if site.tell is not None:
@@ -159,13 +159,13 @@ class Run:
 
     @property
     def lock(self) -> Lock:
-        """What LOCAL in one commit locks."""
+        """The lock of LOCAL in one commit."""
         if self._lock is None:
             self._lock = self.enrolment.locks.of(self.claim.id, self.claim.fingerprint)
         return self._lock
 
     def proceeds(self, verdict: Proceed) -> None:
-        """The handler may run: what is known of it from now on."""
+        """Take the verdict that the handler may run."""
         record = verdict.record
         self.lease = lease = verdict.lease
         self.record, self.now = record, verdict.now
@@ -176,12 +176,12 @@ class Run:
             return
         self.seed = record.seed
         self.parcels = Parcels(lease, record.seed)
-        # What was begun under other effects goes on with steps, too.
+        # A record that was begun under other effects goes on with its steps, too.
         if self.enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
             site = self.site
             self.course = Course.of(record, lease, self.policy, verdict.now, site.boot, stopping=site.stopping)
             self.course.teller = self.teller
 
     def lost(self) -> bool:
-        """Whether somebody else owns the key by now."""
+        """Whether another owner has the key by now."""
         return self.pulse is not None and self.pulse.lost

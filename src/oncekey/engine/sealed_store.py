@@ -1,16 +1,16 @@
-"""A store whose content is sealed: every value that goes down is closed, and every value that comes up is opened.
+"""A store whose content is sealed: values are sealed on their way to the store, and opened on their way back.
 
-This is the one place between the engine and all stores: they compare, keep and return sealed values as they would any
-others, and whoever is above reads plain ones. It goes by the types of what is said and answered, and not by the names
-of methods, so a verb that a store learns later is covered as soon as its values are.
+This is the one place between the engine and all stores: a store compares, keeps and returns sealed values like any
+others, and the engine reads plain ones. The code goes by the types of arguments and results, not by the names of
+methods, so a verb that a store gets later is covered as soon as its types are.
 
 Three things need care.
 
-* A memo is compared whole by the store. An entry that came from it, or went there, remembers its stored form and is
-  said again in that form, whatever key it was sealed under (`Sealable`).
-* What cannot be opened is passed on as it is. `check_open` and `check_steps` refuse it where it would be replayed or
-  gone on with, a relay lets its parcel wait, tools say that it is sealed; sweepers and reapers need none of it.
-* What cannot be sealed is not stored: that is an outage of the store, and what an outage means is known everywhere.
+* A store compares a memo as a whole. An entry that came from the store, or was written to it, remembers its stored form
+  and is written again in that form, whatever key it was sealed under (`Sealable`).
+* Content that cannot be opened is passed on as it is. `check_open` and `check_steps` refuse to replay it or to go on
+  with it, the relay lets its parcel wait, and tools show that it is sealed; sweeper and reaper need none of it.
+* Content that cannot be sealed is not stored: this counts as an outage of the store, which every caller can handle.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ NOT_SEALED: Final = "what is to be stored could not be sealed, so it was not sto
 
 _FIELDS: Final = [one.name for one in fields(Record)]
 _VALUES: Final = attrgetter(*_FIELDS)
-"""All of a record at once: a copy of so many fields by their names takes as long as opening an answer."""
+"""All fields of a record at once: copying them one by one by name takes as long as opening an answer."""
 _RESPONSE, _MEMO, _REQUEST = (_FIELDS.index(name) for name in ("response", "memo", "request"))
 
 
 class Place(NamedTuple):
-    """Which record, in which of its lives, something is about."""
+    """The record, and its incarnation, that some content belongs to."""
 
     id: RecordId
     incarnation: UUID
@@ -78,15 +78,15 @@ def sealed_store(store: Store, seal: Seal) -> Store:
 
 
 class Closing:
-    """Closes and opens the values that travel between the engine and a store."""
+    """Seals and opens the values that pass between the engine and a store."""
 
     def __init__(self, seal: Seal) -> None:
         self.seal = seal
 
-    # Down
+    # To the store
 
     def answer(self, settlement: Completed, place: Place) -> Completed:
-        """An answer; the same one is closed once, so that who repeats a settlement says the same."""
+        """Seal an answer; the same answer is sealed once, so that a repeated settlement writes the same bytes."""
         known: tuple[Place, Completed] | None = getattr(settlement, "sealed", None)
         if known is not None and known[0] == place:
             return known[1]
@@ -99,7 +99,7 @@ class Closing:
         return closed
 
     def entry(self, entry: MemoEntry, place: Place) -> MemoEntry:
-        """A step's result, in the form that it has in the store already, if it does."""
+        """Seal a step's result, or take the form that it has in the store already."""
         if was_not_sent(entry) or envelopes.key_of_text(entry.result) is not None:
             return entry
         known: tuple[Place, str] | None = getattr(entry, "sealed", None)
@@ -113,32 +113,32 @@ class Closing:
         return MemoEntry(entry.name, entry.kind, text, entry.by_hand)
 
     def parcel(self, parcel: Parcel) -> Parcel:
-        """A payload."""
+        """Seal a parcel's payload."""
         if envelopes.is_sealed(parcel.payload):
             return parcel
         about = envelopes.about_parcel(parcel.incarnation, parcel.id)
         return replace(parcel, payload=self._close_text(parcel.payload, about))
 
     def claim(self, claim: Claim) -> Claim:
-        """The request that is kept for a completer."""
+        """Seal the request that is kept for the completer."""
         if claim.request is None or envelopes.disclose(claim.request) is not None:
             return claim
         return replace(claim, request=self.request_bytes(claim.request, claim.id, claim.fingerprint))
 
     def request_bytes(self, request: bytes, record_id: RecordId, fingerprint: str) -> bytes:
-        """A kept request as it is stored."""
+        """Seal the bytes of a kept request."""
         return envelopes.enclose(*self._close(request, envelopes.about_request(record_id, fingerprint)))
 
     def heard(self, heard: Heard) -> Heard:
-        """What a provider said."""
+        """Seal evidence."""
         if envelopes.is_sealed(heard.said):
             return heard
         return replace(heard, said=self._close_text(heard.said, envelopes.about_evidence(heard.source, heard.event_id)))
 
-    # Up
+    # From the store
 
     def record(self, record: Record, known: StoredResponse | None = None) -> Record:
-        """A record, as far as it can be opened; `known` is its answer, for who has just said it."""
+        """Open a record as far as possible; `known` is its answer, if the caller has just written it."""
         response, memo, request = record.response, record.memo, record.request
         closed = response is not None and response.schema_version == SEALED_SCHEMA
         if not (closed or memo or request):
@@ -154,7 +154,7 @@ class Closing:
         return Record(*values)
 
     def finished(self, finished: Finished) -> Finished:
-        """What a repeat reads."""
+        """Open what a repeat reads."""
         response = finished.response
         if response is None or response.schema_version != SEALED_SCHEMA:
             return finished
@@ -169,34 +169,34 @@ class Closing:
         )
 
     def response(self, response: StoredResponse, place: Place) -> StoredResponse:
-        """An answer, as it is if it cannot be opened."""
+        """Open an answer, or return it as it is if it cannot be opened."""
         closed = None if response.body is None else envelopes.disclose(response.body)
         if closed is None:
-            return response  # a list, which leaves answers out
+            return response  # a listing, which does not read answers
         plain = self._open(closed, envelopes.about_record(*place, "answer"))
         return response if plain is None else envelopes.opened_answer(response, plain)
 
     def opened_parcel(self, parcel: Parcel) -> Parcel:
-        """A parcel that can be delivered, or waits."""
+        """Open a parcel; one that cannot be opened is not delivered, and waits."""
         about = envelopes.about_parcel(parcel.incarnation, parcel.id)
         text = self._open_text(parcel.payload, about)
         return parcel if text is parcel.payload else replace(parcel, payload=text)
 
     def view(self, view: ParcelView, incarnation: UUID) -> ParcelView:
-        """A parcel as it is shown."""
+        """Open a parcel that is shown to an operator."""
         return replace(view, payload=self._open_text(view.payload, envelopes.about_parcel(incarnation, view.id)))
 
     def opened_heard(self, heard: Heard) -> Heard:
-        """What a provider said."""
+        """Open evidence."""
         text = self._open_text(heard.said, envelopes.about_evidence(heard.source, heard.event_id))
         return heard if text is heard.said else replace(heard, said=text)
 
     def opened_entry(self, entry: MemoEntry, place: Place) -> MemoEntry:
-        """A step's result, which remembers how it is stored."""
+        """Open a step's result, which remembers its stored form."""
         tag = envelopes.tag_of(entry.result)
         inside = envelopes.untagged(tag, entry.result)
         if not envelopes.is_sealed(inside):
-            object.__setattr__(entry, "sealed", (place, entry.result))  # it was there before results were sealed
+            object.__setattr__(entry, "sealed", (place, entry.result))  # it was stored before results were sealed
             return entry
         text = self._open_text(inside, _about_step(entry.name, place))
         if text is inside:
@@ -206,7 +206,7 @@ class Closing:
         return opened
 
     def request(self, record: Record) -> bytes:
-        """The request that is kept."""
+        """Open the request that is kept."""
         assert record.request is not None
         closed = envelopes.disclose(record.request)
         if closed is None:
@@ -217,7 +217,7 @@ class Closing:
     def _close(self, plain: bytes, about: bytes) -> tuple[str, bytes]:
         try:
             return self.seal.seal(plain, about)
-        except Exception as error:  # whatever a seal of the application's own may raise
+        except Exception as error:  # a seal of the application may raise anything
             raise StoreUnavailableError(NOT_SEALED.format(error=type(error).__name__)) from error
 
     def _close_text(self, plain: str, about: bytes) -> str:
@@ -227,7 +227,7 @@ class Closing:
         try:
             return self.seal.open(*closed, about)
         except CannotOpenError:
-            return None  # who would use it says so
+            return None  # the code that would use it refuses to
         except Exception as error:  # noqa: BLE001  (whatever a seal of the application's own may raise)
             log.error("oncekey: opening what is %s failed: %s", envelopes.said_of(closed[0]), type(error).__name__)
             return None
@@ -243,9 +243,9 @@ def _about_step(name: str, place: Place) -> bytes:
 
 
 class _Speaker:
-    """Speaks to a store, or to a part of one: `closing` says what is closed on the way down and opened on the way up.
+    """A store, or a part of one, whose arguments `closing` seals and whose results it opens.
 
-    What a method is given tells which record it is about.
+    The arguments of a method tell which record it is about.
     """
 
     def __init__(self, inner: Any, closing: Closing) -> None:  # noqa: ANN401  (any of the protocols)
@@ -254,7 +254,7 @@ class _Speaker:
 
     @property
     def unsealed(self) -> Any:  # noqa: ANN401  (any of the protocols)
-        """The store itself, for those who ask which one it is."""
+        """The store itself, for code that has to know its type."""
         return self._inner
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the protocol has)
@@ -291,7 +291,7 @@ def _move(
     deciding: Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden],
     noting: Callable[[Move], Any],
 ) -> Flow[Moved | Forbidden]:
-    """What is decided is decided by what can be read, and written sealed."""
+    """Decide on the opened record, and write the move sealed."""
     open_move: list[Move] = []
 
     def decided(seen: Snapshot, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
@@ -318,7 +318,7 @@ def _settle(
     lease: Lease,
     settlement: Any,  # noqa: ANN401
 ) -> Generator[Any, Any, Settled]:
-    """Who has settled has no need to open its own answer."""
+    """Settle; the caller knows its own answer, so it is not opened again."""
     settled = yield from method(lease, _down(closing, settlement, Place(lease.id, lease.incarnation), "settle"))
     record, now = settled.snapshot.record, settled.snapshot.now
     if record is None:
@@ -330,7 +330,7 @@ def _settle(
 def _last_result(
     _: Closing, method: Callable[..., Flow[MemoEntry | None]], operation: str, phase: str
 ) -> Flow[MemoEntry | None]:
-    """It is any record's, so nobody knows what it was sealed for; what it looks like is left to the operator."""
+    """The result of any record, so its place is not known and it cannot be opened: a sealed one is left out."""
     entry = yield from method(operation, phase)
     return None if entry is None or envelopes.key_of_text(entry.result) is not None else entry
 
@@ -344,7 +344,7 @@ _OWN_WAYS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def _place_of(given: tuple[Any, ...]) -> Place | None:
-    """Which record it is about. A retried LOCAL request goes on in the life that it has found, not in its claim's."""
+    """The record that the arguments are about. A retried LOCAL request goes on in the incarnation that it found."""
     found: Place | None = None
     for one in given:
         if isinstance(one, Ground):
@@ -371,7 +371,7 @@ def _down(closing: Closing, value: Any, place: Place | None, verb: str) -> Any: 
         return Deferred(closing.parcel(value.parcel))
     if kind is Heard:
         return closing.heard(value)
-    if kind is HeldParcel and verb == "result":  # the only one that may put it back; the others only prove it
+    if kind is HeldParcel and verb == "result":  # the only verb that may write the payload; others prove the parcel
         return replace(value, parcel=closing.parcel(value.parcel))
     return value
 
@@ -418,4 +418,4 @@ def _up_fields(closing: Closing, value: Any, life: UUID | None = None) -> Any:  
 
 
 _CLOSED_KINDS: Final = frozenset({Lease, RecordId, Move, StoredResponse})
-"""Values with nothing to open in them, which would only be searched."""
+"""Types without content that could be opened."""

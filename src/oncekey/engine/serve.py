@@ -1,20 +1,20 @@
 """The life of one protected operation, from its claim to its answer: one flow for every framework and every proof.
 
-    admit    the right to execute, or what is said instead: limits, the breaker, then the lock (LOCAL in one commit)
+    admit    the right to execute, or the answer instead: limits, the breaker, then the lock (LOCAL in one commit)
              or the claim; in wait mode again and again, holding nothing meanwhile
-    Invoke   the adapter's turn: it runs a handler, a function or an upstream and decides what its end means, once that
-             end is whole; the flow rests, and any task or thread may resume it
-    settle   the decision is written down: in one commit with the handler's rows, or beside them; a commit that was not
-             answered is asked after
-    answer   None: the record says what the handler said, so the handler's own bytes go out. An `Answer`: they do not.
+    Invoke   the adapter's turn: it runs a handler, a function or an upstream, and decides what its end means, once
+             that end is complete; the flow stops here, and any task or thread may resume it
+    settle   the decision is stored: in one commit with the handler's rows, or without them; after a COMMIT without
+             a reply the record is asked
+    answer   None: the record has the handler's outcome, so the handler's own bytes are sent. An `Answer` replaces them.
 
-Three rules hold everywhere below. The answer is sent after the settlement, never before. What is opened is ended by
-whoever was told of it: a runtime that fails in `Begin` leaves nothing open, a flow that was given a transaction commits
-it or rolls it back. And an `Interrupted` is thrown in at most once: before the handler the flow tidies up and raises it
-again; from the settlement on the flow answers, because what was executed has to be written down.
+Three rules hold everywhere below. The answer is sent after the settlement, never before. What is open has one part that
+ends it: a runtime that fails in `Begin` leaves nothing open, and a flow that got a transaction commits it or rolls it
+back. And an `Interrupted` is thrown in at most once: before the handler the flow cleans up and raises it again; from
+the settlement on the flow goes on to its answer, because what was executed has to be stored.
 
-A flow that is left at `Invoke` owns its claim and its transaction. So every way out of an adapter resumes it, with
-`NOT_CALLED` if the handler was never called; and `abandon` is for the ways that nobody has thought of.
+A flow that stopped at `Invoke` owns its claim and its transaction. So every path out of an adapter resumes it, with
+`NOT_CALLED` if the handler was never called; `abandon` is for errors inside oncekey itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def serve(run: Run) -> Life[Answer | Bypass | None]:
-    """The whole life. `Bypass`: the route fails open, and its handler runs without protection."""
+    """The whole life of one operation. `Bypass`: the route fails open, and its handler runs without protection."""
     verdict = yield from admit(run)
     if run.teller is not None:
         run.teller.admitted(verdict)
@@ -68,7 +68,7 @@ def serve(run: Run) -> Life[Answer | Bypass | None]:
 
 
 def _prepare(run: Run) -> Life[None]:
-    """A record that was claimed first has a lease to renew, and a LOCAL handler still needs its transaction."""
+    """Start the heartbeat of a claimed record, and open the transaction of a LOCAL handler that has none yet."""
     lease, policy, store = run.lease, run.policy, run.store
     assert lease is not None
     span = micros(policy.lease)
@@ -80,10 +80,10 @@ def _prepare(run: Run) -> Life[None]:
 
 
 def abandon(run: Run, life: Life[Any], *, entered: bool) -> Life[None]:
-    """End a life that a fault of ours keeps from its own end; `entered` is whether the handler was called.
+    """End a life after an error inside oncekey; `entered` is whether the handler was called.
 
-    If it was not, the claim is given back. If it was, nobody has decided what its end means: its lease runs out, and
-    the sweeper finds it; only its heartbeat and its transaction may not stay behind.
+    If it was not, the claim is taken back. If it was, what its end means is not decided: the lease runs out, and the
+    sweeper finds the record. Only the heartbeat and the transaction are ended here.
     """
     life.close()
     if not entered and run.lease is not None:
@@ -103,15 +103,15 @@ class Unkeyed:
     def __init__(self, site: Site, claim: Claim | None, tx: Tx = None) -> None:
         self.site = site
         self.claim = claim
-        """What it would have claimed, where its route fails open."""
+        """The claim that the request would have made, if its route fails open."""
         self.tx: Tx = tx
-        # What is emitted without a record belongs to a life of its own.
+        # Parcels without a record get an incarnation of their own.
         record_id, seed = (RecordId("", ""), secrets.token_bytes(32)) if claim is None else (claim.id, claim.seed)
         self.parcels = Parcels(Lease(record_id, uuid4(), 1, 1, Effects.LOCAL, 0, 0, 0), seed)
 
 
 def serve_unkeyed(run: Unkeyed) -> Life[None]:
-    """The life of such a handler: its adapter resumes the flow with what becomes of the rows."""
+    """The life of a handler without a record: its adapter resumes the flow with what happens to the rows."""
     if run.tx is None:
         run.tx, _ = yield Begin()
     tx = run.tx

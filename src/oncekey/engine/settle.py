@@ -1,14 +1,34 @@
-"""The end: a decision is written down, and what the caller hears follows from what the record says then.
+"""Settlement: the decision about an ended handler is stored, and the answer follows from what the record then says.
 
-    together   the settlement is the last statement of the handler's transaction, and one COMMIT is all there is
-    apart      the handler's rows are rolled back, or there were none: the settlement has a transaction of its own
-    lost       COMMIT was sent and not answered: only the record knows, and only once that transaction is surely over
+                            decision
+                               │
+          commit the rows ─────┴───── roll them back, or there were none
+                 │                              │
+             together                         apart
+    settlement is the last statement      rollback, then the settlement in a
+    of the handler's transaction, COMMIT  transaction of its own
+                 │                              │
+    ┌────────────┼──────────────┐         ┌─────┴───────┐
+    acknowledged refused        no reply  acknowledged  refused, or the store is down
+    ▼            ▼              ▼         ▼             ▼
+    handler's    rolled back;   lost      handler's     the record's answer; an outage is
+    answer       the record's             answer        tried again beside the request
+                 answer
 
-The answer is None where the record now says what the handler said: then, and only then, the handler's own bytes go out.
-In every other case the record's word goes out instead, or that nobody knows.
+* **The handler's own bytes are sent only if the record has the handler's outcome** (the flow returns None). In every
+  other case the client gets the answer that the record gives. If the store cannot tell, it gets "unavailable" where
+  nothing was executed or all of it was rolled back, and "outcome unknown" otherwise.
+* **lost**: a COMMIT without a reply proves nothing. Only the record can tell, and only after that transaction has
+  certainly ended: LOCAL takes the key's lock again, any other settlement writes to the record's row, and both wait for
+  the first transaction (P7).
+* **refused**: another owner has the record. The owner's result is kept as evidence, so that a call that was executed
+  is not forgotten (U2). If the record is still ours and only does not take this settlement, a weaker one is written:
+  not executed -> handed back -> unknown.
+* **The store is down**: the settlement is repeated beside the request, for as long as the policy's `deadline`, also
+  after the lease: until another owner has the record, the first one knows best what happened.
 
-LOCAL in one commit (`run.go` is set) has written nothing before its COMMIT: there is no claim to hand back, and what is
-not committed never happened. Everywhere else the record was claimed first, and a settlement has to name its lease.
+LOCAL in one commit (`run.go` is set) has written nothing before its COMMIT: there is no claim to take back, and what is
+not committed did not happen. Everywhere else the record was claimed first, and a settlement proves its lease.
 """
 
 from __future__ import annotations
@@ -64,7 +84,7 @@ log = logging.getLogger("oncekey")
 
 TRIES: Final = 4
 PAUSE: Final = 0.05
-"""Seconds between two tries: a server takes a moment to notice that a connection is gone, and with it a lock."""
+"""Seconds between two tries: a server takes a moment to notice that a connection, and so its lock, is gone."""
 CALL_PATIENCE: Final = 2.0
 COMMIT_FAILED: Final = "commit_failed"
 NOT_ENTERED: Final = "not_entered"
@@ -74,7 +94,7 @@ UNKNOWN: Final = "oncekey: the outcome of %(operation)s is unknown: %(why)s (dig
 
 
 def settle(run: Run, decision: Decision) -> Life[Answer | None]:
-    """Write the decision down. Interrupted half-way, a commit is asked after, and all else is done once more."""
+    """Store the decision. After an interruption a COMMIT is asked after, and everything else is written once more."""
     if run.pulse is not None:
         run.pulse.stop()
     tx, settlement = run.tx, decision.settlement
@@ -91,8 +111,8 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
             yield Rollback(tx)
         told = yield from (_lost_commit(run) if together else _apart(run, settlement))
     except Exception:
-        # Foreseen by nobody: a listener of the application, a fault of ours. A transaction that stayed open would hold
-        # the key's lock, or a database's one writer, until somebody notices.
+        # An error without a rule: in a listener of the application, or in oncekey. A transaction that stayed open
+        # would hold the key's lock, or the only writer of a database.
         if tx is not None:
             yield Rollback(tx)
         raise
@@ -108,7 +128,7 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
 
 
 def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
-    """One commit for the handler's rows and the settlement; a settlement that is refused rolls both back."""
+    """Commit the handler's rows and the settlement at once; a settlement that is refused rolls both back."""
     go = run.go
     try:
         ended: Keep | Drop = yield (
@@ -122,7 +142,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         yield Rollback(tx)
         return (yield from _lost_commit(run))
     except StoreError as error:
-        # The server's own no, also to a COMMIT, is a roll-back.
+        # An error from the server, also in reply to COMMIT, is a roll-back.
         _failed(run, error)
         yield Rollback(tx)
         log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
@@ -138,7 +158,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
 
 
 def _one_commit(run: Run, tx: Tx, go: Go, settlement: Settlement) -> Commit:
-    """The finished record and the COMMIT; in one message where the driver can and nothing else is to be written."""
+    """The finished record and COMMIT: in one message if the driver can and there are no parcels to write."""
     assert isinstance(settlement, Completed | Deferred)
     locks, parcels = run.store.locks, run.parcels.emitted
     assert locks is not None
@@ -160,7 +180,7 @@ def _claimed_last(run: Run, settlement: Settlement) -> Steps[Keep | Drop]:
 
 
 def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[Answer | None]:
-    """The handler's rows are gone before their commit: a final no needs none of them, a success does."""
+    """The rows were rolled back before their commit: a final failure is stored without them, a success is not."""
     if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
         return (yield from _apart(run, settlement))
     log.error(NO_ROWS, _digest(run), error)
@@ -169,7 +189,7 @@ def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[An
 
 
 def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
-    """The settlement by itself. In one commit only a final no is stored: of all else there is nothing."""
+    """Settle without rows. In one commit only a final failure is stored; for everything else there is no record."""
     if run.go is None:
         return (yield from _alone(run, settlement))
     if isinstance(settlement, Completed):
@@ -180,7 +200,7 @@ def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
 
 
 def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
-    """Settle in a transaction of its own. A store that cannot be reached is asked again until it answers."""
+    """Settle in a transaction of its own. If the store cannot be reached, it is tried again beside the request."""
     lease = run.lease
     assert lease is not None
     try:
@@ -189,7 +209,7 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
         return _unread(run, error)
     except StoreError as error:
         _failed(run, error)
-        # Past the lease, too: until somebody else owns the record, its owner's word is the best there is.
+        # Also after the lease: until another owner has the record, the former owner knows the outcome best.
         yield Later(lambda: _settle_or_testify(run, lease, settlement), run.policy.deadline.total_seconds())
         return refused(run, UNAVAILABLE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
@@ -198,28 +218,28 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
     if _is_untouched(settled, lease):
         match settlement:
             case Retryable(last_error):
-                # A step was written without our hearing of it, so what is left is to be resumed.
+                # A step was stored and the reply was lost, so the record has to be resumed.
                 return (yield from _alone(run, HandedBack(last_error)))
             case Discarded():
                 return (yield from _alone(run, HandedBack(NOT_ENTERED, counted=False)))
             case HandedBack(last_error):
-                # The window of its open call ended this moment, so nobody may make that call again.
+                # The time to repeat its open call ended at this moment, so the call must not be made again.
                 return (yield from _alone(run, Doubtful(last_error))) or in_doubt(run)
             case _:
                 pass
     yield from testimony.of_answer(run.store, lease, settlement, run.policy)
     if settled.snapshot.record is None and not (run.enrolment.transactional or _did_nothing(run, settlement)):
-        return in_doubt(run)  # the record is lost, and what was done outside is not
+        return in_doubt(run)  # the record is gone, and what was done outside is not
     return _record_says(run, settled)
 
 
 def _did_nothing(run: Run, settlement: Settlement) -> bool:
-    """Whether "not accepted" is true of it. Whoever has steps may have taken some, whose replies were lost perhaps."""
+    """Whether "not executed" is true of the operation. A phased one may have taken steps whose replies were lost."""
     return isinstance(settlement, Discarded) or (isinstance(settlement, Retryable) and run.course is None)
 
 
 def _settle_or_testify(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
-    """What was executed and is refused is kept as evidence, and somebody hears of it."""
+    """Settle, and keep the outcome as evidence with an alarm if the settlement is refused."""
     if not (yield from request.settle(run.store, lease, settlement)).ours:
         yield from testimony.of_answer(run.store, lease, settlement, run.policy)
     elif run.teller is not None:
@@ -227,7 +247,7 @@ def _settle_or_testify(run: Run, lease: Lease, settlement: Settlement) -> Flow[N
 
 
 def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
-    """A final no after the roll-back; if it cannot be stored, nothing happened and the client may come again."""
+    """Store a final failure after the roll-back; if that fails, nothing happened and the client may retry."""
     locks = run.store.locks
     assert locks is not None
     try:
@@ -244,7 +264,7 @@ def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
 
 
 def _lost_commit(run: Run) -> Life[Answer | None]:
-    """A COMMIT without a reply: what the record says once its transaction is surely over."""
+    """The answer after a COMMIT without a reply: what the record says once that transaction has certainly ended."""
     lease, locks = run.lease, run.store.locks
     assert lease is not None
     try:
@@ -265,7 +285,7 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
 
 
 def _after(run: Run) -> Life[Answer | None]:
-    """What the record says wins over whatever we would have answered."""
+    """The answer that the record gives, which counts before any other (L2)."""
     try:
         told = yield from local.after(run.store, run.claim, run.policy)
     except RecordUnreadableError as error:
@@ -277,7 +297,7 @@ def _after(run: Run) -> Life[Answer | None]:
 
 
 def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
-    """Again while the lock is taken, for a moment: perhaps by a connection of ours that the server still has."""
+    """Repeat a flow for a moment while the lock is taken: the server may still hold a lost connection of ours."""
     for _ in range(TRIES - 1):
         told = yield from flow()
         if told is not local.BUSY:
@@ -287,7 +307,7 @@ def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
 
 
 def _noted(run: Run, written: Sealed | Settled, settlement: Settlement) -> None:
-    """The record says what the handler said."""
+    """Note that the record has the handler's outcome."""
     if run.teller is not None:
         run.teller.settled(settlement)
     if isinstance(written, Settled):
@@ -311,7 +331,7 @@ def _failed(run: Run, error: StoreError) -> None:
 
 
 def _is_untouched(settled: Settled, lease: Lease) -> bool:
-    """Whether the record is still ours although it would not take the settlement."""
+    """Whether the record is still ours although it refused the settlement."""
     record = settled.snapshot.record
     mine = (State.IN_PROGRESS, lease.incarnation, lease.fence)
     return record is not None and (record.state, record.incarnation, record.fence) == mine
@@ -324,15 +344,15 @@ def _record_says(run: Run, settled: Settled) -> Answer:
 
 
 def _unread(run: Run, error: RecordUnreadableError) -> Answer:
-    """A record is there that is not ours any more, and whose it is cannot be read."""
+    """The refusal for a record that cannot be read: it is not known whose it is now."""
     log.error("oncekey: %s", error)
     return refused(run, Refuse(Code.RECORD_UNREADABLE))
 
 
 def _remember(run: Run, settlement: Settlement) -> Life[None]:
-    """Say that an outcome is unknown; let webhooks find the call of an INLINE record, because they may contradict it.
+    """Log an unknown outcome, and store the call of an INLINE record, so that a webhook about it finds the record.
 
-    The answer does not wait for that: a record in doubt is found without it, and what is missed here is an alarm.
+    The answer does not wait for that: an unknown record is found without it, and only an alarm could be missed.
     """
     claim, lease = run.claim, run.lease
     if isinstance(settlement, Doubtful):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Driver, OpenTransaction, Store
 
 SOON = 0.2
-"""Seconds that a request waits for a place before it looks aside: a crowd of quick handlers has moved on by then."""
+"""Seconds that a request waits for a connection before it looks for an answer: quick handlers are done by then."""
 
 UNSHARED = "effects={effects} needs a store that shares the application's transactions: `oncekey stores` says which do"
 UNOPENED = (
@@ -44,14 +44,14 @@ class Engine:
         self.store = store
         self.driver = driver
         self.identity: bytes | None = None
-        """What tells this installation's tables from all others, once they were checked."""
+        """The identity of this installation's tables, once they were checked."""
         self._shares = driver if isinstance(driver, Shares) else None
-        # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
+        # Looked up on the class: a property would be evaluated, and engines are made where no event loop runs.
         self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._crowds is not None and self._crowds.crowded
 
     def begin(self, claim: Claim, policy: Policy) -> Verdict:
@@ -63,17 +63,17 @@ class Engine:
         return drive(request.renew(self.store, lease, span), self.driver.run)
 
     def settle(self, lease: Lease, settlement: Settlement) -> Settled:
-        """Write what became of the operation."""
+        """Write the outcome of the operation."""
         return drive(request.settle(self.store, lease, settlement), self.driver.run)
 
     def settle_within(
         self, tx: OpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
     ) -> Settled:
-        """Write it, and what the handler emitted, as the last statements of the business transaction."""
+        """Write the outcome and the handler's parcels, as the last statements of the business transaction."""
         return tx.step(request.settling(self.store, lease, settlement, parcels))
 
     def settle_lost_commit(self, lease: Lease) -> Settled:
-        """Find out what became of a COMMIT that got no reply."""
+        """Find out whether a COMMIT that got no reply was executed."""
         return drive(request.settle_lost_commit(self.store, lease), self.driver.run)
 
     def find(self, record_id: RecordId) -> Snapshot:
@@ -91,11 +91,11 @@ class Engine:
         self.identity = identity_of(drive(migrate.check(self.store.schema), self.driver.run))
 
     def migrate(self) -> None:
-        """Make the tables; on a store that has some, run what older versions can live with."""
+        """Create the tables; on a store that has some, run the migrations that older versions can work with."""
         drive(migrate.at_start(self.store.schema), self.driver.run)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self.driver.close()
 
 
@@ -106,24 +106,24 @@ class AsyncEngine:
         self.store = store
         self.driver = driver
         self.identity: bytes | None = None
-        """What tells this installation's tables from all others, once they were checked."""
+        """The identity of this installation's tables, once they were checked."""
         self._shares = driver if isinstance(driver, AsyncShares) else None
-        # Asked of the class: a property would be evaluated, and engines are made where no event loop runs.
+        # Looked up on the class: a property would be evaluated, and engines are made where no event loop runs.
         self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
         self._reads = driver if isinstance(driver, AsyncReads) else None
         self._rooms = driver if isinstance(driver, AsyncRoom) else None
         self.folds = driver if isinstance(driver, AsyncFolds) else None
         """The driver, if it can send a statement in the message of a BEGIN."""
         self.aside = asyncio.Lock()
-        """For those who look while they wait for a place: one after the other, so that claims find room beside them."""
+        """Lets the requests that look while they wait for a connection do so one by one, so that claims find room."""
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
+        """Whether a new business transaction would have to wait for another one to end."""
         return self._crowds is not None and self._crowds.crowded
 
     async def room(self) -> bool:
-        """Wait a moment for the crowd to move on; whether it did. A driver that cannot tell never says so."""
+        """Wait a moment for a free connection; whether there is one. False for a driver that cannot tell."""
         return self._rooms is not None and await self._rooms.room(SOON)
 
     async def begin(self, claim: Claim, policy: Policy) -> Verdict:
@@ -135,17 +135,17 @@ class AsyncEngine:
         return await adrive(request.renew(self.store, lease, span), self.driver.run)
 
     async def settle(self, lease: Lease, settlement: Settlement) -> Settled:
-        """Write what became of the operation."""
+        """Write the outcome of the operation."""
         return await adrive(request.settle(self.store, lease, settlement), self.driver.run)
 
     async def settle_within(
         self, tx: AsyncOpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
     ) -> Settled:
-        """Write it, and what the handler emitted, as the last statements of the business transaction."""
+        """Write the outcome and the handler's parcels, as the last statements of the business transaction."""
         return await tx.step(request.settling(self.store, lease, settlement, parcels))
 
     async def settle_lost_commit(self, lease: Lease) -> Settled:
-        """Find out what became of a COMMIT that got no reply."""
+        """Find out whether a COMMIT that got no reply was executed."""
         return await adrive(request.settle_lost_commit(self.store, lease), self.driver.run)
 
     async def find(self, record_id: RecordId) -> Snapshot:
@@ -160,7 +160,7 @@ class AsyncEngine:
 
     @property
     def reads_apart(self) -> bool:
-        """Whether what only reads keeps no writer waiting."""
+        """Whether a transaction that only reads does not keep the writer waiting."""
         return self._reads is not None
 
     async def read(self) -> AsyncOpenTransaction:
@@ -172,9 +172,9 @@ class AsyncEngine:
         self.identity = identity_of(await adrive(migrate.check(self.store.schema), self.driver.run))
 
     async def migrate(self) -> None:
-        """Make the tables; on a store that has some, run what older versions can live with."""
+        """Create the tables; on a store that has some, run the migrations that older versions can work with."""
         await adrive(migrate.at_start(self.store.schema), self.driver.run)
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self.driver.close()

@@ -1,12 +1,12 @@
-"""`op.phase`, `op.call` and `op.value` as flows: once for asyncio, threads, unit tests and proofs.
+"""`op.phase`, `op.call` and `op.value` as flows, shared by asyncio, threads, unit tests and proofs.
 
-The course says what may come next and what is to be written; these flows say when it is written, and what is done when
-the store does not answer or the run is interrupted half-way.
+The course says what may come next and what is to be written. These flows say when it is written, and what happens if
+the store does not answer or the run is interrupted.
 
-Interrupted, a step leaves nothing open and hides nothing. A transaction is rolled back. A COMMIT that was under way is
-asked after, like one whose reply was lost, so that the course knows what the record holds. An announcement is taken
-back as long as nothing was sent; afterwards the call stays open, because nobody knows what became of it. And a result
-that is there is written down to the end: it was paid for, and cannot be had a second time.
+An interrupted step leaves nothing open. A transaction is rolled back. After a COMMIT that was under way, the record is
+asked, as after a lost reply, so that the course knows what the record holds. An announcement is taken back as long as
+nothing was sent; after that the call stays open, because its outcome is not known. And a result that came back is
+stored before the flow ends: the call cannot be made a second time to get it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WRITES: Final = 8
-"""How often the result of a call is written before the outage is given up to: it cannot be had a second time."""
+"""How often the store is asked to write a call's result before the owner gives up."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 
@@ -55,7 +55,7 @@ ROLLED_BACK: Final = "the phase was rolled back: its commit was not heard of"
 
 
 class Stepping:
-    """The steps of one run of a phased handler. `drive` performs a flow; under asyncio, what it returns is awaited."""
+    """The steps of one run of a phased handler. `drive` performs a flow; under asyncio its result is awaited."""
 
     __slots__ = ("_course", "_drive", "_parcels", "_store")
 
@@ -77,7 +77,7 @@ class Stepping:
         return self._drive(flow)
 
     def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
-        """What may differ from run to run."""
+        """A value that may differ from run to run."""
         return self._drive(value(self._course, name, fn))
 
 
@@ -86,15 +86,15 @@ def phase(store: Store, course: Course, parcels: Parcels, name: str, fn: Callabl
     with course.taking(name, EntryKind.PHASE) as stored:
         if stored is not None:
             return decode(stored.result)
-        parcels.take()  # what a phase that failed has left behind
-        yield REST  # nobody holds a connection to read through while it waits for another one
+        parcels.take()  # the parcels of a phase that failed
+        yield REST  # reading sessions return their connections before the flow waits for another one
         tx, _ = yield Begin()
         try:
             returned: object = yield Call(fn, (tx.connection,), within=tx)
             yield Flush(tx)
             entry = course.entry(name, EntryKind.PHASE, returned)
             yield from _committed(store, course, parcels, tx, entry)
-        except (Exception, Interrupted):  # a flow that is dropped has nobody to perform an effect for it
+        except (Exception, Interrupted):  # a flow that is dropped has no runtime to perform an effect
             yield from _rolled_back(tx)
             raise
     return decode(entry.result)
@@ -110,7 +110,7 @@ def call(
     given: object,
     result: object = None,
 ) -> Life[Any]:
-    """One outside call: announced, made, and its result written down; never inside a transaction."""
+    """One outside call: announced, made, and its result stored; never inside a transaction."""
     with course.taking(name, EntryKind.CALL) as stored:
         if stored is not None:
             return course.recalled(stored, result)
@@ -125,7 +125,7 @@ def call(
             entry = course.result(name, returned, final_no=False, declared=result)
         except Rejected as no:
             entry = course.result(name, no.value, final_no=True)
-        except Exception as error:  # not of an interruption: that proves nothing about the call
+        except Exception as error:  # an interruption is not caught here: it proves nothing about the call
             if course.unsent(error):
                 yield from _to_its_end(lambda: _withdrawn(store, course))
                 if (told := course.not_made(name, error)) is not None:
@@ -136,7 +136,7 @@ def call(
 
 
 def value(course: Course, name: str, fn: Callable[[], Any]) -> Life[Any]:
-    """What may differ from run to run, drawn once: the time, a random number, an id."""
+    """A value that may differ from run to run, made once: the time, a random number, an id."""
     with course.taking(name, EntryKind.VALUE) as stored:
         if stored is not None:
             return decode(stored.result)
@@ -176,8 +176,8 @@ def _last(store: Store, course: Course, parcels: Parcels, memo: tuple[MemoEntry,
 
 
 def _found_out(store: Store, course: Course, tx: Tx, memo: tuple[MemoEntry, ...]) -> Life[bool | None]:
-    """A phase whose COMMIT got no reply: the record knows, once its row is free (P7). None: not ours any more."""
-    yield Rollback(tx)  # whatever became of it, its connection is not held while another one is asked for
+    """Whether a phase whose COMMIT got no reply was stored, read once its row is free (P7). None: not ours any more."""
+    yield Rollback(tx)  # the connection is released before another one is asked for
     done = yield from store.phases.after_lost_commit(course.lease, memo, micros(course.policy.lease))
     if done:
         course.written(memo, None)
@@ -188,7 +188,7 @@ def _rolled_back(tx: Tx) -> Life[None]:
     try:
         yield Rollback(tx)
     except Interrupted:
-        yield Rollback(tx)  # one that is over stays as it is
+        yield Rollback(tx)  # has no effect on one that has ended
         raise
 
 
@@ -196,7 +196,7 @@ def _rolled_back(tx: Tx) -> Life[None]:
 
 
 def _announced(store: Store, course: Course, announcement: Announcement) -> Life[None]:
-    """Say it before it is done. Not knowing whether it was said, take it back: nothing was sent yet."""
+    """Announce the call. If it is not known whether that was stored, take it back: nothing was sent yet."""
     try:
         said = yield from store.phases.announce(course.lease, course.stored, course.script.memo, announcement)
     except (CommitAmbiguousError, Interrupted):
@@ -220,7 +220,7 @@ def _kept(store: Store, course: Course, entry: MemoEntry) -> Life[None]:
 
 
 def _insisting(flow: Callable[[], Flow[T]]) -> Life[T]:
-    """Ask a store that does not answer again, for some seconds: what is to be written cannot be had again."""
+    """Repeat a flow for some seconds while the store does not answer: what it writes cannot be got again."""
     pause = FIRST_PAUSE
     for _ in range(WRITES - 1):
         try:
@@ -232,7 +232,7 @@ def _insisting(flow: Callable[[], Flow[T]]) -> Life[T]:
 
 
 def _to_its_end(flow: Callable[[], Life[T]]) -> Life[T]:
-    """What has to be known or written also if we are interrupted meanwhile; all of it may be said twice."""
+    """Run a flow to its end even if it is interrupted; each of its writes may be made twice."""
     try:
         return (yield from flow())
     except Interrupted:

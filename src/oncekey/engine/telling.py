@@ -1,4 +1,4 @@
-"""Who tells the observers what becomes of one operation. Where nobody observes, no operation has one."""
+"""Reports the events of one operation to the observers. Without observers no operation has a `Teller`."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 
 def how_of(met: Record | None, record: Record) -> How:
-    """How a request came to own `record`, by what it met under its key."""
+    """How a request came to own `record`, by the record that it found under its key."""
     if met is None or met.incarnation != record.incarnation:
-        return How.NEW  # what has expired begins another life
+        return How.NEW  # an expired record begins another incarnation
     return How.TAKEN_OVER if met.state is State.IN_PROGRESS else How.RETRIED
 
 
 def state_after(settlement: Settlement) -> State | None:
-    """Where a settlement that was written leaves its record."""
+    """The state in which a written settlement leaves its record."""
     match settlement:
         case Completed():
             return State.COMPLETED
@@ -72,7 +72,7 @@ def state_after(settlement: Settlement) -> State | None:
 
 
 def of_sweep(seen: Record, to: State, by: Actor, now: Instant | None, why: str) -> Iterator[Event]:
-    """The events of a stale record that was moved."""
+    """The events of a stale record that the sweeper or a request moved."""
     about = About.of(seen)
     late = None if now is None or seen.lease_until is None else max(0, now - seen.lease_until)
     yield Swept(about, to, by, late)
@@ -86,31 +86,31 @@ def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[Event]:
     about = About.of(seen)
     if mover.actor is Actor.OPERATOR:
         yield Operated(about, trigger, to, mover.who)
-    if seen.state is State.IN_PROGRESS and to is not None:  # taken from an owner that did not come back
+    if seen.state is State.IN_PROGRESS and to is not None:  # taken from an owner that let its lease run out
         yield from of_sweep(seen, to, mover.actor, moved.snapshot.now, moved.move.last_error or "")
     if seen.state is State.UNKNOWN and to is not State.UNKNOWN:
         yield Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
 
 
 def tell_failure(tell: Tell | None, where: str, error: Exception) -> None:
-    """Tell that the store failed. One that is there and has its hands full did not, and no breaker counts that."""
+    """Report that the store failed. A store that is only busy did not fail, and does not count for the breaker."""
     if tell is not None and not isinstance(error, StoreBusyError):
         tell(StoreFailed(where, type(error).__name__))
 
 
 def tell_replay(tell: Tell, verdict: Replay, seconds: float) -> None:
-    """Tell that a stored answer was given before anything was claimed."""
+    """Report a replay that was given before anything was claimed."""
     tell(Replayed(About.of(verdict.record), seconds))
 
 
 class Teller:
-    """Tells what becomes of one operation, and how long its parts took."""
+    """Reports one operation to the observers, and how long its parts took."""
 
     __slots__ = ("_about", "_began", "_clock", "_context", "_ended", "_entered", "_observed", "_resumed", "_written")
 
     def __init__(self, tell: Tell, claim: Claim, clock: Callable[[], float], *, resumed: bool) -> None:
         self._observed = tell
-        # A handler ends in another task or thread, perhaps; what is told of it belongs to its request.
+        # A handler may end in another task or thread; its events still belong to its request.
         self._context = copy_context()
         self._written = False
         self._about = About.of(claim)
@@ -119,14 +119,14 @@ class Teller:
         self._began = self._entered = self._ended = clock()
 
     def admitted(self, verdict: Verdict) -> None:
-        """There is a verdict. A completer that is refused was too late, which concerns nobody."""
+        """Report the verdict. That a completer was refused because it came too late is not reported."""
         self._entered = self._clock()
         seconds = self._entered - self._began
         match verdict:
             case Proceed(record=record, now=now, met=met):
                 how = How.NEW
                 if record is not None:
-                    self._about = About.of(record)  # it may be older than this request
+                    self._about = About.of(record)  # the record may be older than this request
                     how = how_of(met, record)
                 after = None if met is None or how is How.NEW else max(0, now - met.last_run_at)
                 self._tell(Reserved(self._about, how, seconds, self._resumed, after))
@@ -145,11 +145,11 @@ class Teller:
                 assert_never(verdict)
 
     def ended(self) -> None:
-        """The handler has ended: from now on it is settled."""
+        """Note that the handler has ended: from now on it is settled."""
         self._ended = self._clock()
 
     def settled(self, settlement: Settlement) -> None:
-        """The settlement is committed; interrupted, it may have been written twice."""
+        """Report the committed settlement; after an interruption it may have been written twice."""
         if self._written:
             return
         self._written = True
@@ -162,28 +162,28 @@ class Teller:
             self._tell(Doubted(self._about, settlement.last_error, Actor.OWNER))
 
     def over(self) -> None:
-        """It is answered. Without a settlement of ours the answer is what the record says, or that nobody knows."""
+        """Report the answer. Without a settlement of ours it is the record's answer, or that the outcome is unknown."""
         if not self._written:
             ran = max(0.0, self._ended - self._entered)
             self._tell(Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
 
     def stepped(self, name: str, kind: EntryKind, since: float, *, recalled: bool, error: BaseException | None) -> None:
-        """A step was taken, or did not go well."""
+        """Report a step that was taken, or failed."""
         if isinstance(error, StoreError):
             self.failed(kind.value, error)
         what = None if error is None else type(error).__name__
         self._tell(Stepped(self._about, name, kind, self._clock() - since, recalled, what))
 
     def now(self) -> float:
-        """The clock that steps are measured by."""
+        """The clock that measures steps."""
         return self._clock()
 
     def failed(self, where: str, error: Exception) -> None:
-        """The store did not do what was needed."""
+        """Report that the store failed."""
         tell_failure(self._tell, where, error)
 
     def _tell(self, event: Event) -> None:
         try:
             self._context.run(self._observed, event)
-        except RuntimeError:  # a handler's thread that was left behind tells at this very moment
+        except RuntimeError:  # the thread of an abandoned handler reports at this very moment
             self._observed(event)

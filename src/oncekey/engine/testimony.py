@@ -1,7 +1,7 @@
-"""The testimony of an owner that is refused: what it executed is not the record's answer, and is not forgotten (U2).
+"""Evidence from an owner whose write is refused: what it executed is not the record's answer, and is not lost (U2).
 
-It is evidence like a webhook's: it settles the record should that be unknown or become so, and never overwrites.
-Best effort: a store that is down loses it, and the alarm in the log is what is left.
+It is evidence like a webhook's: it settles the record if that is unknown or becomes so, and never overwrites. It is
+best effort: if the store is down it is lost, and the alarm in the log remains.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALARM: Final = "oncekey: %s was executed by an owner that had lost its key; its 
 
 
 def of_call(store: Store, lease: Lease, seed: bytes, entry: MemoEntry, policy: Policy) -> Flow[None]:
-    """The result of an announced call whose record would not take it."""
+    """Keep the result of an announced call whose record refused it."""
     log.error(ALARM, entry.name, key_digest(lease.id.key))
     value = decode(entry.result)
     said = Declined(value) if is_rejection(entry) else Executed(value)
@@ -41,22 +41,22 @@ def of_call(store: Store, lease: Lease, seed: bytes, entry: MemoEntry, policy: P
 
 
 def of_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy) -> Flow[None]:
-    """The answer of an INLINE handler whose record would not take it; of others there is nothing to tell.
+    """Keep the answer of an INLINE handler whose record refused it; other effects need no such evidence.
 
-    What LOCAL did was rolled back with its refusal, and what PHASED did was written step by step.
+    The refusal rolled back what LOCAL did, and PHASED has stored each step.
     """
     if lease.effects is not Effects.INLINE or not isinstance(settlement, Completed):
         return
     if settlement.outcome is not Outcome.SUCCESS:
         return
     log.error(ALARM, "the request", key_digest(lease.id.key))
-    # It announced no call, so it is filed under the life of its record, which is no provider's name of anything.
+    # INLINE announced no call, so the evidence is filed under the incarnation, which is no provider's key.
     target = Target(lease.id, lease.incarnation, FINISHED, str(lease.incarnation))
     yield from _kept(store, lease, target, Executed(_reply(settlement, policy)), policy)
 
 
 def _reply(settlement: Completed, policy: Policy) -> Reply:
-    """The answer as evidence; a body that is larger than any call's result is left out."""
+    """The answer as evidence, without a body that is larger than a call's result may be."""
     response = settlement.response
     body = response.body if response.body is not None and len(response.body) <= policy.max_result_bytes else None
     headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
@@ -68,7 +68,7 @@ def _kept(store: Store, lease: Lease, target: Target, said: Executed | Declined,
     if desk is None:
         return
     try:
-        # The same owner's same step is the same event, however often its result is refused.
+        # The same step of the same owner is the same event, however often its result is refused.
         event = f"{lease.incarnation}/{lease.fence}/{target.phase}"
         heard = Heard(SOURCE, event, to_text(said, policy), downstream_key=target.downstream_key)
         evidence, _ = yield from desk.add(heard)

@@ -1,4 +1,4 @@
-"""Sweeping and reaping a page: what the core finds due is written, one compare-and-swap each."""
+"""Sweeping and reaping a page of records: what the core finds due is written, one compare-and-swap each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A record as it was before a sweeper moved it, and where it is now."""
+    """A record as it was before the sweeper moved it, and its new state."""
 
     record: Record
     to: State
@@ -32,14 +32,14 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Cared:
-    """What became of expired records that were never finished."""
+    """What happened to expired records that were never finished."""
 
     parked: tuple[Record, ...] = ()
     abandoned: tuple[Record, ...] = ()
 
 
 def sweep(upkeep: Upkeep, page: Page, policy: Policy, mover: Mover) -> Flow[tuple[Swept, ...]]:
-    """Move what is stale (rows 14, 15). The handler is never run: whoever may go on with it finds it."""
+    """Move stale records (rows 14, 15). No handler runs here: a retry or the completer goes on with them."""
     moved: list[Swept] = []
     for record in page.records:
         to = sweep_to(record, page.now, max_attempts=policy.max_attempts)
@@ -60,7 +60,7 @@ def reap(
     *,
     trusted_for: Duration | None = None,
 ) -> Flow[Cared]:
-    """End what has expired and was never finished (rows 18, 28), one by one; the finished ones go by themselves."""
+    """End expired records that were never finished (rows 18, 28), one by one; finished ones go in one statement."""
     parked: list[Record] = []
     abandoned: list[Record] = []
     for record in page.records:
@@ -74,7 +74,7 @@ def reap(
                 if (yield from upkeep.abandon(record, timed_out(policy), micros(policy.tombstone_ttl), noted)):
                     abandoned.append(record)
             case Reaping.PURGE | Reaping.MARK | None:
-                continue  # locked by somebody else, or not due
+                continue  # another transaction holds the lock, or it is not due
     return Cared(tuple(parked), tuple(abandoned))
 
 

@@ -1,4 +1,4 @@
-"""What happened, told as events, and what makes logs, metrics and traces of them.
+"""Events about what happened, and the observers that turn them into logs, metrics and traces.
 
 `Prometheus` and `OpenTelemetry` need packages of their own (`oncekey[prometheus]`, `oncekey[opentelemetry]`), so they
 are imported when they are first used.

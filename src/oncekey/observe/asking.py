@@ -1,7 +1,7 @@
-"""How long the store takes: each transaction of a driver is told with its name and its seconds.
+"""How long the store takes: reports each transaction of a driver with its name and its seconds.
 
-Only a driver that is observed is changed, and only in `run`: whatever else it can do, its engine still sees. What a
-LOCAL handler begins and commits does not pass there; `Reserved.seconds` and `Settled.settling` tell of that.
+Only a driver that is observed is changed, and only in `run`; the engine still sees everything else that it can do. The
+begin and the commit of a LOCAL handler do not pass there; `Reserved.seconds` and `Settled.settling` have those times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def watch(driver: AsyncDriver, tell: Tell) -> None:
-    """Tell of each transaction from now on."""
+    """Report each transaction from now on."""
     run = driver.run
 
     async def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)

@@ -1,8 +1,8 @@
-"""What happened: one frozen event for each thing that requests, workers, operators and stores did.
+"""The events: one frozen class for each thing that requests, workers, operators and stores do.
 
-An observer is any callable that takes an event: `Once(..., observers=[Prometheus(), print])`. Who tells, tells after
-the store has answered, so what an event says is committed; the two exceptions say so. Who observes gets no key: an
-event knows whose key it is about, and shows its digest to who asks for it. And where nobody observes, no event is made.
+An observer is any callable that takes an event: `Once(..., observers=[Prometheus(), print])`. An event is reported
+after the store has answered, so what it says is committed; the two exceptions say so. An event does not show the key:
+it knows the record's id, and gives its digest to an observer that asks. Without observers no event is made.
 
 `counted` is the table from events to the twelve counters, once for every backend.
 """
@@ -34,12 +34,12 @@ class About:
     """Which operation of whose key an event is about."""
 
     operation: str
-    """The operation; of a parcel its topic, and of a contradiction the call."""
+    """The operation; for a parcel its topic, and for a contradiction the call."""
     effects: Effects | None
-    """None where only the parcel is known."""
+    """None if only the parcel is known."""
     _id: RecordId = field(repr=False)
     incarnation: UUID
-    """Which life of the key: the same for all attempts, parcels and repairs of one request."""
+    """The incarnation of the key: the same for all attempts, parcels and repairs of one request."""
 
     @classmethod
     def of(cls, what: Claim | Record | Finished) -> About:
@@ -58,29 +58,29 @@ class About:
 
     @property
     def key_digest(self) -> str:
-        """What stands for the key."""
+        """The digest that stands for the key."""
         return key_digest(self._id.key)
 
 
 class How(StrEnum):
-    """How a request came to the right to execute."""
+    """How a request got the right to execute."""
 
     NEW = "new"
-    """The key was not used before, or what it was used for has expired."""
+    """The key was not used before, or its record has expired."""
     RETRIED = "retried"
-    """It had failed, provably without effect or with work that can be gone on with."""
+    """An earlier run had failed, provably without effect or with work that can be resumed."""
     TAKEN_OVER = "taken_over"
-    """Its owner did not come back."""
+    """The lease of its owner had run out."""
 
 
-# What became of a request
+# Events about requests
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A request, or a completer in its stead, got the right to execute.
+    """A request, or the completer without its client, got the right to execute.
 
-    LOCAL in one commit has locked the key then, and nothing is committed before the answer is.
+    LOCAL in one commit has locked the key then, and commits nothing before the answer.
     """
 
     about: About
@@ -88,9 +88,9 @@ class Reserved:
     seconds: float
     """How long the claim took."""
     resumed: bool = False
-    """A completer asked, in the client's stead."""
+    """The completer asked, without the client."""
     after: Duration | None = None
-    """The time since the run before this one began, where there was one."""
+    """The time since the previous run began, if there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was not executed. Nothing is written about that."""
+    """A request was not executed. Nothing is written for it."""
 
     about: About
     code: Code
@@ -112,16 +112,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A request was refused before there was anything to ask for: no key, a body that cannot be had, no store yet."""
+    """A request was refused before it had a claim: no key, a body that could not be read, no store yet."""
 
     operation: str
-    """Empty where no handler was chosen yet."""
+    """Empty if no handler was chosen yet."""
     code: Code
 
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A client asked the status resource about a key: it was shown the key's state, or told why not."""
+    """A client asked the status resource about a key, and got the key's state or a refusal."""
 
     outcome: State | Code
     seconds: float
@@ -129,14 +129,14 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class Bypassed:
-    """The store was not there, and the route fails open: its handler runs without protection."""
+    """The store was unavailable, and the route fails open: its handler runs without protection."""
 
     about: About
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A handler with phases took a step, or was handed the result that is stored."""
+    """A phased handler took a step, or got the stored result."""
 
     about: About
     name: str
@@ -144,12 +144,12 @@ class Stepped:
     seconds: float
     recalled: bool = False
     error: str | None = None
-    """The class of what it raised."""
+    """The class of the exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """An operation has ended, and its record says so. `to` is None where the claim was taken back."""
+    """An operation has ended, and its record says so. `to` is None if the claim was taken back."""
 
     about: About
     to: State | None
@@ -162,9 +162,9 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """An operation has ended, and its settlement was not heard to be committed.
+    """An operation has ended, and its settlement was not acknowledged.
 
-    The record has another owner, or could not be reached; or it was committed all the same, and its reply was lost.
+    The record has another owner, or could not be reached; or the settlement was committed, and its reply was lost.
     """
 
     about: About
@@ -172,23 +172,23 @@ class Unsettled:
     settling: float
 
 
-# What became of what was left behind
+# Events about work that was left behind
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A key whose owner did not come back was found, and moved."""
+    """The sweeper, or a request, found a record whose lease was over, and moved it."""
 
     about: About
     to: State
     by: Actor
     late: Duration | None
-    """How long its lease had been over; None where a request found it, which did not ask what time it is."""
+    """How long its lease had been over; None if a request found it, which did not read the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubted:
-    """An outcome became unknown: from now on it is asked about."""
+    """An outcome became unknown: from now on the reconciler asks about it."""
 
     about: About
     why: str
@@ -197,7 +197,7 @@ class Doubted:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """An outcome that nobody knew is known."""
+    """An unknown outcome was settled."""
 
     about: About
     to: State | None
@@ -208,7 +208,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """Nobody asks about an unknown outcome any more: it is an operator's now."""
+    """The reconciler no longer asks about an unknown outcome: an operator has to settle it."""
 
     about: About
     tries: int
@@ -226,7 +226,7 @@ class Messaged:
 
 @dataclass(frozen=True, slots=True)
 class Contradicted:
-    """A provider says otherwise than the record, which stays as it is: somebody has to look."""
+    """A provider contradicts the record, which stays as it is: an operator has to look."""
 
     about: About
     source: str
@@ -251,7 +251,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Buried:
-    """A parcel that nobody tries any more, and whose record, if it has one, does not wait for it."""
+    """A parcel became a dead letter, and its record, if it has one, does not wait for it."""
 
     about: About
     kind: ParcelKind
@@ -261,7 +261,7 @@ class Buried:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A worker wrote that it lives; or, `leaving`, that it stops."""
+    """A worker wrote its heartbeat; or, `leaving`, removed it."""
 
     who: str
     tasks: tuple[str, ...]
@@ -287,7 +287,7 @@ class ShortLease:
     p99: Duration
 
 
-# What became of a question to the store
+# Events about the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,29 +301,29 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """The store did not do what a request or a worker needed. `where` is what that was doing."""
+    """The store failed a request or a worker. `where` is what that was doing."""
 
     where: str
     error: str
-    """The class alone: an error's text may quote what a client sent."""
+    """The class only: an error's text may quote what a client sent."""
 
 
 class Found(StrEnum):
-    """What a memory in front of the store knew."""
+    """What a front answered."""
 
     HIT = "hit"
     NOTHING = "miss"
     STALE = "stale"
-    """What it knows is too old to be believed."""
+    """Its copy is too old to count."""
     REFUSED = "refused"
-    """What it gave was not what we had put there for this key."""
+    """Its value was not put there for this key by this installation."""
     UNAVAILABLE = "unavailable"
     """It did not answer in time, or has not lately, so that it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consulted:
-    """What stands in front of the store was asked first; the store decides whatever it does not know."""
+    """A front was asked before the store; the store decides what the front does not know."""
 
     front: str
     """The setting: `replay_cache` or `lock_hint`."""
@@ -359,7 +359,7 @@ Event: TypeAlias = (
 
 Observer: TypeAlias = Callable[[Event], None]
 Tell: TypeAlias = Callable[[Event], None]
-"""Tells everybody who observes, and never raises."""
+"""Passes an event to all observers, and never raises."""
 
 
 # Counting
@@ -409,15 +409,15 @@ REFUSALS: Final[Mapping[Code, Count]] = MappingProxyType(
         Code.OUTCOME_UNKNOWN: Count.UNKNOWN,
     }
 )
-"""Refusals that have a counter of their own; all of them are counted by their code besides."""
+"""Refusals that have a counter of their own; all of them are also counted by their code."""
 PURGED: Final = "purged"
 
 TENANTS: Final = 50
-"""How many tenants have lines of their own, if nobody says otherwise."""
+"""How many tenants have lines of their own by default."""
 QUICK: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 SLOW: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600)
-"""Buckets in seconds: of the store, of operations, and of what waits for somebody."""
+"""Buckets in seconds: for the store, for operations, and for what waits."""
 
 
 def counted(event: Event) -> tuple[Count, int] | None:
@@ -464,7 +464,7 @@ def counted(event: Event) -> tuple[Count, int] | None:
 
 
 def requested(event: Event) -> tuple[str, str] | None:
-    """The operation and the outcome that a request is counted by, if the event says what became of one."""
+    """The operation and the outcome that a request is counted by, if the event is the end of one."""
     match event:
         case Reserved():
             return event.about.operation, event.how.value
@@ -481,19 +481,19 @@ def requested(event: Event) -> tuple[str, str] | None:
 
 
 def recovered(event: Event) -> tuple[str, float] | None:
-    """Who came back to a run that had failed, and how many seconds after it began, if the event says that."""
+    """Who resumed a run that had failed, and how many seconds after it began, if the event is about that."""
     if isinstance(event, Reserved) and event.after is not None:
         return "completer" if event.resumed else "requester", event.after / SECOND
     return (event.by.value, event.after / SECOND) if isinstance(event, Resolved) else None
 
 
-# Telling
+# Reporting
 
 
 def telling(observers: Iterable[Observer]) -> Tell | None:
-    """What tells all of them; None where there are none, so that no event need be made.
+    """A function that passes an event to all observers; None if there are none, so that no event is made.
 
-    An observer that raises is logged, once: what it failed to note is not worth a client's answer.
+    If an observer raises, that is logged once: a lost observation must not cost a client its answer.
     """
     several = tuple(observers)
     if not several:

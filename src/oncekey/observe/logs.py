@@ -64,7 +64,7 @@ class Logs:
 
 
 def level_of(event: Event) -> int:
-    """How loud an event is: an error is what somebody has to look after."""
+    """The log level of an event: ERROR if an operator has to act."""
     match event:
         case Doubted() | GivenUp() | Contradicted() | Buried() | StoreFailed() | Bypassed():
             return logging.ERROR
@@ -89,7 +89,7 @@ def level_of(event: Event) -> int:
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """The event's name and all that it says, as plain values; of the key only the digest."""
+    """The event's name and all its fields, as plain values; of the key only the digest."""
     known: dict[str, Any] = {"event": _name(type(event).__name__)}
     for one in fields(event):
         value = getattr(event, one.name)

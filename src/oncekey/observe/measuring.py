@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 
 TASKS: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
-"""What workers do: a task that nobody does is shown, too."""
+"""The tasks of workers: a task without a worker is shown, too."""
 
 
 class Engine(Protocol):
-    """What is asked, from a thread."""
+    """The part of a blocking engine that is needed."""
 
     store: Store
     driver: Driver
 
 
 class AsyncEngine(Protocol):
-    """What is asked, under asyncio."""
+    """The part of an asyncio engine that is needed."""
 
     store: Store
     driver: AsyncDriver
 
 
 class Engines(Protocol):
-    """What is asked of a `Once`: the engine of the running event loop, and the one for threads."""
+    """The part of `Once` that is needed: the engine of the running event loop, and the one for threads."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running event loop."""
@@ -54,7 +54,7 @@ class Engines(Protocol):
 
 @runtime_checkable
 class Page(Protocol):
-    """An observer that has a page to show to whoever collects metrics."""
+    """An observer that has a page for a metrics collector."""
 
     @property
     def content_type(self) -> str:
@@ -66,20 +66,20 @@ class Page(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What there is, and how long the oldest of it has been there, in seconds."""
+    """How many of each kind there are, and how long the oldest has been there, in seconds."""
 
     records: Mapping[str, int]
     """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
     waiting: Mapping[str, int]
-    """What waits for somebody: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+    """What waits for a worker or an operator: unknown, stale, resumable, expired, parcels_due, dead_letters."""
     oldest: Mapping[str, float]
-    """How long the oldest of each has waited; 0 where nothing does."""
+    """How long the oldest of each has waited; 0 if there is none."""
     workers: Mapping[str, int]
     """Living workers, by task."""
 
 
 def gauges_of(store: Store) -> Flow[Gauges | None]:
-    """The gauges; None for a store that lives and dies with its process."""
+    """The gauges; None for a store in the memory of its process."""
     if store.operate is None or store.upkeep is None:
         return None
     standing: Standing = yield from store.operate.standing()
@@ -97,27 +97,27 @@ def gauges_of(store: Store) -> Flow[Gauges | None]:
 
 
 async def look(engines: Engines) -> Gauges | None:
-    """Ask under asyncio."""
+    """Read the gauges under asyncio."""
     engine = engines.asynchronous()
     return await adrive(gauges_of(engine.store), engine.driver.run)
 
 
 def look_blocking(engines: Engines) -> Gauges | None:
-    """Ask from a thread."""
+    """Read the gauges from a thread."""
     engine = engines.blocking()
     return drive(gauges_of(engine.store), engine.driver.run)
 
 
 OTHERS: Final = "other"
-"""The line of all who have none; a tenant that is really called so is counted there, too."""
+"""The line of all tenants without one; a tenant of this name is counted there, too."""
 
 
 class Tenants:
-    """So many tenants by name. Who is not among them gets in by being seen more often than the least of them.
+    """A limited number of tenants by name. Another one replaces the least frequent of them when it is seen more often.
 
-    Whoever is put out leaves its count to the others' line, so the sum is always true. Those who wait for a line are
-    counted, too, as many as have one: with each further newcomer all of them lose one, and who has none left is
-    forgotten (Misra and Gries). So a tenant with a real part of all events is never missed, however many others come.
+    A tenant that is replaced leaves its count to the shared line, so the sum is always right. As many tenants without a
+    line are counted, too: with each further newcomer all of their counts go down by one, and at 0 one is dropped (Misra
+    and Gries). So a tenant with a real part of all events is never missed, however many others come.
     """
 
     def __init__(self, most: int) -> None:
@@ -128,7 +128,7 @@ class Tenants:
         self._lock = threading.Lock()
 
     def add(self, tenant: str) -> None:
-        """One event of a tenant."""
+        """Count one event of a tenant."""
         with self._lock:
             if tenant in self._named or (len(self._named) < self._most and tenant != OTHERS):
                 self._named[tenant] += 1
@@ -156,7 +156,7 @@ class Tenants:
 
 
 class PerTenant:
-    """What is counted for each tenant: keys that came with another payload, and requests that came again."""
+    """The counts for each tenant: keys that came with another payload, and requests that came again."""
 
     def __init__(self, most: int) -> None:
         self.misuse, self.duplicates = Tenants(most), Tenants(most)

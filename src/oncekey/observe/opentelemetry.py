@@ -1,13 +1,13 @@
 """Events as OpenTelemetry metrics and spans: `Once(..., observers=[OpenTelemetry()])`.
 
-Metrics have the names of `Count`, with their dots. Each event is told when what it tells is over, so spans are made
-with the times that the event knows; only the handler's is open while its steps are told, because it is their parent.
-Spans belong to the span that is current where the request came in. Keys are digests, here too.
+Metrics have the names of `Count`, with their dots. An event is reported when its subject has ended, so spans are made
+with the times in the event; only the handler's span is open while its steps are reported, because it is their parent.
+Spans belong to the span that is current where the request came in. Keys are digests here, too.
 
-What one request becomes may span hours and processes: a retry, a resume, a reconciliation. All of it hangs on one
-incarnation, and that has as many bits as a trace's id. So each incarnation has a trace of its own, its story: whoever
-knows the record knows its trace, and nothing is stored for it. In the story are the attempts, each with a link to the
-trace of its own request, and whatever workers and operators did; and each claim links to its story.
+One request may span hours and processes: a retry, a resume, a reconciliation. All of them have one incarnation, which
+has as many bits as a trace's id. So each incarnation has a trace of its own, its story: the trace's id follows from the
+record, and nothing is stored for it. The story contains the attempts, each with a link to the trace of its own request,
+and everything that workers and operators did; and each claim links to its story.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ log = logging.getLogger("oncekey")
 SCOPE: Final = "oncekey"
 PREFIX: Final = "api.idempotency."
 UNDER_WAY: Final = 10_000
-"""Of how many operations under way the span is remembered; what is forgotten is never exported."""
+"""For how many running operations the span is kept; a span that is dropped is never exported."""
 FRESH: Final = 1.0
-"""Seconds for which the gauges of one question to the store are good: several instruments ask at once."""
+"""Seconds for which one reading of the gauges is used: several instruments ask at once."""
 
 
 class OpenTelemetry:
@@ -149,10 +149,10 @@ class OpenTelemetry:
                 failed = {} if event.failed is None else {"error.type": event.failed}
                 self._store.record(event.seconds, {"db.operation.name": event.name, **failed})
             case _:
-                pass  # counted and traced above, if it is
+                pass  # counted and traced above, if at all
 
     def gauges(self, once: Engines) -> None:
-        """Show how the store stands, too: whoever exports asks it then, in a thread of its own."""
+        """Export the store's gauges, too: the exporter's thread reads them at each collection."""
         standing = _Standing(once)
         shown: dict[str, tuple[str, str, Callable[[Gauges], Mapping[str, float]]]] = {
             "records": ("{record}", "oncekey.state", lambda one: one.records),
@@ -174,7 +174,7 @@ def _lines(counts: Tenants) -> Callable[[CallbackOptions], Iterable[Observation]
 
 
 class _Standing:
-    """The store's gauges, asked once for all instruments of one collection."""
+    """The store's gauges, read once for all instruments of one collection."""
 
     def __init__(self, once: Engines) -> None:
         self._once = once
@@ -199,7 +199,7 @@ class _Standing:
                     self._gauges = look_blocking(self._once)
                 except StoreError as error:
                     log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
-                    self._gauges = None  # no line is better than one that is not true
+                    self._gauges = None  # no value is better than a wrong one
                 self._asked = time.monotonic()
             return self._gauges
 
@@ -208,7 +208,7 @@ class _Standing:
 
 
 class Spans:
-    """Makes spans of events: claim, handler with its steps inside, settlement, and what others do about a key."""
+    """Makes spans of events: claim, handler with its steps inside, settlement, and moves by workers and operators."""
 
     def __init__(self, tracer: Tracer, clock: Callable[[], int] = time.time_ns) -> None:
         self._tracer = tracer
@@ -216,7 +216,7 @@ class Spans:
         self._handlers: OrderedDict[int, Span] = OrderedDict()
 
     def __call__(self, event: Event) -> None:
-        """Make what spans the event is worth."""
+        """Make the spans of an event, if it has any."""
         now = self._clock()
         match event:
             case Reserved(about=about):
@@ -252,18 +252,18 @@ class Spans:
                 story = NonRecordingSpan(story_of(event.about))
                 self._span(name, event, now, now, parent=story, links=links, failed=bad)
             case Bypassed() | TurnedAway() | Messaged():
-                # What a sender did wrong is no failure of this server's.
+                # A mistake of the sender is no failure of this server.
                 bad = event.status >= _OURS if isinstance(event, Messaged) else isinstance(event, Bypassed)
                 self._span(f"oncekey {fields_of(event)['event']}", event, now, now, failed=bad)
             case LookedUp():
                 self._span("oncekey looked_up", event, now - _nanos(event.seconds), now)
             case Reaped() | ShortLease() | Beat() | Asked() | StoreFailed() | Consulted():
-                pass  # metrics tell that, and it is about no request
+                pass  # metrics count it, and it belongs to no request
             case _:
                 assert_never(event)
 
     def _attempt(self, event: Reserved, here: SpanContext, now: int) -> None:
-        """In the story, one more attempt; a first one that is over with its commit has no story yet."""
+        """Add an attempt to the story; a first attempt that ends with its commit needs no story."""
         if event.how is How.NEW and event.about.effects is Effects.LOCAL:
             return
         story = NonRecordingSpan(story_of(event.about, here.trace_flags))
@@ -314,7 +314,7 @@ SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
 def story_of(about: About, flags: TraceFlags = SAMPLED) -> SpanContext:
-    """The trace of one life of a key, and the span that all others in it hang on, which nobody ever exports."""
+    """The trace of one incarnation of a key, and its root span, which is never exported."""
     number = about.incarnation.int
     return SpanContext(number, number & 0xFFFF_FFFF_FFFF_FFFF, is_remote=True, trace_flags=flags)
 

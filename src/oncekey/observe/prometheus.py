@@ -1,8 +1,8 @@
 """Events as Prometheus metrics: `Once(..., observers=[metrics := Prometheus()])`, and `await metrics.page(once)`.
 
-The twelve counters have no labels, so all of them are there from the start, at 0. What has labels is beside them: by
-operation, by the transaction's name, and by tenant for as many tenants as have a line of their own. Gauges are asked of
-the store when the page is.
+The twelve counters have no labels, so all of them are there from the start, at 0. Metrics with labels are separate: by
+operation, by the transaction's name, and by tenant for as many tenants as have a line of their own. Gauges are read
+from the store with each page.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Prometheus:
-    """An observer that counts in a registry: its own, or the one that the application serves anyway.
+    """An observer that counts in a registry: its own, or the one that the application serves.
 
     `tenants` is how many tenants have lines of their own; 0 names none.
     """
@@ -113,7 +113,7 @@ class Prometheus:
                 if event.failed is not None:
                     self._failures.labels(event.name, event.failed).inc()
             case _:
-                pass  # counted above, if it is
+                pass  # counted above, if at all
 
     # The page
 
@@ -148,7 +148,7 @@ class Prometheus:
 
 
 class _Tenants:
-    """The counts by tenant, as they are when the page is asked for."""
+    """The counts by tenant, as they are when the page is made."""
 
     def __init__(self, counts: Mapping[str, Tenants]) -> None:
         self._counts = counts

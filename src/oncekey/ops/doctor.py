@@ -1,6 +1,6 @@
-"""What is wrong with a store, or will be: findings from what it says about itself. Pure; nothing here asks.
+"""What is wrong with a store, or will be: findings from what the store reports. Pure: the caller asks the store.
 
-Each finding says what was seen, what it means and what to do. Only what this oncekey knows to be harmful is an error.
+Each finding says what was seen, what it means and what to do. Only what is known to be harmful is an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     about: str
@@ -60,13 +60,13 @@ class Finding:
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The worst of them."""
+    """The worst level among the findings."""
     order = list(Level)
     return max((one.level for one in findings), key=order.index, default=Level.OK)
 
 
 def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | None, unopened: int) -> Iterator[Finding]:
-    """Which keys content is sealed under, and whether all are there. `names` of None: this command has no keys."""
+    """Which keys content is sealed under, and whether all are there. `names` of None: the command has no keys."""
     used: dict[str | None, list[str]] = {}
     for one in kept:
         used.setdefault(one.key_id, []).append(f"{one.found} {one.part}")
@@ -157,7 +157,7 @@ def schema(entries: Sequence[Entry]) -> Iterator[Finding]:
 
 
 def clock(store: Instant, before: Instant, after: Instant) -> Finding:
-    """Whether the store's clock agrees with this host's; the time of the question itself is no difference."""
+    """Whether the store's clock agrees with this host's; the duration of the question itself does not count."""
     apart = max(before - store, store - after, 0)
     seen = f"the store's clock and this host's differ by {apart / SECOND:.1f} s"
     if apart > CLOCK_TOLERANCE:
@@ -224,12 +224,12 @@ class Limits:
     due: Duration = LATE
     dead: Duration = 0
     silent: Duration | None = None
-    """How long a worker may not be seen; None: three of its own beats."""
+    """How long a worker may send no heartbeat; None: three of its own intervals."""
     workers: int = 1
 
 
 def unresolved(census: Census, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
-    """What waits for somebody: a note from the first one on, a warning when it has waited for too long."""
+    """What waits for a worker or an operator: a note from the first one on, a warning when it has waited too long."""
     now = census.now
     for what, late, means, todo in _waiting(limits):
         line = census.waiting_for(what)
@@ -239,13 +239,13 @@ def unresolved(census: Census, limits: Limits = Limits()) -> Iterator[Finding]: 
         elif waits >= late:
             yield Finding(Level.WARNING, what, _how_many(line, waits), means, todo)
         else:
-            # What has expired a moment ago is not due yet: the reaper leaves it alone for its grace.
+            # A record that has just expired is not due yet: the reaper waits for its grace.
             level = Level.OK if what == "expired" else Level.NOTE
             yield Finding(level, what, _how_many(line, waits), means, todo)
 
 
 def workers(roll: Roll, census: Census, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
-    """Whether somebody works behind the requests, and on everything that there is."""
+    """Whether workers run, and whether every task that has work has a worker."""
     living = [one for one in roll.workers if one.is_alive(roll.now, limits.silent)]
     silent = [one for one in roll.workers if one not in living]
     named = "".join(f"; {one.name} runs {', '.join(one.tasks)}" for one in living)
@@ -300,7 +300,7 @@ def _needed(census: Census) -> Iterator[str]:
 
 
 def records(broken: Rows) -> Iterator[Finding]:
-    """Whether all rows that were looked at mean something; what the table itself refuses is not asked for."""
+    """Whether all rows that were read are valid records; what the table's own constraints refuse is not looked for."""
     for row in broken:
         yield Finding(
             Level.ERROR,
@@ -314,7 +314,7 @@ def records(broken: Rows) -> Iterator[Finding]:
 
 
 def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Finding]:
-    """Whether settings contradict what was observed, or each other."""
+    """Whether settings contradict the observed run times, or each other."""
     for operation, p99 in sorted(short_leases(runs, lease).items()):
         yield Finding(
             Level.WARNING,
@@ -344,7 +344,7 @@ def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Findi
 
 
 def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
-    """What waits, how long it may, what it means, and what to do."""
+    """Each kind of what waits: how long it may, what it means, and what to do."""
     return (
         (
             "unknown",

@@ -1,4 +1,4 @@
-"""What is wrong with the server or file behind a store: what it would lose, who blocks it, how it is reached. Pure."""
+"""What is wrong with the server or file behind a store: what it could lose, what blocks it, how it is reached. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGE_WAL: Final = 64 * _MIB
 
 
 def tables(rows: Rows, now: Instant) -> Iterator[Finding]:
-    """Whether the dead rows are cleaned away."""
+    """Whether the server removes dead rows in time."""
     for row in rows:
         live, dead = int(row["live"]), int(row["dead"])
         last = row["last_autovacuum"]
@@ -42,7 +42,7 @@ def tables(rows: Rows, now: Instant) -> Iterator[Finding]:
 
 
 def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
-    """Whether somebody's transaction stands open: it keeps dead rows alive, and may hold locks."""
+    """Whether a session's transaction stands open: it keeps dead rows alive, and may hold locks."""
     for row in rows:
         idle, longest = int(row["idle"]), int(row["longest_idle"])
         oldest, xmin = int(row["oldest_transaction"]), int(row["oldest_xmin"])
@@ -84,7 +84,7 @@ def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
 
 
 def pooler(*, stands: bool, per_transaction: bool, told: bool | None) -> Finding:
-    """Whether the address says what stands before the server."""
+    """Whether the store's address says which pooler stands before the server."""
     if not stands:
         if told:
             return Finding(
@@ -345,7 +345,7 @@ def _replication(row: Mapping[str, Any]) -> Finding:
 
 
 def dynamodb(tables: Rows) -> Iterator[Finding]:
-    """Whether DynamoDB keeps what is to be kept, forgets what may go, and takes the writes; None: it does not say."""
+    """Whether DynamoDB keeps records, expires what may go, and has the capacity to write. None: it does not say."""
     for table in tables:
         name = table["table"]
         if table["expiry"] is False:
@@ -378,7 +378,7 @@ def dynamodb(tables: Rows) -> Iterator[Finding]:
 
 
 def front(place: str, seen: Mapping[str, Any] | None) -> Finding:
-    """How a Redis stands that was put in front of the store: whatever it does, it costs speed only."""
+    """The state of a Redis in front of the store; a problem there costs speed only."""
     if seen is None:
         return Finding(
             Level.WARNING,

@@ -1,6 +1,6 @@
 """A record in sentences: what its state means, why it is in it, and what a client's retry will meet (A1).
 
-The last is RULINGS read aloud: an operator should know before and after a change what the next request does.
+The last sentence follows RULINGS: an operator should know before and after a change what the next request does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WHY: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def why(record: Record) -> str | None:
-    """Why it is not done, in a sentence; a code of the application's own is shown as it is."""
+    """Why the record is not done, in a sentence; an error code of the application is shown as it is."""
     code = record.last_error
     return None if code is None else WHY.get(code, code.replace("status_", "its handler answered "))
 
@@ -102,7 +102,7 @@ _PURPOSES: Final[Mapping[Order, str]] = MappingProxyType(
 
 
 def purpose(order: Order, record: Record) -> str:
-    """What an operator has found out who gives this order."""
+    """What an operator has found out if this order is right."""
     if order in {Order.EXECUTED, Order.DECLINED} and record.intent is None and record.memo:
         what = "was something else" if order is Order.EXECUTED else "was a final no"
         return f"The result that was given by hand is wrong, and {what}"
@@ -110,7 +110,7 @@ def purpose(order: Order, record: Record) -> str:
 
 
 def downstream_keys(record: Record, calls: tuple[str, ...]) -> dict[str, str]:
-    """By which keys the provider knows the calls that may have been made; `calls` are those of INLINE handlers."""
+    """The downstream keys of the calls that may have been made; `calls` names those of INLINE handlers."""
     if record.intent is not None:
         return {record.intent.phase: record.intent.downstream_key}
     if record.effects is not Effects.INLINE:

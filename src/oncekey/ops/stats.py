@@ -1,8 +1,7 @@
-"""How a store stands: how many records and parcels it has, which of them wait, and how things are at a glance.
+"""The state of a store: counts of its records and parcels, one sentence about it, how requests ended, how much waited.
 
-The console's overview and `oncekey top` show the same: a sentence, how requests ended as the store tells it, and what
-waited as it was seen. The store has no history of its numbers, so each look at them is kept for a while in this
-process. An application with a better memory, such as a metrics backend, hands in another `History`.
+The console's overview and `oncekey top` show the same. The store keeps no history of its counts, so each reading is
+kept for a while in this process. A caller with a longer memory, such as a metrics backend, passes another `History`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 MISSED_BEATS: Final = 3
-"""After how many of its own beats that did not come a worker is taken for dead."""
+"""After how many missed heartbeats of its own a worker counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,9 @@ class Group:
     stale: int
     """In progress, with a lease that is over."""
     resumable: int
-    """Handed back with work done, and not gone on with yet."""
+    """Handed back with finished steps, and not taken over yet."""
     expired: int
-    """Past their time, and not reaped yet."""
+    """Expired, and not reaped yet."""
     oldest: Instant
     newest: Instant
 
@@ -55,7 +54,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """Parcels of one topic that nobody tries any more."""
+    """Dead letters of one topic: no worker tries them any more."""
 
     topic: str
     kind: ParcelKind
@@ -65,7 +64,7 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for somebody: how many, and since when the oldest does."""
+    """What waits for a worker or an operator: how many, and since when the oldest does."""
 
     what: str
     count: int
@@ -74,7 +73,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a gauge shows: what is read is served by indexes, however many records have been finished."""
+    """The numbers of the gauges. Indexes serve all of them, so the cost does not grow with the finished records."""
 
     now: Instant
     records: Mapping[str, int]
@@ -84,7 +83,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """All of it, at one look."""
+    """All counts of a store, read at one moment."""
 
     now: Instant
     groups: tuple[Group, ...]
@@ -93,38 +92,38 @@ class Census:
     waiting: tuple[Waiting, ...]
 
     def waiting_for(self, what: str) -> Waiting:
-        """One line of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+        """One kind of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
         return next((one for one in self.waiting if one.what == what), Waiting(what, 0, None))
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that works behind the requests, as it wrote itself down last."""
+    """A worker process, as its last heartbeat described it."""
 
     name: str
     tasks: tuple[str, ...]
     started_at: Instant
     seen_at: Instant
     every: Duration
-    """After how long it promises to be seen again."""
+    """The interval in which the worker promises its next heartbeat."""
     calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By operation, the calls of INLINE handlers, as the worker's application names them."""
 
     def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
-        """Whether it was seen lately: within `silence`, or else within a few of its own beats."""
+        """Whether its last heartbeat is recent: within `silence`, or else within `MISSED_BEATS` of its intervals."""
         allowed = MISSED_BEATS * self.every if silence is None else silence
         return now - self.seen_at <= allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """All workers that have written themselves down and have not left, by the store's clock."""
+    """All workers that have registered and not left, with the store's clock."""
 
     now: Instant
     workers: tuple[Worker, ...]
 
     def inline_calls(self, operation: str) -> tuple[str, ...]:
-        """The calls of an INLINE operation, as far as any worker's application names them."""
+        """The calls of an INLINE operation, as far as a worker's application names them."""
         return tuple(dict.fromkeys(name for one in self.workers for name in one.calls.get(operation, ())))
 
 
@@ -136,9 +135,9 @@ ENDS: Final = 5000
 """How many ends of requests are looked at, for each way to end."""
 KEPT: Final = 5000
 FRESH: Final = 5 * SECOND
-"""For so long the ends that were looked at serve everybody."""
+"""How long one reading of the ended requests is shared by all viewers."""
 EVERY: Final = 2 * SECOND
-"""Two looks within this time are one sample."""
+"""Two readings within this time are one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class Sample:
     failed_retryable: int
     dead: int
     lag: Duration
-    """For how long the oldest parcel is due."""
+    """For how long the oldest parcel has been due."""
     oldest_unknown: Duration
     workers: int
 
@@ -184,7 +183,7 @@ class Recent:
 
 
 def sample_of(tally: Tally, roll: Roll) -> Sample:
-    """One look at the store as a sample."""
+    """The sample of one reading of the store."""
 
     def age(what: str) -> Duration:
         oldest = tally.of(what).oldest
@@ -213,7 +212,7 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
     for end in ends:
         place = end.at // width * width
         ended[ending(end), place] += 1
-        # A LOCAL request is written in one commit, so its record cannot tell how long it took.
+        # A LOCAL request is written in one commit, so its record does not show how long it took.
         if end.took > 0 and place in took:
             took[place].append(end.took)
     seconds = [place / SECOND for place in places]
@@ -232,7 +231,7 @@ class Pace:
     """How requests ended lately, and how long they took."""
 
     window: Duration
-    """How far back it looks; less than it was asked for where more ended than were looked at."""
+    """How far back it looks; shorter than requested if more requests ended than were read."""
     ended: Mapping[str, int]
     """By the four names of `ENDINGS`."""
     bars: Mapping[str, tuple[int, ...]]
@@ -251,12 +250,12 @@ class Pace:
 
 
 def pace(ends: Sequence[End], now: Instant, *, limit: int, window: Duration, parts: int) -> Pace:
-    """What `limit` ends of each kind tell about the last `window`, in so many parts."""
+    """The pace of the last `window`, from up to `limit` ends of each kind, in so many parts."""
     done = [end.at for end in ends if end.state is State.COMPLETED]
-    if len(done) >= limit:  # there are more, and what is not seen must not be taken for a pause
+    if len(done) >= limit:  # there are more ends, and the part that was not read must not look like a pause
         window = min(window, now - min(done))
     part = max(window // parts, 1)
-    # Parts begin at whole ones of them, so that a bar stays what it is while time goes on.
+    # Parts begin at multiples of their length, so that a bar does not change while time goes on.
     start = now // part - parts + 1
     bars = {name: [0] * parts for name in ENDINGS}
     ended: Counter[str] = Counter()

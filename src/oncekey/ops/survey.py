@@ -1,7 +1,7 @@
-"""What a person looks through: walks over records, and numbers that are counted no further than they are read.
+"""Listings for the console and the commands: walks over records, and counts that stop at a limit.
 
-A walk goes along one index, the newest first. It looks at a bounded number of entries and passes over what does not
-fit, so that a page costs the same whatever the size of the table; where it stopped it can be gone on with.
+A walk follows one index, the newest first. It reads a bounded number of entries and skips those that do not match, so
+that a page costs the same whatever the size of the table; the next page goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 LOOKED: Final = 5000
-"""How many entries of an index one page looks at."""
+"""How many entries of an index one page reads."""
 MOST: Final = 10_000
-"""Nobody reads a larger number of what waits than this, so nobody counts further."""
+"""Counts of what waits stop here: a larger number tells an operator nothing more."""
 
 Place: TypeAlias = tuple["Instant", str, str]
-"""Where in a walk somebody is: the instant that it is ordered by, the scope and the key."""
+"""A position in a walk: the instant that it is ordered by, the scope and the key."""
 
 START: Final[Place] = (2**63 - 1, "", "")
-"""Before all that is newer than anything."""
+"""The position before the newest record."""
 
 UNFINISHED: Final = (State.UNKNOWN, State.FAILED_RETRYABLE, State.IN_PROGRESS, State.PENDING)
-"""Walked by when they began."""
+"""States that are walked by when the records began."""
 FINISHED: Final = (State.COMPLETED, State.EXPIRED)
-"""Walked by when they end: there is no index of when finished ones began, for which every request would pay."""
+"""Walked by when they expire: an index of when finished records began would cost every request a write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Walk:
     states: tuple[State, ...] = UNFINISHED
     scope: str | None = None
     beginning: str | None = None
-    """Of the key."""
+    """Of the key's text."""
     operation: str | None = None
     effects: Effects | None = None
     error: str | None = None
@@ -52,7 +52,7 @@ class Walk:
     younger: Duration = 0
     """Begun less than so long ago; 0 is any."""
     stale: bool = False
-    """Only with a lease that is over."""
+    """Only records whose lease is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Stretch:
     now: Instant
     records: tuple[Record, ...]
     further: Mapping[State, Place]
-    """By state, from where it can be gone on with; states that are not there have come to their end."""
+    """By state, where the next page goes on; a state that is missing has been walked to its end."""
     broken_off: bool
-    """It ended because enough was looked at, and not because enough was found."""
+    """Whether the walk stopped because it read enough entries, and not because it found enough records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many there are, counted up to MOST, and since when the oldest is there."""
+    """A number, counted up to MOST, and the instant of the oldest one."""
 
     found: int = 0
     oldest: Instant | None = None
@@ -82,13 +82,13 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What waits: unfinished records by state, and `stuck`, `due` and `dead` for leases, parcels and dead letters."""
+    """Counts of what waits: unfinished records by state, and `stuck` leases, `due` parcels and `dead` letters."""
 
     now: Instant
     counts: Mapping[str, Count]
 
     def of(self, what: str) -> Count:
-        """One number; nothing found is no line."""
+        """One count; 0 if there is none of that kind."""
         return self.counts.get(what, _NONE)
 
 
@@ -97,7 +97,7 @@ _NONE: Final = Count()
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How and when a request ended for now, and how long its last run took if that is known."""
+    """How and when a request ended for now, and how long its last run took, if known."""
 
     state: State
     outcome: Outcome | None
@@ -135,4 +135,4 @@ class Lines:
 
     entries: tuple[AuditEntry, ...]
     further: int | None
-    """From before which line it can be gone on with; None: that was the end."""
+    """The line that the next page ends before; None: this was the last page."""

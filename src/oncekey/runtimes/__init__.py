@@ -1,1 +1,1 @@
-"""What performs the flows of the lifecycle: asyncio and threads. The proofs bring runtimes of their own."""
+"""The runtimes that perform the flows: under asyncio and in threads. The proofs bring runtimes of their own."""

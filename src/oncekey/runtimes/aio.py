@@ -1,9 +1,28 @@
-"""Flows under asyncio. The one place of the lifecycle that knows what a cancellation is, and the one that shields.
+"""The asyncio runtime: performs the effects of a flow, and decides what a cancellation does to it.
 
-A flow that is cancelled changes hands. `Interrupted` is thrown into it, and what it still has to do runs in a task of
-its own, behind both kinds of shield; the frame that began in the request's task ends in that one. Its caller gets the
-`CancelledError` when the flow is over and not before, with the flow's result beside it (`Changed`): there may be an
-answer to send first.
+asyncio may cancel a request's task at any `await`: a client disconnects, a server stops, a time-out of the application
+ends. What the flow does about it depends on how far it came, so the runtime throws `Interrupted` into the flow at the
+place of the `await`, once, and performs what the flow still yields:
+
+    request's task          task behind the shields (`shielded`)
+    ──────────────          ────────────────────────────────────
+    effect ▶ await
+    effect ▶ await ◀─ CancelledError
+        │
+        └─ Interrupted ───▶ before the handler:  roll back, take the claim back, raise
+                            in a settlement:     ask after a COMMIT that was under way, settle, return the answer
+        ┌─ result ◀────────
+        ▼
+    Changed(result, cancelled): the caller sends the answer if there is one, then raises the CancelledError
+
+* The rest of the flow runs in a task of its own, because every further `await` of the request's task may be cancelled
+  again. It takes two shields: `asyncio.shield` against `task.cancel()`, and a shielded scope against anyio's.
+* The request's task waits for that task. So its connection and its place in the count of running operations (`Drain`)
+  are released only when the flow has ended.
+* A flow that stopped at `Invoke` is not affected: the adapter's handler is cancelled, not the flow, and the adapter
+  resumes the flow with what that means.
+
+The flows never see a `CancelledError`. Adapters and drivers clean up after their own `await`s only.
 """
 
 from __future__ import annotations
@@ -60,7 +79,7 @@ LONGEST_PAUSE = 5.0
 
 
 class Changed(BaseException, Generic[T]):
-    """A flow that was cancelled and has come to its end, with its result and the cancellation to raise then."""
+    """Raised when a cancelled flow has ended: has its result, and the cancellation that the caller raises next."""
 
     def __init__(self, result: T | BaseException, cancelled: BaseException) -> None:
         super().__init__()
@@ -82,16 +101,16 @@ class AsyncRuntime:
         self._transact = engine.driver.run
         self._recaller: Recaller | None = None
         self.open_blocking = open_blocking
-        """Opens the transaction of a `def` handler and takes its first steps; the handler writes in a thread."""
+        """Opens the transaction of a `def` handler and runs its first statements; the handler writes in a thread."""
 
     async def run(self, flow: Life[T], value: Any = None) -> T | Rests:  # noqa: ANN401  (what the flow waits for)
-        """Perform the flow's effects to its end, or until it rests. Raises `Changed` if it is cancelled meanwhile."""
+        """Perform the flow's effects to its end, or until it stops at `Invoke`. Raises `Changed` if cancelled."""
         send = flow.send
         try:
             effect = send(value)
             while True:
                 try:
-                    # The commonest effects await their ports right here: each round trip enters every frame again.
+                    # The most frequent effects are awaited right here: each frame costs time on every round trip.
                     if type(effect) is Transaction:
                         value = await self._transact(effect)
                     elif type(effect) is Invoke:
@@ -106,7 +125,7 @@ class AsyncRuntime:
                         value = await self.aside(effect)
                     else:
                         value = await self.perform(effect)
-                except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
+                except Exception as error:  # noqa: BLE001  (every error of an effect is thrown into the flow)
                     effect = flow.throw(error)
                 except BaseException as cancelled:  # noqa: BLE001  (also what ends a process)
                     raise Changed(await shielded(self._rest(flow)), cancelled) from None
@@ -116,14 +135,14 @@ class AsyncRuntime:
             return cast("T", stop.value)
 
     async def drive(self, flow: Life[T]) -> T:
-        """`run` for a flow that never rests, and whose caller has nothing to do after a cancellation."""
+        """`run` for a flow that never stops at `Invoke`, and whose caller has nothing to do after a cancellation."""
         try:
             return cast("T", await self.run(flow))
         except Changed as changed:
             raise changed.cancelled from None
 
     async def finish(self, flow: Life[T], value: Any) -> tuple[T, BaseException | None]:  # noqa: ANN401
-        """`run` to the end, with the cancellation beside the result: the caller has an answer to send first."""
+        """`run` to the end; returns the cancellation with the result, because the caller first sends the answer."""
         try:
             return cast("T", await self.run(flow, value)), None
         except Changed as changed:
@@ -132,9 +151,9 @@ class AsyncRuntime:
             return changed.result, changed.cancelled
 
     async def _rest(self, flow: Life[T]) -> T | BaseException:
-        """What a flow does after its interruption: no second one can reach it here.
+        """Perform what a flow does after `Interrupted`; no further cancellation arrives here.
 
-        Errors are values, so that asyncio does not report a task whose error nobody took.
+        Errors are returned, so that asyncio does not report a task whose error was never retrieved.
         """
         try:
             effect = flow.throw(Interrupted())
@@ -151,7 +170,7 @@ class AsyncRuntime:
             return error
 
     async def perform(self, effect: Effect) -> Any:  # noqa: ANN401, C901, PLR0912  (one line for each kind of effect)
-        """Perform one effect. A runtime that lends sessions adds to this."""
+        """Perform one effect. The runtime of a framework with sessions extends this."""
         match effect:
             case Begin():
                 return await self.begin(effect)
@@ -187,13 +206,13 @@ class AsyncRuntime:
                 raise AssertionError("a flow that was interrupted does not rest")
 
     def recall(self, effect: Recall) -> Coroutine[Any, Any, Glimpse | None]:
-        """Read a stored answer, with those who ask at the same time."""
+        """Read a stored answer, in one statement with other repeats that ask at the same time."""
         if self._recaller is None:
             self._recaller = Recaller(self.engine.store, self._transact)
         return self._recaller.recall(effect.record_id)
 
     async def aside(self, effect: Aside) -> Any:  # noqa: ANN401  (what the flow returns)
-        """Look beside a crowd. One of quick handlers moves on sooner than the store would answer."""
+        """Run a look while all connections are in use, unless one comes free first: quick handlers end sooner."""
         if not effect.blocking and await self.engine.room():
             effect.flow.close()
             return None
@@ -224,7 +243,7 @@ class AsyncRuntime:
         try:
             return tx, await tx.step(first)
         except BaseException:
-            await shielded(tx.rollback())  # no flow knows of it yet
+            await shielded(tx.rollback())  # no flow knows this transaction yet
             raise
 
     async def commit(self, effect: Commit) -> Keep | Drop:
@@ -240,15 +259,15 @@ class AsyncRuntime:
 
 
 async def flush(tx: AsyncOpenTransaction) -> None:
-    """Write what a session holds back while the application can still answer to an error."""
+    """Write a session's pending changes while the application can still handle an error."""
     if flushes(type(tx)):
         await cast("AsyncFlushes", tx).flush()
 
 
 @cache
 def flushes(kind: type) -> bool:
-    """Whether such transactions hold anything back."""
-    # Asking an object whether it fits a protocol is dear, and the answer is its class's.
+    """Whether transactions of this type hold rows back until they are flushed."""
+    # Checking an object against a protocol is slow, and the result depends on its class only.
     return issubclass(kind, AsyncFlushes)
 
 
@@ -260,8 +279,8 @@ def _folds(kind: type) -> bool:
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end through any number of cancellations; the caller raises its own again.
 
-    A task alone survives `task.cancel()`, an anyio scope alone survives anyio's: it takes both. That is too dear
-    for every request, so this is only for what follows a cancellation.
+    A task alone survives `task.cancel()`, an anyio scope alone survives anyio's cancellation: it takes both. That is
+    too slow for every request, so it is used only after a cancellation.
     """
     task = asyncio.ensure_future(work)
     with _anyio_shield():
@@ -272,7 +291,7 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _anyio_shield() -> contextlib.AbstractContextManager[object]:
-    # Where anyio was never imported, none of its scopes can exist.
+    # If anyio was never imported, none of its scopes can exist.
     anyio = sys.modules.get("anyio")
     return anyio.CancelScope(shield=True) if anyio is not None else contextlib.nullcontext()
 
@@ -292,7 +311,7 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(effect.every, self._beat)
 
     def stop(self) -> None:
-        """No more beats. One that is under way may end; it can only renew what is still ours."""
+        """Stop beating. A renewal that is under way may finish; it can only renew a lease that is still ours."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -306,10 +325,10 @@ class Heartbeat:
         try:
             until = await adrive(self._effect.renew(), self._runtime.engine.driver.run)
         except StoreError as error:
-            wait /= 3  # the lease has two more beats of grace: use them
+            wait /= 3  # two more beats fit into the lease: try sooner
             log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
         else:
-            if until is None and self._timer is not None:  # after the end it is not lost, but settled
+            if until is None and self._timer is not None:  # after `stop` the record is not lost, but settled
                 self.lost = True
                 log.warning("oncekey: a lease was lost while its handler was running")
                 return
@@ -318,23 +337,23 @@ class Heartbeat:
 
 
 class Drain:
-    """Counts operations under way, and runs errands: settlements that could not reach the store yet.
+    """Counts running operations, and repeats settlements that could not reach the store yet (errands).
 
     An operation counts from its claim to its end: a server that stops cancels its handlers and does not wait, so
-    their settlements may not even have begun when the stop is here.
+    their settlements may not have begun when the stop is here.
     """
 
     def __init__(self) -> None:
         self._busy = 0
-        self._idle: asyncio.Event | None = None  # made by whoever waits: an application may see several event loops
+        self._idle: asyncio.Event | None = None  # made by `wait`, because an application may have several event loops
         self._errands: set[asyncio.Task[None]] = set()
 
     def began(self) -> None:
-        """One operation more."""
+        """Count one operation more."""
         self._busy += 1
 
     def ended(self) -> None:
-        """One operation less."""
+        """Count one operation less."""
         self._busy -= 1
         if self._busy == 0 and self._idle is not None:
             self._idle.set()
@@ -346,7 +365,7 @@ class Drain:
         task.add_done_callback(self._errands.discard)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for what is under way, at most `seconds`; whether everything came to its end."""
+        """Wait for running operations and errands, at most `seconds`; whether all have ended."""
         try:
             async with asyncio.timeout(seconds):
                 while self._busy:
@@ -363,7 +382,7 @@ class Drain:
 
     @property
     def pending(self) -> int:
-        """How many operations and errands are under way."""
+        """How many operations and errands are running."""
         return self._busy + len(self._errands)
 
     @staticmethod
@@ -375,7 +394,7 @@ class Drain:
             except StoreError:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
-            except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+            except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
                 log.error("oncekey: a settlement failed and is not tried again: %s", type(error).__name__)
                 return
             else:

@@ -1,7 +1,7 @@
-"""What goes on beside requests that run in threads: heartbeats, and errands that could not reach the store yet.
+"""Background work beside requests that run in threads: heartbeats, and settlements to repeat (errands).
 
-A few threads of the process do it, each thing when it is due. They are started when there is something to do and end
-when there is nothing left, so an idle process has none; and neither a lease nor an errand has a thread of its own.
+A few threads of the process do the chores when they are due. The threads start when there is a chore and end when there
+is none left, so an idle process has none, and neither a lease nor an errand has a thread of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 THREADS: Final = 4
-"""How many chores are done at once: one that waits for the store does not keep the others waiting."""
+"""How many chores run at once: one that waits for the store does not delay the others."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 
 
 class Chores:
-    """Chores by the time when they are due, the threads that do them, and what a stop has to wait for."""
+    """Chores in the order of their due time, the threads that run them, and what a stop has to wait for."""
 
     def __init__(self) -> None:
         lock = threading.Lock()
@@ -43,19 +43,19 @@ class Chores:
         self._under_way: set[object] = set()
 
     def began(self, work: object) -> None:
-        """A run or an errand is under way, unless it was before."""
+        """Note that a run or an errand has begun, unless it was noted before."""
         with self._done:
             self._under_way.add(work)
 
     def ended(self, work: object) -> None:
-        """It is over."""
+        """Note that it has ended."""
         with self._done:
             self._under_way.discard(work)
             if not self._under_way:
                 self._done.notify_all()
 
     def drain(self, seconds: float) -> bool:
-        """Wait for all of them, at most `seconds`; whether they came to their ends."""
+        """Wait for all runs and errands, at most `seconds`; whether they have ended."""
         with self._done:
             if self._done.wait_for(lambda: not self._under_way, seconds):
                 return True
@@ -64,13 +64,13 @@ class Chores:
         return False
 
     def add(self, seconds: float, chore: Callable[[], None]) -> None:
-        """Do it when so many seconds are over."""
+        """Run a chore after so many seconds."""
         line = (time.monotonic() + seconds, next(self._numbers), chore)
         with self._added:
             heapq.heappush(self._due, line)
             if not self._waiting:
                 self._call_for_one_more()
-            elif self._due[0] is line:  # whoever waits, waits for a later one
+            elif self._due[0] is line:  # the thread that waits, waits for a later chore
                 self._added.notify()
 
     def _call_for_one_more(self) -> None:
@@ -82,7 +82,7 @@ class Chores:
         while (chore := self._next()) is not None:
             try:
                 chore()
-            except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+            except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
                 log.error("oncekey: a chore failed and is not tried again: %s", type(error).__name__)
 
     def _next(self) -> Callable[[], None] | None:
@@ -97,7 +97,7 @@ class Chores:
                 return None
             chore = heapq.heappop(self._due)[2]
             if self._due and not self._waiting:
-                self._call_for_one_more()  # who sees to the others while this one works
+                self._call_for_one_more()  # another thread takes the other chores while this one works
             return chore
 
 
@@ -116,7 +116,7 @@ class Heartbeat:
         chores.add(effect.every, self._beat)
 
     def stop(self) -> None:
-        """No more beats, and nothing of the request is kept until the next would have been due."""
+        """Stop beating; nothing of the request stays in memory until the next beat."""
         self._renew = None
 
     def _beat(self) -> None:
@@ -126,10 +126,10 @@ class Heartbeat:
         try:
             until = self._transact(renew())
         except StoreError as error:
-            wait /= 3  # the lease has two more beats of grace: use them
+            wait /= 3  # two more beats fit into the lease: try sooner
             log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
         else:
-            if until is None and self._renew is not None:  # after the end it is not lost, but settled
+            if until is None and self._renew is not None:  # after `stop` the record is not lost, but settled
                 self.lost = True
                 log.warning("oncekey: a lease was lost while its handler was running")
                 return
@@ -137,7 +137,7 @@ class Heartbeat:
 
 
 class Errand:
-    """A settlement that could not reach the store yet. Between two tries it holds no thread."""
+    """A settlement that could not reach the store yet. Between two tries it occupies no thread."""
 
     __slots__ = ("_chores", "_ends", "_flow", "_pause", "_transact")
 
@@ -149,7 +149,7 @@ class Errand:
         self._ends = time.monotonic() + effect.patience
 
     def begin(self) -> None:
-        """From now on, whoever stops waits for it."""
+        """Count the errand: a stop waits for it from now on."""
         self._chores.began(self)
         self._chores.add(0, self._try)
 
@@ -162,6 +162,6 @@ class Errand:
                 self._chores.add(pause, self._try)
                 return
             log.error("oncekey: a settlement could not be written; its lease runs out")
-        except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+        except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
             log.error("oncekey: a settlement failed and is not tried again: %s", type(error).__name__)
         self._chores.ended(self)

@@ -1,12 +1,12 @@
-"""Repeats that come together are read together: one statement for all that waited while others were read.
+"""Batched reads for repeats: one statement reads the answers for all repeats that waited while others were read.
 
-A repeat is answered by one short read, and under load most of its price is the way to the store and back. So only a few
-reads are under way at a time. Whoever comes meanwhile waits for the end of one, and then one statement reads for all of
-them. Each statement is sent after those it reads for have asked, so nobody is told what was true before it came. Who
-comes alone reads alone, at once.
+A repeat is answered by one short read, and under load most of its cost is the round trip to the store. So only a few
+reads run at a time. A repeat that comes meanwhile waits for one of them to end, and then one statement reads for all
+that wait. Each statement is sent after the repeats that it reads for have asked, so no repeat gets a state from before
+it came. A repeat that comes alone is read alone, at once.
 
-The read of many is a task of its own: whoever is cancelled leaves, and the others are told all the same. What keeps the
-store from answering is told to all of them, and each asks in full then.
+The read for many is a task of its own: a repeat that is cancelled leaves, and the others still get their answers. An
+error of the store goes to all of them, and each then asks in full.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from oncekey.ports import Recalls
 
 AT_ONCE: Final = 2
-"""Reads under way at a time: while the server answers one, the process works on the other's."""
+"""How many reads run at a time: while the server answers one, the process works on the other's rows."""
 MOST: Final = 32
-"""Keys of one statement: their answers are in memory together, and each may be large."""
+"""How many keys one statement reads: their answers are in memory together, and each may be large."""
 
 
 class Recaller:
@@ -43,7 +43,7 @@ class Recaller:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def recall(self, record_id: RecordId) -> Glimpse | None:
-        """What the record of a key answers; None if it is not a completed one, or not to be read."""
+        """The answer of a key's record; None if the record is not completed, or cannot be read."""
         if self._reading >= AT_ONCE:
             told: asyncio.Future[Glimpse | None] = asyncio.get_running_loop().create_future()
             self._waiting.append((record_id, told))
@@ -55,13 +55,13 @@ class Recaller:
             self._read_on()
 
     def _read_on(self) -> None:
-        """One read has ended: begin one for those who wait."""
+        """Begin a read for the repeats that wait, after another read has ended."""
         waiting, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
         waiting = [(record_id, told) for record_id, told in waiting if not told.done()]
         if not waiting:
             self._reading -= 1
             return
-        # It is for all of them, so it belongs to nobody's request, nor to the trace of one.
+        # The task serves several requests, so it belongs to no request's context or trace.
         task = asyncio.get_running_loop().create_task(self._read(waiting), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -71,17 +71,17 @@ class Recaller:
         found: dict[RecordId, Glimpse] = {}
         try:
             found = await adrive(self._records.recall_all(tuple([one for one, _ in waiting])), self._run)
-        except Exception as raised:  # noqa: BLE001  (whoever waits is told)
+        except Exception as raised:  # noqa: BLE001  (raised in each waiting task)
             error = raised
         except BaseException:
-            for _, told in waiting:  # a loop that ends cancels its tasks, and those who wait with them
+            for _, told in waiting:  # an event loop that ends cancels its tasks, and the waiting repeats with them
                 told.cancel()
             raise
         finally:
             self._read_on()
         for record_id, told in waiting:
             if told.done():
-                continue  # whoever waited was cancelled
+                continue  # the repeat was cancelled
             if error is None:
                 told.set_result(found.get(record_id))
             else:

@@ -1,10 +1,11 @@
-"""Flows in threads: every effect is performed where it is asked for, by blocking calls.
+"""The runtime for threads: performs every effect by a blocking call in the thread that asks.
 
 Nothing is cancelled here, but a thread may be interrupted: by Ctrl-C, by a server that ends a worker with `SystemExit`,
-by a time-out of gevent. Whatever arrives in the middle of an effect and is no `Exception` is one interruption: the flow
-is told of it, does what it still has to do, and the original is raised when the flow is over. A second one ends it.
+by a time-out of gevent. An exception in the middle of an effect that is no `Exception` counts as one interruption: the
+runtime throws `Interrupted` into the flow, performs what the flow still does, and then raises the original. A second
+one ends the flow.
 
-A process that is forked has none of its parent's threads and none of what they do: each runtime starts anew there.
+A forked process has none of its parent's threads and none of their work: each runtime starts anew there.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ log = logging.getLogger("oncekey")
 
 
 class ThreadRuntime:
-    """Performs effects on one blocking engine, in the thread of whoever asks."""
+    """Performs effects on one blocking engine, in the calling thread."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -63,12 +64,12 @@ class ThreadRuntime:
         _ALL.add(self)
 
     def start_anew(self) -> None:
-        """Know of nothing that is under way: the threads of a parent process, and its locks, are not ours."""
+        """Forget all running work: the threads and locks of a parent process are not ours."""
         self._aside = threading.Lock()
         self._chores = Chores()
 
     def run(self, flow: Life[T], value: Any = None) -> T | Rests:  # noqa: ANN401  (what the flow waits for)
-        """Perform the flow's effects to its end, or until it rests."""
+        """Perform the flow's effects to its end, or until it stops at `Invoke`."""
         self._chores.began(flow)
         rests = False
         try:
@@ -79,7 +80,7 @@ class ThreadRuntime:
                         rests = True
                         return RESTS
                     value = self.perform(effect)
-                except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
+                except Exception as error:  # noqa: BLE001  (every error of an effect is thrown into the flow)
                     effect = flow.throw(error)
                 except BaseException:
                     self._rest(flow)
@@ -93,22 +94,22 @@ class ThreadRuntime:
                 self._chores.ended(flow)
 
     def drive(self, flow: Life[T]) -> T:
-        """`run` for a flow that never rests."""
+        """`run` for a flow that never stops at `Invoke`."""
         return cast("T", self.run(flow))
 
     def instead(self, flow: Life[Any], other: Life[Any]) -> None:
-        """Perform another flow in the place of one that rests and that nobody will resume: no stop waits for that."""
+        """Perform `other` instead of a stopped flow that will never be resumed, so that no stop waits for it."""
         try:
             self.run(other)
         finally:
             self._chores.ended(flow)
 
     def drain(self, seconds: float) -> bool:
-        """Wait for errands and for runs under way, at most `seconds`; whether everything came to its end."""
+        """Wait for errands and running operations, at most `seconds`; whether all have ended."""
         return self._chores.drain(seconds)
 
     def _rest(self, flow: Life[T]) -> None:
-        """What a flow does after its interruption. Nobody waits for its answer: the interruption is raised."""
+        """Perform what a flow does after its interruption. Its answer is not sent: the caller raises instead."""
         try:
             effect = flow.throw(Interrupted())
             while True:
@@ -160,7 +161,7 @@ class ThreadRuntime:
                 raise AssertionError("a flow that was interrupted does not rest")
 
     def begin(self, first: Steps[Any] | None) -> tuple[Any, Any]:
-        """Open a business transaction and take its first steps: the transaction, and what they found."""
+        """Open a business transaction and run its first statements: the transaction, and their result."""
         begin_with = getattr(self.engine.driver, "begin_with", None)
         if first is not None and begin_with is not None:
             return cast("tuple[Any, Any]", begin_with(first))
@@ -170,7 +171,7 @@ class ThreadRuntime:
         try:
             return tx, tx.step(first)
         except BaseException:
-            tx.rollback()  # no flow knows of it yet
+            tx.rollback()  # no flow knows this transaction yet
             raise
 
     @staticmethod
@@ -188,7 +189,7 @@ class ThreadRuntime:
 
 
 def _called(effect: Call) -> Any:  # noqa: ANN401  (what the application returns)
-    """Call the application; with a limit in a thread of its own: a blocking call cannot be ended, but be left alone."""
+    """Call the application; with a limit in a thread of its own, because a blocking call can be left but not ended."""
     if effect.limit is None:
         return effect.fn(*effect.arguments)
     answer: Future[Any] = Future()

@@ -1,1 +1,1 @@
-"""What to say to a store: named statements, and how a record looks in rows. No I/O."""
+"""The statements for each store, by name, and the form of a record in rows. No I/O."""

@@ -1,4 +1,4 @@
-"""The audit: lines that are written with the moves they tell about, and outlive the records (ADR 0014)."""
+"""The audit: lines that are written with the moves that they describe, and outlive the records (ADR 0014)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 STATEMENTS: tuple[str, ...] = ("note", "history", "forget_notes")
 
 MOST = 1000
-"""How many lines one look at a key's history brings."""
+"""How many lines of a key's history one read returns."""
 
 
 class AuditStore:
-    """The audit, in whatever understands the named statements."""
+    """The audit, in any store that has the named statements."""
 
     def __init__(self, statements: Statements) -> None:
         statements.require(STATEMENTS)
@@ -39,7 +39,7 @@ class AuditStore:
             yield self._statements.say("note", {"notes": json.dumps([_line(note) for note in notes])})
 
     def history(self, record_id: RecordId, limit: int = MOST) -> Flow[tuple[AuditEntry, ...]]:
-        """What is known of a key over all its lives, oldest first."""
+        """The lines about a key over all its incarnations, oldest first."""
         params: dict[str, Value] = {
             "scope": record_id.scope,
             "key_digest": key_digest(record_id.key),
@@ -54,7 +54,7 @@ class AuditStore:
         return (yield from said(Transaction("history", Mode.READ, body)))
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many that were."""
+        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
 
         def body() -> Steps[int]:
             rows = yield self._statements.say("forget_notes", {"age": age, "limit": limit})
@@ -80,7 +80,7 @@ def _line(note: Note) -> dict[str, object]:
 
 
 def entry_of(row: Row) -> AuditEntry:
-    """One line as it is read."""
+    """Decode one line."""
     note = Note(
         scope=row["scope"],
         key_digest=row["key_digest"],

@@ -1,9 +1,9 @@
-"""A store of requests, made of any cells that can be looked at and swapped.
+"""A store of requests, made of any cells that can be read and swapped.
 
-Every statement is the same loop: look, let the move say what the line becomes, swap. A swap that lost to somebody
-else's looks again, and the move is judged anew by what is there then. The owner's proof is compared by the move, on the
-very line whose version the swap compares, so nothing gets between. The clock is the look's: a lease that is written by
-it ends no later than it should, and `keep_until` has a grace that is longer than any pause.
+Every statement is the same loop: look, let the move say what the line becomes, swap. If another writer was faster, the
+statement looks again, and the move is judged by the new line. The move compares the owner's proof on the very line
+whose version the swap compares, so no write can come between. The clock is the look's: a lease that is written by it
+ends no later than it should, and `keep_until` has a grace that is longer than any pause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class CellStore(KeyStore):
-    """Records in cells: claims, settlements, heartbeats, the steps of phased handlers, sweepers, reapers, operators."""
+    """Records in cells, for requests, phased steps, sweeper, reaper, completer and operators; there is no outbox."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__(_COMMANDS, clock=clock)
@@ -87,7 +87,7 @@ def _moving(move: Move) -> Callable[..., Asking[Rows]]:
     return ask
 
 
-# A driver of cells does not take a statement's rows from its function, but the verbs that lead to them.
+# A driver of cells does not take rows from a statement's function, but runs the verbs that it yields.
 _COMMANDS: Final = cast(
     "Mapping[str, Command]",
     {

@@ -1,9 +1,9 @@
-"""The operators' desk of a store of cells: looks at pages, and the moves that a person makes.
+"""The operators' part of a store of cells: reads of pages, and the moves that an operator makes.
 
-A move is decided on the record as it is looked at, and written by a swap of that very version; if somebody else was
-faster, nothing is written and the operator looks again. There are no parcels. Lists read each index from its oldest
-line on and stop after `MOST` lines: what is unfinished or unknown is seldom that much, and of finished ones a part is
-shown. There is no audit, so who moved what and why is a line of the log.
+A move is decided on the record as it was read, and written by a swap of that version; if another writer was faster,
+nothing is written and the operator looks again. There are no parcels. Lists read each index from its oldest line on and
+stop after `MOST` lines: unfinished and unknown records are seldom that many, and of finished ones a part is shown.
+There is no audit, so the log has a line about who moved what and why.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey.audit")
 
 MOST: Final = 10_000
-"""How many lines of an index are read for one look, at most."""
+"""How many lines of an index one read takes at most."""
 FEW: Final = 1000
-"""How many finished lines are counted where somebody asks all the time, at most."""
+"""How many finished lines are counted at most, where the same count is asked for all the time."""
 _WAITING: Final = (Index.UNFINISHED, Index.UNKNOWN)
 _OPEN: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING)
 _DONE: Final = (Index.EXPIRING, Index.KEPT)
@@ -41,7 +41,7 @@ VITALS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"vital_clock": 
 
 
 class LoggedMoves:
-    """In the place of an audit, where a store keeps none: what an operator did is told to the log."""
+    """Takes the place of an audit in a store without one: writes an operator's moves to the log."""
 
     def noting(self, notes: Sequence[Note]) -> Steps[None]:
         """Log each line."""
@@ -111,7 +111,7 @@ def _made(line: Line) -> tuple[int, str, str]:
 
 
 def _find_key(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:  # noqa: ARG001
-    """With its scope a key is one look; without it all pages are."""
+    """With its scope a key is one look; without it, all pages are read."""
     if scope is None:
         lines, at = yield from _every(_RECORDS, now, lambda line, _: line["key"] == first)
         return pages(sorted(lines, key=lambda line: (line["key"], line["scope"]))[:limit], at)
@@ -171,7 +171,7 @@ def _is_over(line: Line, at: Instant) -> bool:
 
 
 def _waits(lines: Sequence[Line], at: Instant) -> dict[str, list[int]]:
-    """Since when what waits for somebody does, by what it is."""
+    """By kind, the instants since when lines wait for a worker or an operator."""
     return {
         "unknown": [line["created_at"] for line in lines if line["state"] == "unknown"],
         "stale": [line["lease_until"] for line in lines if _is_stale(line, at)],
@@ -191,7 +191,7 @@ def _unresolved(*, now: Instant | None) -> Asking[Rows]:
 
 
 def _standing(*, now: Instant | None) -> Asking[Rows]:
-    """It is asked again and again, so of finished ones no more than a few pages are read."""
+    """Read again and again by gauges, so only a few pages of finished lines are counted."""
     lines, at = yield from _every(_WAITING, now, lambda _line, _clock: True)
     for index in _DONE:
         some, at = yield from gathered(index, FIRST, FEW, now, lambda _line, _clock: True)
@@ -210,7 +210,7 @@ def _clock(*, now: Instant | None) -> Asking[Rows]:
     return [{"now": clock if now is None else now}]
 
 
-def _told(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
+def _told(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
     told: Sequence[Mapping[str, Any]] = yield Vitals()
     return [{"told": one} for one in told]
 
@@ -236,4 +236,4 @@ DESK: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
     "vital_clock": _clock,
     "vital_cells": _told,
 }
-"""What a store of cells says to operators, besides the moves."""
+"""The statements for operators in a store of cells, besides the moves."""

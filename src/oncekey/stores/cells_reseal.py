@@ -1,12 +1,12 @@
-"""Another key for what a store of cells keeps: a walk over all pages, and one swap for each line.
+"""Resealing a store of cells: a walk over all pages, and one swap for each line.
 
-The walk reads one index after the other, what is unfinished first: whoever finishes a record while the walk goes on
-puts it into an index that is still to be read, or had it counted as owned. Only a record that goes back, because its
-request is repeated or an operator busts it, can pass the walk by. `oncekey doctor` names its key as long as it is
-needed, and the next walk finds it.
+The walk reads one index after the other, unfinished lines first: a record that is finished during the walk moves into
+an index that is still to be read, or was counted as owned. Only a record that moves back, because its request is
+repeated or an operator busts it, can escape the walk. `oncekey doctor` names its key as long as it is needed, and the
+next walk finds it.
 
-A line is written as everybody else writes it: its version is compared, and goes up. There are no parcels, and nothing
-is kept of what was heard about calls.
+A line is written like by every other statement: its version is compared, and raised. There are no parcels, and no
+evidence is kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTENT: Final = ("response_headers", "response_body", "response_schema", "memo
 
 
 class CellReseal(ResealStore):
-    """Sealed content in cells, where a page begins behind a line of an index."""
+    """Sealed content in cells, where a page begins after a line of an index."""
 
     def _behind(self, after: Record | None) -> dict[str, Value]:
         if after is None:
@@ -77,19 +77,19 @@ def _reseal_record(
     seen_version: int,
     **content: Any,  # noqa: ANN401  (columns of any kind)
 ) -> Asking[Rows]:
-    """An owner compares the memo that it has read letter by letter, so what somebody owns is left."""
+    """Rewrite a record without an owner: an owner compares the memo that it has read byte by byte."""
     line, _ = yield Look(scope, key)
     if line is None or line["state"] == "in_progress":
         return []
     ours = {**line, **{name: content[name] for name in _CONTENT}, "version": line["version"] + 1}
     until = keep_until(ours) if now is None else None
-    # A line that is not the one that was seen is refused by the swap.
+    # If another line is there by now, the swap is refused.
     swapped = yield Swap(scope, key, Seen(seen_incarnation, seen_version), ours, until)
     return [{"version": ours["version"]}] if swapped else []
 
 
-def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
-    """Of each index at most so many lines are read, whole: only content tells the name of its key."""
+def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
+    """Read at most so many whole lines of each index: only the content has the name of its key."""
     found: Counter[tuple[str, str | None]] = Counter()
     looked: Counter[str] = Counter()
     for index in _WALK:
@@ -131,4 +131,4 @@ RESEAL: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
     "reseal_evidence": nothing,
     "seals": _seals,
 }
-"""What a store of cells says to `oncekey rekey`, and to `oncekey doctor` about keys."""
+"""The statements of `oncekey rekey` in a store of cells, and of `oncekey doctor` about keys."""

@@ -1,11 +1,11 @@
 """Sweeping and reaping a store of cells: pages of an index, and one swap for each line that moves.
 
-A page is a hint. Each line on it is judged by the same move that a request would be judged by, on the very line whose
-version the swap compares; a line that somebody else has moved since is left to the next round. Where a server forgets
-finished lines by itself, the reaper finds fewer of them, and that is all.
+A page is a hint. Each line on it is judged by the same move as a request would be, on the very line whose version the
+swap compares; a line that another writer has moved since is left to the next round. If a server removes finished lines
+by itself, the reaper just finds fewer of them.
 
-The roll of workers lies in cells, too. Its lines are no records: they have a scope that no request has, the state
-`roll`, and of the columns only those that they need.
+The list of workers is in cells, too. Its lines are no records: they have a scope that no request has, the state
+`roll`, and only the columns that they need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows
 
 ROUNDS: Final = 40
-"""How often a swap is tried. Each time it fails, somebody else has moved the record."""
+"""How often a swap is tried. Each time it fails, another writer has moved the record."""
 LOST: Final = "others moved the record each time it was looked at: nothing was written"
 GRACE: Final = HOUR
 """How long after its expiry a line is kept: a look may be old, and clocks are corrected."""
@@ -34,13 +34,13 @@ NO_COUNT: Final = "max_live_keys needs a store that counts the keys of a tenant,
 
 FIRST: Final[Place] = (-1, "", "")
 _ROLL: Final = "workers"
-"""The scope of the roll. That of a request begins with a digit or with `sha256:`."""
+"""The scope of the list of workers. That of a request begins with a digit or with `sha256:`."""
 _FORGOTTEN: Final = 24 * HOUR
 _ANSWER: Final = dict.fromkeys(name for name in BLANK if name.startswith("response_"))
 
 
 def keep_until(line: Line | None) -> Instant | None:
-    """From when on a store may forget a line; None: never, because somebody has to end it first."""
+    """From when on a store may remove a line by itself; None: never, because it has to be ended first."""
     if line is None:
         return None
     plain = line["memo"] is None and line["intent"] is None
@@ -51,7 +51,7 @@ def keep_until(line: Line | None) -> Instant | None:
 def gathered(
     index: Index, after: Place, limit: int, now: Instant | None, wanted: Callable[[Line, Instant], bool]
 ) -> Asking[tuple[list[Line], Instant]]:
-    """Lines of an index that are wanted, in order, and the clock of the last page."""
+    """The lines of an index that are wanted, in order, and the clock of the last page."""
     size = min(limit, LONGEST_PAGE)
     found: list[Line] = []
     while True:
@@ -65,7 +65,7 @@ def gathered(
 
 
 def resumable(*, now: Instant | None, after_created: int, after_scope: str, after_key: str, limit: int) -> Asking[Rows]:
-    """What a completer may go on with, oldest first."""
+    """Lines that the completer may go on with, oldest first."""
     after = (after_created, after_scope, after_key)
     lines, at = yield from gathered(
         Index.UNFINISHED, after, limit, now, lambda line, clock: is_resumable(dict(line), clock)
@@ -84,7 +84,7 @@ def _stale(*, now: Instant | None, limit: int, after_at: int, after_scope: str, 
 def _expiring(
     *, now: Instant | None, age: int, limit: int, after_at: int, after_scope: str, after_key: str
 ) -> Asking[Rows]:
-    """What was begun is in the index of the unfinished, which has another order; there are few of them."""
+    """Lines of begun records are in the index of the unfinished, which has another order; there are few of them."""
 
     def over(line: Line, clock: Instant) -> bool:
         return bool(line["state"] != "in_progress" and line["expires_at"] <= clock - age)
@@ -121,7 +121,7 @@ def _ending(
     after_scope: str,
     after_key: str,
 ) -> Asking[Rows]:
-    """Move what is due, longest ago first; the rows as they were before."""
+    """Move due lines, longest ago first; returns the rows as they were before."""
     after, size = (after_at, after_scope, after_key), min(limit, LONGEST_PAGE)
     gone: list[Mapping[str, Any]] = []
     while True:
@@ -158,12 +158,12 @@ def _ended(line: Line, move: str, at: Instant, now: Instant | None) -> Asking[bo
 
 
 def pages(lines: Sequence[Line], at: Instant) -> Rows:
-    """Lines without their answers, with the clock; one without a record if there are none."""
+    """Lines without their answers, with the clock; one row without a record if there are none."""
     return [{**line, **_ANSWER, "now": at} for line in lines] or [{**BLANK, "now": at}]
 
 
 def nothing(**_: object) -> Asking[Rows]:
-    """There are no parcels, and nothing is kept of how long operations took."""
+    """No rows: there are no parcels, and how long operations took is not kept."""
     yield from ()
     return []
 
@@ -173,7 +173,7 @@ def _uncounted(**_: object) -> Asking[Rows]:
     raise ConfigurationError(NO_COUNT)
 
 
-# The roll of workers
+# The list of workers
 
 
 def _beat(*, now: Instant | None, name: str, tasks: str, every: int, calls: str) -> Asking[Rows]:
@@ -199,7 +199,7 @@ def _beat(*, now: Instant | None, name: str, tasks: str, every: int, calls: str)
     raise StoreUnavailableError(LOST)
 
 
-def _leave(*, now: Instant | None, name: str) -> Asking[Rows]:  # noqa: ARG001  (every statement is told the time)
+def _leave(*, now: Instant | None, name: str) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
     for _ in range(ROUNDS):
         line, clock = yield Look(_ROLL, name)
         if line is None:
@@ -257,4 +257,4 @@ UPKEEP: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
     "workers": _workers,
     "forget_workers": _forget_workers,
 }
-"""What a store of cells says to sweepers, reapers and the roll."""
+"""The statements of the sweeper, the reaper and the list of workers in a store of cells."""

@@ -1,8 +1,7 @@
-"""A request's own call: its record and its parcel move together, in one transaction.
+"""Deferred calls in a store: the record and its parcel move together, in one transaction.
 
-Each move locks the record, then the parcel, asks `oncekey.core.deferred` what may be made of them, and writes that. A
-move whose reply was lost is made again, and recognises what it has written itself: records by owner and fence, parcels
-by their fence.
+Each move locks the record, then the parcel, asks `oncekey.core.deferred` what to do, and writes that. A move whose
+reply was lost is made again, and recognises its own first write: records by owner and fence, parcels by their fence.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ STATEMENTS: tuple[str, ...] = (
 
 
 class DeferredCalls:
-    """The moves of a record that waits for its parcel, in whatever understands the named statements."""
+    """The moves of a record that waits for its parcel, in any store that has the named statements."""
 
     def __init__(self, statements: Statements, audit: Audit | None = None) -> None:
         statements.require(STATEMENTS)
@@ -72,7 +71,7 @@ class DeferredCalls:
     ) -> Flow[TakenUp | Parked | Orphaned | None]:
         """Become the record's next owner and announce the call, or park both (rows 24, 25). None: the parcel is lost.
 
-        `owner` names this very attempt: a record in progress that says so was taken up by it, and nothing was sent.
+        `owner` names this very attempt: if a record in progress has it, this attempt took it up, and nothing was sent.
         """
 
         def body() -> Steps[TakenUp | Parked | Orphaned | None]:
@@ -98,7 +97,7 @@ class DeferredCalls:
         return (yield from repeated(Transaction("take_up", Mode.ATOMIC, body)))
 
     def result(self, lease: Lease, held: HeldParcel, entry: MemoEntry, span: Duration) -> Flow[Kept | None]:
-        """Store what the call returned (row 6); a parcel that was parked meanwhile comes back. None: not ours."""
+        """Store the result of the call (row 6); a parcel that was parked meanwhile comes back. None: not ours."""
         memo = (entry,)
 
         def body() -> Steps[Kept | None]:
@@ -150,7 +149,7 @@ class DeferredCalls:
         return (yield from repeated(Transaction("try_again", Mode.ATOMIC, body)))
 
     def park(self, lease: Lease, held: HeldParcel, trigger: Trigger, code: str, error: str) -> Flow[Parked | None]:
-        """Nobody tries any more: UNKNOWN with the code, and the parcel to the dead letters (row 27). None: not ours."""
+        """Make the record UNKNOWN with the code, and the parcel a dead letter (row 27). None: not ours."""
 
         def body() -> Steps[Parked | None]:
             seen = yield from self._hold_record(lease.id)
@@ -166,7 +165,7 @@ class DeferredCalls:
         return (yield from repeated(Transaction("park", Mode.ATOMIC, body)))
 
     def deliver(self, lease: Lease, held: HeldParcel, settlement: Completed) -> Flow[Settled]:
-        """The answer, and the parcel's end (row 7); not `ours` if somebody else has the record or the parcel."""
+        """Write the answer, and remove the parcel (row 7); not `ours` if another worker has either of them."""
 
         def body() -> Steps[Settled]:
             seen = yield from self._hold_record(lease.id)
@@ -182,7 +181,7 @@ class DeferredCalls:
         return (yield from repeated(Transaction("deliver", Mode.ATOMIC, body)))
 
     def _noting(self, record: Record, to: State, trigger: Trigger, who: str, why: str) -> Steps[None]:
-        """The line of the audit about what did not go as it should; what does, its record tells (ADR 0014)."""
+        """Write the audit line about a move that is no success; successes are in the record itself (ADR 0014)."""
         if self._audit is not None:
             yield from self._audit.noting((Note.of(record, to, trigger, Mover(Actor.WORKER, who), why),))
 
@@ -199,12 +198,12 @@ class DeferredCalls:
         return bool(rows)
 
     def _is_buried(self, held: HeldParcel) -> Steps[bool]:
-        """Whether the parcel lies with the dead letters since this very claim of it."""
+        """Whether the parcel became a dead letter under this very claim of it."""
         rows = yield self._say("find_dead_letter", parcel_proof(held))
         return bool(rows) and rows[0]["fence"] == held.fence
 
     def _moved(self, seen: Snapshot, lease: Lease, held: HeldParcel) -> Steps[Postponed | Parked | None]:
-        """What we have made of it already, if it was us."""
+        """What this attempt has made of the parcel already, if it was this attempt."""
         if seen.record is None or not is_owned(seen.record, lease):
             return None
         there = yield self._say("find_parcel", parcel_proof(held))
@@ -240,7 +239,7 @@ class DeferredCalls:
         return bool((yield self._say("hold_parcel", parcel_proof(held))))
 
     def _write(self, name: str, params: dict[str, Value]) -> Steps[Record]:
-        """A write to a record that is locked: it fits, or the transaction is undone."""
+        """Write to a locked record: the proof fits, or the transaction is rolled back."""
         rows = yield self._say(name, params)
         record = snapshot_of(_must(rows)).record
         assert record is not None

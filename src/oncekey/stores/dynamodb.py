@@ -1,4 +1,4 @@
-"""Records in DynamoDB: a store of cells with a table of its own, which is made as migrations are."""
+"""Records in DynamoDB: a store of cells in a table of its own, which takes the place of migrations."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class DynamoStore(CellStore):
 
 
 class DynamoSchema:
-    """The one table: what migrations are for other stores is here that it is there, and of this shape."""
+    """The one table: in place of migrations, whether it exists and has the right shape."""
 
     migrations: tuple[Migration, ...] = (TABLE,)
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
-        """The table, if it is there. A foreign one is not taken for ours."""
+        """The table, if it exists. One of another shape is not used."""
         rows = yield from said(Transaction("migrations", Mode.READ, _described))
         if not rows:
             return ()
@@ -50,7 +50,7 @@ class DynamoSchema:
         return (Applied(TABLE.number, TABLE.phase, TABLE.name, TABLE.checksum),)
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """Make the table and let its items expire; False if it was there already."""
+        """Create the table and let its items expire; False if it was there already."""
 
         def body() -> Steps[bool]:
             rows = yield Statement("migrate", _MAKE)
@@ -74,6 +74,6 @@ def _make() -> Asking[tuple[Mapping[str, Any], ...]]:
     return ({"made": made},)
 
 
-# A driver of cells does not take a statement's rows from its function, but the verbs that lead to them.
+# A driver of cells does not take rows from a statement's function, but runs the verbs that it yields.
 _DESCRIBE: Final = cast("Command", _describe)
 _MAKE: Final = cast("Command", _make)

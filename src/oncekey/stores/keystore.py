@@ -1,8 +1,8 @@
 """The store's operations as flows over named statements: written once, for SQL and for memory alike.
 
-A store differs from another only in what it says for each name of `STATEMENTS`. All of them are single
-statements that commit by themselves, so a first reservation costs one round trip; `settling` is the same
-settlement inside a business transaction that somebody else commits.
+Stores differ only in their command for each name of `STATEMENTS`. All of them are single statements that commit by
+themselves, so a first reservation costs one round trip; `settling` is the same settlement inside a business
+transaction that the caller commits.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ STATEMENTS: tuple[str, ...] = (
 
 
 class KeyStore:
-    """Records in whatever understands the named statements.
+    """Records in any store that has the named statements.
 
-    `clock` gives every instant in tests that own time; without it the store's own clock does.
+    `clock` gives every instant in tests that control time; without it the store's own clock does.
     """
 
     resolution: Duration = 1
-    """The step of the store's clock; a coarser one than microseconds wants longer leases."""
+    """The resolution of the store's clock; a coarser one than microseconds needs longer leases."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class KeyStore:
         return found
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Insert the claim if there is no row; who lost the reply looks again, and is known by its owner."""
+        """Insert the claim if there is no row; after a lost reply the request reads again, and knows its own owner."""
         return (yield from said(Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))))
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
@@ -117,11 +117,11 @@ class KeyStore:
         return (yield from said(self._swap("take_over", seen, claim_params(claim), note)))
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Start the expired `seen` anew as the claim."""
+        """Begin the expired `seen` anew as the claim."""
         return (yield from said(self._swap("supersede", seen, claim_params(claim), note)))
 
     def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Turn the stale `seen` into UNKNOWN."""
+        """Make the stale `seen` UNKNOWN."""
         return (yield from said(self._swap("doubt", seen, {"last_error": last_error}, note)))
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
@@ -134,17 +134,17 @@ class KeyStore:
         return (yield from repeated(Transaction("renew", Mode.SINGLE, body)))
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
-        """Write what became of the operation; repeating it is harmless, so a lost reply is no doubt."""
-        # A pending record without its parcel would wait for ever, so those two are one commit.
+        """Write the outcome of the operation; repeating it is harmless, so it is repeated after a lost reply."""
+        # A pending record without its parcel would wait for ever, so the two are one commit.
         mode = Mode.ATOMIC if isinstance(settlement, Deferred) else Mode.SINGLE
         transaction = Transaction("settle", mode, lambda: self.settling(lease, settlement))
         return (yield from repeated(transaction))
 
     def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
-        """The settlement as statements; nothing written means that the record says something else.
+        """The settlement as statements; if none writes, the record has another outcome.
 
-        Where a record is two rows, a statement that waited for another write is refused if that one wrote both. So who
-        still owns the record says it once more, and is judged by what is there now.
+        Where a record is two rows, a statement that waited for another write is refused if that one wrote both. So an
+        owner that still owns the record writes once more, and is judged by the current rows.
         """
         name, params = _settlement(settlement)
         parcels = self._parcels if isinstance(settlement, Deferred) else None
@@ -180,7 +180,7 @@ class KeyStore:
         found: dict[RecordId, Glimpse] = {}
         for row in (yield self._say("recall_all", {"asked": asked})):
             record_id = RecordId(row["scope"], row["key"])
-            with suppress(RecordUnreadableError):  # whoever asks for it in full is told
+            with suppress(RecordUnreadableError):  # the caller gets the error when it reads the record in full
                 found[record_id] = glimpse_of(row, record_id)
         return found
 
@@ -189,8 +189,8 @@ class KeyStore:
         rows = yield self._statements.say("claim", claim_params(claim), form=form)
         if rows:
             return _ours_first(rows, claim)
-        # The row was committed by somebody else after our snapshot was taken, or is not all there is of
-        # the record: look again.
+        # Another request committed the row after our snapshot was taken, or it is not all there is of the record: read
+        # again.
         return (yield from self._find(claim.id))
 
     def _swap(
@@ -204,7 +204,7 @@ class KeyStore:
                 yield from audit.noting((note,))
             return snapshot_of(rows[0]) if rows else None
 
-        # A move and its line of the audit are both there, or neither is.
+        # A move and its audit line are one commit.
         return Transaction(name, Mode.SINGLE if audit is None else Mode.ATOMIC, body)
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
@@ -212,7 +212,7 @@ class KeyStore:
 
 
 def _ours_first(rows: Rows, claim: Claim) -> Snapshot:
-    """Our own row wins over an old one that was reaped while the statement ran."""
+    """Prefer our own row to an old one that was reaped while the statement ran."""
     ours = [row for row in rows if str(row["incarnation"]) == str(claim.incarnation)]
     return snapshot_of((ours or rows)[0])
 
@@ -237,7 +237,7 @@ def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:
 
 
 def _says(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bool:
-    """Whether the record already says what we wanted to say, because we said it before."""
+    """Whether the record already has this outcome, because an earlier try wrote it."""
     record = snapshot.record
     if record is None or record.incarnation != lease.incarnation:
         return isinstance(settlement, Discarded)

@@ -1,7 +1,7 @@
 """LOCAL in one commit: a lock that ends with its transaction, and the finished record as its last statement.
 
-Nothing is written before the business is done. So a process that dies leaves no row behind, and the row that is
-written once is never a dead tuple.
+Nothing is written before the business is done. So a process that dies leaves no row behind, and the row, which is
+written once, is never a dead tuple.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from oncekey.stores.statements import Statements
 
 ASKED: tuple[str, ...] = ("lock", "enter", "seal", "was_sealed", "held", "holder")
-"""What is asked of a database that knows who has which lock."""
+"""The statements of a database that can report who holds which lock."""
 
 WRITTEN: tuple[str, ...] = (
     "commit_new",
@@ -47,18 +47,18 @@ WRITTEN: tuple[str, ...] = (
 )
 
 FRESH: Final = Snapshot(None, 0)
-"""What a message that tells no rows finds of a new key. It reads no clock: nothing is written before the COMMIT."""
+"""The snapshot of a new key from a message that returns no rows. It has no clock: nothing is written before COMMIT."""
 
 MOST_MILLIS: Final = 2**31 - 1
 
 
 class Guess:
-    """At which second a record will expire that is written now, by the server's clock.
+    """Predicts the second at which a record that is written now will expire, by the server's clock.
 
-    A client is told so in the first answer, and bringing it back from the message of a COMMIT costs a packet of its
-    own. So it is guessed, and the server, whose clock alone counts, tells what was guessed wrong. What was told came
-    some time after the clock was read. So the clock is never overestimated, and the highest estimate is the best, until
-    a clock was set.
+    The first answer has that second in a header, and returning it from the message of a COMMIT costs a packet of its
+    own. So the store predicts it, and the server, whose clock alone counts, sends a notice only if that is wrong. A
+    notice arrives some time after the clock was read. So the clock is never overestimated, and the highest estimate is
+    the best one, until a clock was set.
     """
 
     __slots__ = ("_ahead", "_clock")
@@ -68,11 +68,11 @@ class Guess:
         self._ahead: int | None = None
 
     def second(self, ttl: Duration) -> int | None:
-        """The guess. None: nothing was told yet."""
+        """The predicted second. None: the server has not reported its clock yet."""
         return None if self._ahead is None else (int(self._clock() * SECOND) + self._ahead + ttl) // SECOND
 
     def learn(self, instant: Instant) -> None:
-        """The server's clock, as it was a moment ago."""
+        """Take the server's clock, as it was a moment ago."""
         ahead = instant - int(self._clock() * SECOND)
         if self._ahead is None or not 0 <= self._ahead - ahead <= SECOND:
             self._ahead = ahead
@@ -82,7 +82,7 @@ NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: `oncekey stores` says 
 
 
 class LockStore:
-    """Locks and records written once, in whatever understands the named statements."""
+    """Locks, and records that are written once, in any store that has the named statements."""
 
     one_writer = False
     asked = ASKED
@@ -94,7 +94,7 @@ class LockStore:
         self._guess = Guess()
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Try the lock, then look: the first statement of the transaction, whose time-outs it sets (L1, L4)."""
+        """Try the lock, then read: the first statement of the transaction, which sets its time-outs (L1, L4)."""
         try:
             scope, key = claim.id.scope.encode(), claim.id.key.encode()
         except UnicodeEncodeError:
@@ -105,7 +105,7 @@ class LockStore:
             "mark": lock.mark,
             "scope": scope,
             "key": key,
-            # At least one, because none would be for ever, and no more than the server can count.
+            # At least one, because zero would mean for ever, and no more than the server's integer can hold.
             "lease_ms": min(max(1, claim.lease // 1000), MOST_MILLIS),
             "deadline_ms": min(max(1, claim.deadline // 1000), MOST_MILLIS),
         }
@@ -120,7 +120,7 @@ class LockStore:
     def completing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Steps[Sealed | None]:
-        """The finished record, as the last statement before the commit (L3). None: the key is not ours."""
+        """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
         rows = yield self._finished(claim, ground, settlement)
         if not rows:
             return None
@@ -146,15 +146,15 @@ class LockStore:
         return self._statements.say(name, params)
 
     def _sealed(self, row: Row, begun: int) -> Sealed:
-        """What the written record says; a transaction that does not know its lock is not the first one any more."""
+        """What was written; a transaction that does not know its lock follows one that the handler has committed."""
         return Sealed(expires_at=int(row["expires_at"]), in_one_commit=row["begun"] == begun)
 
     def sealing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
-        """`completing` as one statement that fails where the key is taken, for the message of the COMMIT.
+        """`completing` as one statement that fails if the key is taken, to be sent with the COMMIT.
 
-        Only for what nearly every request is: a key without a record, and an answer that is not long.
+        Only for the common case: a key without a record, and an answer that is not long.
         """
         if ground.kind is not Kind.NEW or ground.seen is not None or not isinstance(settlement, Completed):
             return None
@@ -175,7 +175,7 @@ class LockStore:
         return Fold(self._statements.fold("seal", params, told="seal", proof="was_sealed"), read)
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
+        """Whether any request holds the lock of a key; asking does not take it (L8)."""
 
         def body() -> Steps[bool]:
             rows = yield self._statements.say("held", {"lock": number})
@@ -184,7 +184,7 @@ class LockStore:
         return (yield from said(Transaction("held", Mode.READ, body)))
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        """Which request holds the lock; asking takes none. A record that is read before does not count (L8)."""
+        """Which request holds the lock; asking does not take it. A record that was read before does not count (L8)."""
 
         def body() -> Steps[Holder]:
             rows = yield self._statements.say("holder", _numbers(lock))
@@ -194,7 +194,7 @@ class LockStore:
 
 
 def sealed_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> bytes:
-    """A finished record as a value of the type `oncekey.sealed`: the server reads one sooner than two dozen values."""
+    """A finished record as a value of the type `oncekey.sealed`: the server parses one faster than two dozen values."""
     record_id, headers = claim.id, headers_text(response.headers)
     kind = _kind_text(claim.operation, claim.effects._value_, claim.recovery._value_)
     spans = _spans_text(claim.entered, claim.deadline, claim.call_timeout, claim.ttl)
@@ -212,7 +212,7 @@ def sealed_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> byte
         raise StoreError(HALF_A_PAIR) from None
 
 
-# What a handler writes every time alike.
+# The texts that a handler writes alike every time are cached.
 
 
 @lru_cache(maxsize=256)

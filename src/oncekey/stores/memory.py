@@ -22,7 +22,7 @@ Table: TypeAlias = "dict[tuple[str, str], Line]"
 
 
 def find(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
-    """One row with the clock, its record's columns empty if there is none."""
+    """One row with the clock; its record's columns are empty if there is none."""
     return [found(table.get((scope, key)), now)]
 
 
@@ -37,14 +37,14 @@ def recall_all(table: Table, *, asked: str, now: Instant) -> Rows:
 
 
 def claim(table: Table, *, now: Instant, **given: Any) -> Rows:
-    """Insert unless there is a row; answer with the row that is there."""
+    """Insert unless there is a row; returns the row that is there."""
     where = (given["scope"], given["key"])
     table[where] = claimed(table.get(where), now, given)
     return [{**table[where], "now": now}]
 
 
 def over_table(move: Move) -> Command:
-    """A move as a statement: the row of a table changes, and is returned as it is then, or as it was when it goes."""
+    """A move as a statement: it changes the row of a table, and returns it as it is then, or as it was if removed."""
 
     def run(table: Table, *, now: Instant, **given: Any) -> Rows:
         where = (given["scope"], given["key"])
@@ -62,7 +62,7 @@ def over_table(move: Move) -> Command:
 
 
 def resumable(table: Table, *, now: Instant, after_created: int, after_scope: str, after_key: str, limit: int) -> Rows:
-    """What a completer may go on with, oldest first."""
+    """Records that the completer may go on with, oldest first."""
     after = (after_created, after_scope, after_key)
     lines = [line for line in table.values() if _place(line) > after and is_resumable(line, now)]
     return [{**line, "now": now} for line in sorted(lines, key=_place)[:limit]]
@@ -83,11 +83,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         **UPKEEP,
     }
 )
-"""What memory says for each name; the simulator runs the same, and breaks one at a time."""
+"""The command of memory for each name; the simulator runs the same, and breaks one at a time."""
 
 
 class MemoryStore(KeyStore):
-    """Records in a dictionary that the driver holds."""
+    """Records in a dictionary that the driver has."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__({**COMMANDS, **audit_commands(), **roll_commands()}, clock=clock)

@@ -1,4 +1,4 @@
-"""What memory says to sweepers and reapers. It has no outbox, so nothing of its own is ever pending."""
+"""The statements of the sweeper and the reaper in memory. It has no outbox, so it never has a pending record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stale(table: Table, *, now: Instant, limit: int, **after: Any) -> Rows:
     return _page(lines, "created_at", now, limit, after)
 
 
-def runs(table: Table, *, now: Instant, limit: int) -> Rows:  # noqa: ARG001  (every statement is told the time)
+def runs(table: Table, *, now: Instant, limit: int) -> Rows:  # noqa: ARG001  (every statement gets the time)
     lines = sorted((line for line in table.values() if line["finished_at"]), key=_by("expires_at"), reverse=True)
     took = [{"operation": line["operation"], "took": line["finished_at"] - line["last_run_at"]} for line in lines]
     return [run for run in took if run["took"] > 0][:limit]
@@ -47,7 +47,7 @@ def purge_expired(table: Table, *, soft: bool, **due: Any) -> Rows:
     return _ended(table, "purge", states, **due)
 
 
-def purge_kept(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001  (all of them are told)
+def purge_kept(table: Table, *, soft: bool, **due: Any) -> Rows:  # noqa: ARG001  (all of them get it)
     return _ended(table, "purge", ("expired",), **due)
 
 
@@ -71,7 +71,7 @@ def live_keys(table: Table, *, now: Instant, scope: str, limit: int) -> Rows:
 
 
 def audit_commands() -> Mapping[str, Command]:
-    """The statements of an audit that starts empty: its lines are no records, so they lie beside the table."""
+    """The statements of an audit that starts empty: its lines are no records, so they are kept beside the table."""
     lines: list[Line] = []
 
     def note(_: Table, *, now: Instant, notes: str) -> Rows:
@@ -92,7 +92,7 @@ def audit_commands() -> Mapping[str, Command]:
 
 
 def roll_commands() -> Mapping[str, Command]:
-    """The statements of a roll of workers that starts empty: it lies beside the table, as the audit does."""
+    """The statements of a list of workers that starts empty: it is kept beside the table, like the audit."""
     roll: dict[str, Line] = {}
 
     def beat(_: Table, *, now: Instant, name: str, **columns: Any) -> Rows:
@@ -100,7 +100,7 @@ def roll_commands() -> Mapping[str, Command]:
         roll[name] = {"name": name, "started_at": started_at, "seen_at": now, **columns}
         return [roll[name]]
 
-    def leave(_: Table, *, now: Instant, name: str) -> Rows:  # noqa: ARG001  (every statement is told the time)
+    def leave(_: Table, *, now: Instant, name: str) -> Rows:  # noqa: ARG001  (every statement gets the time)
         return [gone] if (gone := roll.pop(name, None)) is not None else []
 
     def workers(_: Table, *, now: Instant) -> Rows:
@@ -136,7 +136,7 @@ def _ended(
     trusted_for: int | None,
     **after: Any,
 ) -> Rows:
-    """Move what is due, longest ago first; the rows as they were before."""
+    """Move due records, longest ago first; returns the rows as they were before."""
     since, place = (after["after_at"], after["after_scope"], after["after_key"]), _by("expires_at")
     due = [
         line

@@ -1,8 +1,8 @@
-"""The migrations of a SQL store: numbered files in the package, and the table that remembers them.
+"""The migrations of a SQL store: numbered files in the package, and the table that notes which were run.
 
-`ledger.sql` of a store's package has titled blocks: `table` makes the table that remembers, `applied` reads it,
-`record` adds a line, and `lock` lets one migrator in at a time where a transaction alone does not. `unlock` lets the
-next one in, where a lock does not end with its transaction.
+`ledger.sql` of a store's package has titled blocks: `table` creates that table, `applied` reads it, `record` adds a
+line, and `lock` admits one migrator at a time where a transaction alone does not. `unlock` admits the next one where a
+lock does not end with its transaction.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class SqlSchema:
         self.migrations = known(package) if migrations is None else migrations
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
-        """What the store remembers; nothing if it remembers nothing yet."""
+        """The migrations that the store has noted; none if it has no table for them yet."""
         try:
             return (yield from said(Transaction("migrations", Mode.READ, self._applied)))
         except SchemaError:
             return ()
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """Run one migration and remember it, together or not at all; False if it was there already."""
+        """Run one migration and note it, in one transaction; False if it was there already."""
         return (yield from repeated(Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migration))))
 
     def script(self) -> str:
-        """All of it as text for those who run migrations by other means."""
+        """All migrations as text, for operators who run them by other means."""
         parts = [self._ledger["table"] + ";"]
         for one in self.migrations:
             record = _filled(self._ledger["record"], _line(one))
@@ -55,7 +55,7 @@ class SqlSchema:
         return "\n\n".join(parts) + "\n"
 
     def statements(self, first: int, last: int) -> tuple[str, ...]:
-        """The statements of some migrations, one by one, with the lines that remember them."""
+        """The statements of some migrations, one by one, with the lines that note them."""
         texts = [self._ledger["table"]]
         for one in self.migrations[first - 1 : last]:
             texts += [one.text, _filled(self._ledger["record"], _line(one))]
@@ -130,7 +130,7 @@ def _applied_of(row: Row) -> Applied:
 
 
 def _filled(text: str, values: dict[str, Value]) -> str:
-    """The statement as it is printed; only names and numbers of our own files get here."""
+    """The statement as it is printed; only names and numbers of our own files come here."""
 
     def literal(match: re.Match[str]) -> str:
         value = values[match[1]]

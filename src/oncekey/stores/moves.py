@@ -1,10 +1,10 @@
 """The moves of a record as pure functions: for memory, the simulator, and every store that can compare and swap.
 
-A move is given the line of a record as it stands, the store's clock and the parameters of its statement, and says what
-the line is afterwards, or that nothing may be written. It does no I/O and changes nothing in place. What it asks of the
-line is the proof (the owner's fence, or the version that was read) and the store's guards of its rows of TRANSITIONS:
-they are looked up there, so a store that is made of these moves accepts what the table allows, and nothing else. What
-SQL says for each name must come to the same; the contract walks over all of it.
+A move gets the line of a record as it stands, the store's clock and the parameters of its statement. It returns the
+line as it is afterwards, or that nothing may be written. It does no I/O and changes nothing in place. It checks the
+proof (the owner's fence, or the version that was read) and the store's guards of its rows of TRANSITIONS. The guards
+are looked up there, so a store made of these moves accepts what the table allows, and nothing else. The SQL for each
+name must do the same; the contract suite tests all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Line: TypeAlias = dict[str, Any]
 """A record by the names of its columns."""
 Writes: TypeAlias = Callable[[Line, "Instant", Line], "Line | None"]
-"""The columns that change, from the line, the clock and the parameters; None: the line goes."""
+"""The columns that change, from the line, the clock and the parameters; None: the line is removed."""
 
 BLANK: Final[Mapping[str, None]] = MappingProxyType(dict.fromkeys(COLUMNS))
 _FREE: Final[Mapping[str, None]] = MappingProxyType({"owner": None, "lease_until": None})
@@ -33,7 +33,7 @@ _FREE: Final[Mapping[str, None]] = MappingProxyType({"owner": None, "lease_until
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a move leaves: the whole line, or None if the record is gone."""
+    """The result of a move: the whole line, or None if the record is removed."""
 
     line: Line | None
 
@@ -45,12 +45,12 @@ class Move:
     rows: tuple[Row, ...]
     writes: Writes
     fits: Callable[[Line, Line], bool] = lambda _line, _given: True
-    """What else of the line the parameters have to match, such as the memo that the owner has seen."""
+    """What else of the line the parameters have to match, such as the memo that the owner has read."""
     proof: Proof | None = None
-    """What is compared, where its rows rest on a parcel as well; None: what they say."""
+    """What is compared if its rows also need a parcel; None: the proof of its rows."""
 
     def apply(self, line: Line | None, now: Instant, given: Line) -> Moved | None:
-        """The line after the move, its version one up; None: refused, and nothing may be written."""
+        """The line after the move, its version raised by one; None: refused, and nothing may be written."""
         if line is None or not self._proven(line, given) or not self.fits(line, given):
             return None
         if all(row.source != line["state"] for row in self.rows):
@@ -68,12 +68,12 @@ class Move:
 
 
 def found(line: Line | None, now: Instant) -> Line:
-    """A record with the clock, its columns empty if there is none."""
+    """A record with the clock; its columns are empty if there is none."""
     return {**BLANK, **(line or {}), "now": now}
 
 
 def recalled(line: Line | None, now: Instant) -> list[Line]:
-    """A completed record with the clock, as a repeat reads it; nothing of any other."""
+    """A completed record with the clock, as a repeat reads it; no row for any other."""
     return [] if line is None or line["state"] != "completed" else [{**line, "now": now}]
 
 
@@ -83,7 +83,7 @@ def claimed(line: Line | None, now: Instant, given: Line) -> Line:
 
 
 def is_resumable(line: Line, now: Instant) -> bool:
-    """Whether a completer may look at it: it has its request, and is nobody's now."""
+    """Whether the completer may look at it: it has its request, and no owner now."""
     if line["effects"] != "phased" or line["request"] is None:
         return False
     if line["state"] == "in_progress":
@@ -122,7 +122,7 @@ def _take_over(line: Line, now: Instant, given: Line) -> Line:
         "reconcile_after": None,
     }
     if line["memo"] is None and line["intent"] is None:
-        # Nothing was done yet, so what a crash means is up to the handler that runs now; a deploy may have changed it.
+        # Nothing was done yet, so what a crash means is set by the handler that runs now; a deploy may have changed it.
         taken |= {name: given[name] for name in ("effects", "recovery", "call_timeout")}
         taken["request"] = given["request"] if line["request"] is None else line["request"]
     return taken
@@ -141,7 +141,7 @@ def _fail(_: Line, __: Instant, given: Line) -> Line:
 
 
 def _renew(line: Line, now: Instant, given: Line) -> Line:
-    # The lease of an announced call is longer, and is not made shorter.
+    # The lease of an announced call is longer, and is not shortened.
     return {"lease_until": max(line["lease_until"] or 0, min(now + given["lease"], line["deadline"]))}
 
 
@@ -225,7 +225,7 @@ def _mark(_: Line, __: Instant, ___: Line) -> Line:
 
 
 def _longer(line: Line, now: Instant) -> Line:
-    """A record that can be gone on with is not parked again before somebody could."""
+    """Extend the time of a resumable record, so that it is not parked again before a worker could resume it."""
     return {"expires_at": max(line["expires_at"], now + line["ttl"])}
 
 
@@ -290,12 +290,12 @@ def _bust(line: Line, now: Instant, given: Line) -> Line:
 
 
 def _same_memo(line: Line, given: Line) -> bool:
-    """The memo is compared whole: a resolver may have added a result without a new fence (row 20)."""
+    """The memo is compared as a whole: a resolver may have added a result without raising the fence (row 20)."""
     return bool(line["memo"] == given["seen_memo"])
 
 
 def _next_send(line: Line, given: Line) -> bool:
-    """A first call, or the next send of the very call that is open."""
+    """Whether it is a first call, or the next send of the very call that is open."""
     if not _same_memo(line, given):
         return False
     if line["intent"] is None:

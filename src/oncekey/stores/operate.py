@@ -1,7 +1,7 @@
-"""An operator's looks and moves as flows over named statements.
+"""An operator's reads and moves as flows over named statements.
 
-A move is decided inside its own transaction, on the record and the parcels as they are locked there. It proves the
-version all the same (V), moves the parcel with the record, and writes the line of the audit: all of it, or nothing.
+A move is decided inside its own transaction, on the record and the parcels as they are locked there. It still proves
+the version (V), moves the parcel with the record, and writes the audit line: all of it, or nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oncekey.stores.statements import Statements
 
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys", "find_done_keys")
-"""How a key is looked for: all of it, then as the beginning of unfinished ones, then of finished ones."""
+"""The order of searches for a key: the whole key, then as the beginning of unfinished ones, then of finished ones."""
 
 STATEMENTS: tuple[str, ...] = (
     "list_records",
@@ -60,7 +60,7 @@ STATEMENTS: tuple[str, ...] = (
 )
 
 Deciding: TypeAlias = Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden]
-"""Says what is to be done about a record as it is now."""
+"""Decides what to do about a record as it is now."""
 
 STANDING: Final = ("pending", "in_progress", "failed_retryable", "unknown", "finished")
 WAITING: Final = ("unknown", "stale", "resumable", "expired", "parcels_due", "dead_letters")
@@ -72,7 +72,7 @@ _MOVED: Final = "what was locked has moved: the transaction is undone"
 
 
 class OperateStore:
-    """What operators say, in whatever understands the named statements."""
+    """The statements for operators, in any store that has them."""
 
     def __init__(self, statements: Statements, audit: Audit, *, vitals: Mapping[str, tuple[str, ...]]) -> None:
         statements.require((*STATEMENTS, *vitals))
@@ -81,7 +81,7 @@ class OperateStore:
         self._vitals = vitals
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
-        """Records, the newest first, from before a place on; without their answers."""
+        """Records, the newest first, before a place; without their answers."""
         at, scope, key = before or (_LAST, "", "")
         params: dict[str, Value] = {
             "scope": wanted.scope,
@@ -103,12 +103,12 @@ class OperateStore:
         return (yield from said(Transaction("list_records", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin like it, else finished ones; without answers."""
+        """Records of this key, else unfinished ones that begin with it, else finished ones; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from said(Transaction("find_keys", Mode.READ, body)))
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
-        """What the same call returned when it was last made, for any key; not what somebody gave by hand."""
+        """The last result of the same call, for any key; results that an operator gave by hand do not count."""
         params: dict[str, Value] = {"operation": operation, "phase": phase, "looked_at": _LOOKED_AT, "limit": _FEW}
 
         def body() -> Steps[MemoEntry | None]:
@@ -128,7 +128,7 @@ class OperateStore:
         return (yield from said(Transaction("parcels_of", Mode.READ, body)))
 
     def move(self, record_id: RecordId, deciding: Deciding, noting: Callable[[Move], Note]) -> Flow[Moved | Forbidden]:
-        """Do what `deciding` says of the record as it is now, with its line of the audit; or nothing at all."""
+        """Make the move that `deciding` returns for the current record, with its audit line; or nothing at all."""
 
         def body() -> Steps[Moved | Forbidden]:
             rows = yield self._statements.say("hold_record", {"scope": record_id.scope, "key": record_id.key})
@@ -144,15 +144,15 @@ class OperateStore:
         return (yield from said(Transaction("operate", Mode.ATOMIC, body)))
 
     def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Let a dead message be tried again, from its first attempt. False: it is gone."""
+        """Make a dead message due again, from its first attempt. False: it is gone."""
         return (yield from self._letter(letter, note, back=True))
 
     def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Forget a dead letter that moves no record. False: it is gone."""
+        """Delete a dead letter that moves no record. False: it is gone."""
         return (yield from self._letter(letter, note, back=False))
 
     def census(self) -> Flow[Census]:
-        """How many of everything there are, and what waits for somebody."""
+        """How many of everything there are, and what waits for a worker or an operator."""
 
         def body() -> Steps[Census]:
             groups = yield self._statements.say("census", {})
@@ -170,7 +170,7 @@ class OperateStore:
         return (yield from said(Transaction("census", Mode.READ, body)))
 
     def standing(self) -> Flow[Standing]:
-        """How many unfinished records there are, and what waits for somebody, by indexes alone."""
+        """How many unfinished records there are, and what waits, read from indexes alone."""
 
         def body() -> Steps[Standing]:
             (row,) = yield self._statements.say("standing", {})
@@ -180,7 +180,7 @@ class OperateStore:
         return (yield from said(Transaction("standing", Mode.READ, body)))
 
     def vitals(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
-        """What the database says about its own health, or some of it; what it does not tell this user is left out."""
+        """What the database reports about its health, all or some; what this user may not read is left out."""
         found: dict[str, tuple[Mapping[str, Any], ...]] = {}
         for name, columns in self._vitals.items():
             if names and name not in names:
@@ -210,7 +210,7 @@ class OperateStore:
         return snapshot_of(written)
 
     def _with_parcel(self, move: Move, proof: dict[str, Value]) -> Steps[None]:
-        """The parcel goes with its record: away when it is answered, back into the outbox when it is tried again."""
+        """Move the parcel with its record: remove it if the record is answered, put it back if it is tried again."""
         if move.row.to is State.COMPLETED:
             yield self._statements.say("drop_deferred", proof)
         if move.letter is None:
@@ -236,7 +236,7 @@ class OperateStore:
 
 
 def _statement(move: Move) -> tuple[str, dict[str, Value]]:
-    """Which statement writes a row, and with what."""
+    """The statement that writes a row of the table, and its parameters."""
     match move.row.number:
         case 14:
             return "sweep_retryable", {"last_error": move.last_error}
@@ -262,7 +262,7 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
 def first_found(
     statements: Statements, finds: tuple[str, ...], beginning: str, scope: str | None, limit: int
 ) -> Steps[Page]:
-    """What the first of these statements finds that finds anything."""
+    """The result of the first of these statements that finds anything."""
     params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
     page = Page(0, ())
     for name in finds:
@@ -274,7 +274,7 @@ def first_found(
 
 
 def after(beginning: str) -> str:
-    """The first text, by its bytes, that does not begin like this and comes after everything that does."""
+    """The first text, by its bytes, that does not begin with this and comes after everything that does."""
     for place in range(len(beginning) - 1, -1, -1):
         following = ord(beginning[place]) + 1
         if following in _SURROGATES:
@@ -299,7 +299,7 @@ def _whereabouts(row: Row) -> Whereabouts:
 
 
 def _is_known(row: Row) -> bool:
-    """Whether a group can be named; `oncekey doctor` tells of rows that no version wrote."""
+    """Whether a group can be named; `oncekey doctor` reports rows that no version wrote."""
     return row["state"] in set(State) and row["effects"] in set(Effects)
 
 

@@ -1,7 +1,7 @@
-"""The outbox: parcels that are written with the business rows, and taken by workers one lease at a time.
+"""The outbox: parcels that are written with the business rows, and that workers claim with a lease.
 
-Everything about a parcel alone is here; a parcel that is a request's own call moves together with the record, and
-that is in `deferred`.
+What concerns a parcel alone is here; a parcel that is a request's own call moves together with the record, see
+`deferred`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIRST = UUID(int=0)
 
 
 class OutboxStore(DeferredCalls):
-    """Parcels, in whatever understands the named statements."""
+    """Parcels, in any store that has the named statements."""
 
     def __init__(self, statements: Statements, audit: Audit | None = None) -> None:
         super().__init__(statements, audit)
@@ -55,10 +55,10 @@ class OutboxStore(DeferredCalls):
     def due(
         self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
     ) -> Flow[tuple[HeldParcel, ...]]:
-        """Claim what is due, longest waiting first; `owner` names this very call, so a lost reply can be looked up.
+        """Claim due parcels, those that wait longest first; by `owner` this call finds its claims after a lost reply.
 
-        Of requests' own calls, and of parcels that were tried before, it claims at most `careful`; without it, as many
-        as of others.
+        It claims at most `careful` requests' own calls and parcels that were tried before; without it, as many as of
+        others.
         """
         params: dict[str, Value] = {
             "owner": owner,
@@ -74,19 +74,19 @@ class OutboxStore(DeferredCalls):
         return tuple(held_of(row) for row in sorted(rows, key=lambda row: int(row["place"])))
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Acknowledge delivered messages, many at once; what another worker has taken since stays, and is left out."""
+        """Acknowledge delivered messages, many at once; those that another worker has claimed since are left out."""
         params: dict[str, Value] = {"held": held_text(held)}
         try:
             rows = yield from said(self._one("sent", params))
         except CommitAmbiguousError:
             yield from repeated(self._one("sent", params))
-            # What is gone was acknowledged, by the statement whose reply was lost or by whoever delivered it too.
+            # A missing parcel was acknowledged, by the statement whose reply was lost or by another worker.
             left = yield from repeated(self._one("remaining", params, Mode.READ))
             return frozenset(one.parcel.id for one in held) - ids_of(left)
         return frozenset(one.parcel.id for one in held) if len(rows) == len(held) else ids_of(rows)
 
     def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
-        """Give a message back to be tried later. False: not ours any more."""
+        """Make a message due again later. False: not ours any more."""
         params: dict[str, Value] = {**parcel_proof(held), "after": after, "error": error, "spared": 0 if counted else 1}
 
         def body() -> Steps[bool]:
@@ -94,13 +94,13 @@ class OutboxStore(DeferredCalls):
             if rows:
                 return True
             there = yield self._say("find_parcel", parcel_proof(held))
-            # Ready under our fence: we said so before, and the reply was lost.
+            # Due under our fence: an earlier try wrote it, and the reply was lost.
             return bool(there) and there[0]["state"] == "ready" and there[0]["fence"] == held.fence
 
         return (yield from repeated(Transaction("again", Mode.SINGLE, body)))
 
     def bury(self, held: HeldParcel, error: str) -> Flow[bool]:
-        """Move a message to the dead letters, with its first and its last error. False: not ours any more."""
+        """Make a message a dead letter, with its first and its last error. False: not ours any more."""
 
         def body() -> Steps[bool]:
             if (yield from self._burying(held, error)):
@@ -110,18 +110,18 @@ class OutboxStore(DeferredCalls):
         return (yield from repeated(Transaction("bury", Mode.ATOMIC, body)))
 
     def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Give back what was claimed and not begun: due at once, and the attempt does not count."""
+        """Release parcels that were claimed and not begun: due at once, and the attempt does not count."""
         return ids_of((yield from repeated(self._one("hand_back", {"held": held_text(held)}))))
 
     def find_parcel(self, parcel_id: UUID) -> Flow[HeldParcel | None]:
-        """A parcel as it stands in the outbox; one that nobody holds has no lease."""
+        """A parcel as it is in the outbox; one without a holder has no lease."""
         rows = yield from said(self._one("find_parcel", {"id": str(parcel_id)}, Mode.READ))
         return held_of(rows[0]) if rows else None
 
     # The operator's side
 
     def dead_letters(self, limit: int, after: DeadLetter | None = None) -> Flow[tuple[DeadLetter, ...]]:
-        """The dead letters, oldest first, from behind `after` on."""
+        """The dead letters, oldest first, after `after`."""
         died_at, last = (-1, _FIRST) if after is None else (after.died_at, after.parcel.id)
         params: dict[str, Value] = {"limit": limit, "died_at": died_at, "id": str(last)}
         rows = yield from said(self._one("dead_letters", params, Mode.READ))

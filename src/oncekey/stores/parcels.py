@@ -1,4 +1,4 @@
-"""How parcels look in rows, once for every store."""
+"""The form of parcels in rows, for every store."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def parcels_text(parcels: tuple[Parcel, ...]) -> str:
 
 def held_text(held: tuple[HeldParcel, ...]) -> str:
     """The proofs of a batch; sorted, so that two batches lock in the same order."""
-    # Written by hand, because a UUID and a number need no quoting, and there may be a thousand of them.
+    # Joined by hand, because a UUID and a number need no quoting, and there may be a thousand of them.
     proofs = sorted([(str(one.parcel.id), one.fence) for one in held])
     return "[" + ",".join([f'{{"id":"{name}","fence":{fence:d}}}' for name, fence in proofs]) + "]"
 
 
 def parcel_proof(held: HeldParcel) -> dict[str, Value]:
-    """The parcel's claim: its id and the fence that it was claimed with."""
+    """The proof of a claim on a parcel: its id, and the fence it was claimed with."""
     return {"id": str(held.parcel.id), "parcel_fence": held.fence}
 
 
 def held_of(row: Row) -> HeldParcel:
-    """Decode a parcel that somebody holds."""
+    """Decode a parcel that a worker holds."""
     return HeldParcel(
         parcel=parcel_of(row),
         fence=row["fence"],
@@ -73,7 +73,7 @@ def dead_letter_of(row: Row) -> DeadLetter:
 
 
 def parcel_of(row: Row) -> Parcel:
-    """Decode what was put in."""
+    """Decode the parcel itself."""
     return Parcel(
         id=_any_uuid(row["id"]),
         kind=_KINDS[row["kind"]],
@@ -93,11 +93,11 @@ def ids_of(rows: Rows) -> frozenset[UUID]:
 
 
 def _any_uuid(value: object) -> UUID:
-    """A UUID, perhaps of a driver's own class, which is equal to Python's: nobody outside sees a parcel's id."""
+    """A UUID, perhaps of a driver's own class, which is equal to Python's: this id does not leave oncekey."""
     return value if isinstance(value, UUID) else UUID(str(value))
 
 
 def _uuid(value: object) -> UUID:
-    """A UUID as Python's own: topics' functions see it, and not everything that takes one takes a driver's class."""
+    """A UUID as Python's own: topics' functions see it, and not every library takes a driver's class."""
     given = _any_uuid(value)
     return given if type(given) is UUID else UUID(bytes=given.bytes)

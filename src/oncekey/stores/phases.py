@@ -1,7 +1,7 @@
-"""What the owner of a phased record writes between its claim and its settlement: steps, and calls to the outside.
+"""What the owner of a phased record writes between its claim and its settlement: steps, and outside calls.
 
-The memo is written whole and compared whole. The owner's proof alone would not do: a resolver may add the result
-of an open call without a new fence (row 20), and an owner that comes late must not write over it.
+The memo is written and compared as a whole. The owner's proof alone is not enough: a resolver may add the result
+of an open call without raising the fence (row 20), and a late owner must not write over it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARGIN: Duration = 5_000_000
 
 
 class PhaseStore:
-    """Steps of phased records, in whatever understands the named statements."""
+    """Steps of phased records, in any store that has the named statements."""
 
     def __init__(self, statements: Statements) -> None:
         statements.require(STATEMENTS)
@@ -35,13 +35,13 @@ class PhaseStore:
     def checkpointing(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Steps[Snapshot | None]:
-        """A finished phase, as the last statement of its own transaction (row 5). None: not ours any more."""
+        """Write a finished phase, as the last statement of its own transaction (row 5). None: not ours any more."""
         return (yield from self._write("checkpoint", lease, seen, memo, {"lease": span}))
 
     def keeping(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Fold[None] | None:
-        """`checkpointing` as one statement that fails where the record is not ours, for the message of the COMMIT."""
+        """`checkpointing` as one statement that fails if the record is not ours, to be sent with the COMMIT."""
         written = memo_text(memo) if self._statements.has("keep") else None
         if written is None or len(written) > LONGEST_FOLDED:
             return None
@@ -61,7 +61,7 @@ class PhaseStore:
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
     ) -> Flow[Snapshot | None]:
-        """The intent, before the call is made (row 5); the snapshot tells what the store made of it."""
+        """Write the intent, before the call is made (row 5); the snapshot shows what was stored."""
         params: dict[str, Value] = {
             "phase": call.phase,
             "downstream_key": call.downstream_key,
@@ -84,7 +84,7 @@ class PhaseStore:
     def result(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Flow[Snapshot | None]:
-        """The result of an open call (row 6), also of a record that was only swept. None: not ours any more."""
+        """Write the result of an open call (row 6), also for a record that was only swept. None: not ours any more."""
 
         def body() -> Steps[Snapshot | None]:
             for _ in range(2):
@@ -92,14 +92,14 @@ class PhaseStore:
                 if snapshot is not None:
                     return snapshot
                 there = yield from self._find(lease)
-                if not _says(there.record, lease, seen):  # else somebody only swept it while this waited for the record
+                if not _says(there.record, lease, seen):  # else it was only swept while this waited for the record
                     break
             return there if _says(there.record, lease, memo) else None
 
         return (yield from repeated(Transaction("result", Mode.SINGLE, body)))
 
     def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
-        """Take an announcement back that was provably never followed by a call (row 33)."""
+        """Take back an announcement that was provably not followed by a call (row 33)."""
 
         def body() -> Steps[Snapshot | None]:
             rows = yield self._statements.say("withdraw", owner_proof(lease))
@@ -113,7 +113,7 @@ class PhaseStore:
     def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
         """Whether a phase whose COMMIT got no reply was committed (P7). None: not ours any more.
 
-        The renewal waits for the transaction that wrote the row, so that the look after it tells the truth.
+        The renewal waits for the transaction that wrote the row, so that the read after it sees its result.
         """
 
         def body() -> Steps[bool | None]:
@@ -126,7 +126,7 @@ class PhaseStore:
         return (yield from repeated(Transaction("after_lost_commit", Mode.SINGLE, body)))
 
     def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
-        """Records that a completer may go on with, from the oldest, after the one that was looked at last."""
+        """Records that the completer may go on with, from the oldest, after the one it looked at last."""
         since: dict[str, Value] = {
             "after_created": 0 if after is None else after.created_at,
             "after_scope": "" if after is None else after.id.scope,
@@ -170,19 +170,19 @@ def owned(record: Record | None, lease: Lease) -> bool:
 
 
 def _says(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:
-    """Whether the record already says what we wanted to say, because we said it before."""
+    """Whether the record already has this memo, because an earlier try wrote it."""
     return record is not None and owned(record, lease) and record.memo == memo
 
 
 def _withdrawn(record: Record | None, lease: Lease) -> bool:
-    """Whether there is nothing to take back: the reply was lost, and the record is still ours to go on with."""
+    """Whether there is nothing to take back: the reply was lost, and the record is still ours."""
     if record is None or not owned(record, lease) or record.intent is not None:
         return False
     return record.state is State.IN_PROGRESS
 
 
 def _announced(record: Record | None, lease: Lease, call: Announcement) -> bool:
-    """Whether this very announcement is there already: its reply was lost, and nothing was sent yet."""
+    """Whether this very announcement is stored already: its reply was lost, and nothing was sent yet."""
     if record is None or not owned(record, lease) or record.intent is None:
         return False
     if record.state is not State.IN_PROGRESS:

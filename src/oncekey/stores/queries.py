@@ -13,7 +13,7 @@ _PLACE = re.compile(r"\{(\w+)(?:\(([^{}]*)\))?\}")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A piece of statements; what it names in braces after its own name is given by whoever uses it."""
+    """A piece of SQL for statements; the names in parentheses after its own are replaced by the user's words."""
 
     text: str
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class _Part:
 def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]:
     """The statements of a store's package, by their names; `queries.sql` if no file is named.
 
-    What several stores are told in the same words is in the files of the same names in the package `shared`.
+    SQL that several stores share is in the files of the same names in the package `shared`.
 
     A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files. One
     titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
@@ -49,7 +49,7 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
 
 
 def _texts(name: str, shared: str | None, package: str) -> Iterator[str]:
-    """The file of a name, or both where the shared package has one, too."""
+    """The file of a name, or both files if the shared package has one, too."""
     places = [files(one).joinpath(name) for one in (shared, package) if one is not None]
     there = [place for place in places if place.is_file()]
     if not there:
@@ -58,7 +58,7 @@ def _texts(name: str, shared: str | None, package: str) -> Iterator[str]:
 
 
 def _whole(text: str, parts: dict[str, _Part]) -> str:
-    """The statement with its parts in place; a part may have parts of its own."""
+    """The statement with its parts filled in; a part may have parts of its own."""
     while _PLACE.search(text):
         text = _PLACE.sub(lambda match: parts[match[1]].filled(match[2]), text)
     return text

@@ -1,4 +1,4 @@
-"""What resolvers and webhooks ask and write, as flows over named statements.
+"""The statements of resolvers and webhooks, as flows.
 
 Settling is not here: it is one move for resolvers, webhooks and operators alike (`OperateStore.move`).
 """
@@ -45,7 +45,7 @@ _FIRST = UUID(int=0)
 
 
 class ReconcileStore:
-    """Unknown records, announced calls and evidence, in whatever understands the named statements."""
+    """Unknown records, announced calls and evidence, in any store that has the named statements."""
 
     def __init__(self, statements: Statements, audit: Audit) -> None:
         statements.require(STATEMENTS)
@@ -53,7 +53,7 @@ class ReconcileStore:
         self._audit = audit
 
     def due(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Unknown records that are to be asked about, longest due first, after the one that was looked at last."""
+        """Unknown records whose provider is to be asked, longest due first, after the one that was read last."""
         params: dict[str, Value] = {
             "limit": limit,
             "after_at": -1 if after is None else after.reconcile_after,
@@ -68,7 +68,7 @@ class ReconcileStore:
         return (yield from said(Transaction("unknown_due", Mode.READ, body)))
 
     def later(self, seen: Record, after: Duration | None, *, counted: bool = True, noting: Noting = None) -> Flow[bool]:
-        """Ask again after so long, or never (None), with the look counted or not (row 23). False: it has moved."""
+        """Ask again after so long, or never (None), with the question counted or not (row 23). False: it has moved."""
         params: dict[str, Value] = {**version_proof(seen), "after": after, "tries": 1 if counted else 0}
 
         def body() -> Steps[bool]:
@@ -81,7 +81,7 @@ class ReconcileStore:
         return (yield from said(Transaction("still_unknown", mode, body)))
 
     def add(self, heard: Heard) -> Flow[tuple[Evidence, bool]]:
-        """Keep what was heard; True if it was not kept before."""
+        """Store evidence; True if it was not stored before."""
         params: dict[str, Value] = {
             "source": heard.source,
             "event_id": heard.event_id,
@@ -100,7 +100,7 @@ class ReconcileStore:
         return (yield from repeated(Transaction("add_evidence", Mode.SINGLE, body)))
 
     def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
-        """What was heard about a record's call and has no verdict yet, in the order in which it was heard."""
+        """The evidence about a record's call that has no verdict yet, in the order in which it arrived."""
         params: dict[str, Value] = {
             "downstream_key": downstream_key,
             "incarnation": str(record.incarnation),
@@ -114,16 +114,16 @@ class ReconcileStore:
         return tuple(evidence_of(row) for row in rows)
 
     def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
-        """Write what became of evidence, once. False: it has a verdict."""
+        """Write the verdict on evidence, once. False: it has one."""
         return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
-        """Announced calls by the names that a provider knows, the newest first."""
+        """Announced calls by the names that a provider has for them, the newest first."""
         rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
         return tuple(call_of(row) for row in rows)
 
     def add_call(self, call: Call) -> Flow[bool]:
-        """Remember the call of an INLINE handler, which announces none, as of now. False: it was known."""
+        """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""
         params: dict[str, Value] = {
             "incarnation": str(call.incarnation),
             "phase": call.phase,
@@ -135,7 +135,7 @@ class ReconcileStore:
         return bool((yield from self._write("add_call", params)))
 
     def name(self, call: Call, provider_id: str) -> Flow[bool]:
-        """Remember the provider's own name of a call, unless it has one."""
+        """Store the provider's own id of a call, unless it has one."""
         params: dict[str, Value] = {
             "incarnation": str(call.incarnation),
             "phase": call.phase,
@@ -146,7 +146,7 @@ class ReconcileStore:
     def calls(
         self, since: Instant, limit: int, after: Call | None = None
     ) -> Flow[tuple[tuple[Call, Record | None], ...]]:
-        """Calls since an instant, the oldest first, each with its record as far as that is still there."""
+        """Calls since an instant, the oldest first, each with its record if that is still there."""
         params: dict[str, Value] = {
             "since": since,
             "limit": limit,
@@ -158,7 +158,7 @@ class ReconcileStore:
         return tuple((call_of(row, "call_"), record_of(row) if row["state"] is not None else None) for row in rows)
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete evidence, and calls whose record is gone, that are older than `age`; how many that were."""
+        """Delete evidence, and calls whose record is gone, that are older than `age`; how many."""
         params: dict[str, Value] = {"age": age, "limit": limit}
         calls = yield from self._write("forget_calls", params)
         return len(calls) + len((yield from self._write("forget_evidence", params)))
@@ -177,14 +177,14 @@ class ReconcileStore:
 
 
 def evidence_of(row: Row) -> Evidence:
-    """What was heard, as a row has it."""
+    """Decode evidence."""
     verdict = row["verdict"]
     heard = Heard(row["source"], row["event_id"], row["said"], row["downstream_key"], row["provider_id"])
     return Evidence(int(row["id"]), int(row["at"]), heard, None if verdict is None else Verdict(verdict))
 
 
 def call_of(row: Row, prefix: str = "") -> Call:
-    """A call, as columns with this prefix have it."""
+    """Decode a call from the columns with this prefix."""
     return Call(
         id=RecordId(row[f"{prefix}scope"], row[f"{prefix}key"]),
         incarnation=UUID(str(row[f"{prefix}incarnation"])),

@@ -1,7 +1,7 @@
-"""Content as it is stored, from one end of a store to the other, and the writes that give it another key.
+"""Reads of all content as it is stored, and the writes that put it under another key.
 
-`oncekey.engine.rekey` opens and seals; here nothing is opened. Each write proves that what it replaces is still there:
-a record by its version, a payload and what was heard by its own text.
+`oncekey.engine.rekey` opens and seals; nothing is opened here. Each write proves that what it replaces is still there:
+a record by its version, a payload and evidence by their own text.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _FIRST = UUID(int=0)
 
 
 class ResealStore:
-    """Sealed content, in whatever understands the named statements."""
+    """Sealed content, in any store that has the named statements."""
 
     def __init__(self, statements: Statements) -> None:
         statements.require(STATEMENTS)
         self._statements = statements
 
     def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
-        """Records that have an answer, steps or a request, in the store's order, from behind one on."""
+        """Records that have an answer, steps or a request, in the store's order, after one."""
         rows = yield from self._page("content_records", {**self._behind(after), "limit": limit})
         return records_of(rows)
 
@@ -55,7 +55,7 @@ class ResealStore:
         return {"after_scope": scope, "after_key": key}
 
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
-        """Store the content of `record` in the place of what was `seen`. False: it has moved, or somebody owns it."""
+        """Store the content of `record` instead of what was `seen`. False: it has moved, or has an owner."""
         params: dict[str, Value] = {
             **version_proof(seen),
             **(_NO_ANSWER if record.response is None else response_params(record.response)),
@@ -65,12 +65,12 @@ class ResealStore:
         return (yield from self._written("reseal_record", params))
 
     def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
-        """Parcels and dead letters by their ids, from behind one on."""
+        """Parcels and dead letters by their ids, after one."""
         rows = yield from self._page("content_parcels", {"after": str(after or _FIRST), "limit": limit})
         return tuple(parcel_of(row) for row in rows)
 
     def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
-        """Store another payload, wherever the parcel lies now. False: it is gone, or was rewritten."""
+        """Store another payload, wherever the parcel is now. False: it is gone, or was rewritten."""
         params: dict[str, Value] = {"id": str(seen.id), "seen": seen.payload, "payload": payload}
         for name in ("reseal_parcel", "reseal_letter"):
             if (yield from self._written(name, params)):
@@ -78,16 +78,16 @@ class ResealStore:
         return False
 
     def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        """All that was heard, in order, from behind a place on."""
+        """All evidence, in order, after a place."""
         rows = yield from self._page("content_evidence", {"after": after, "limit": limit})
         return tuple(evidence_of(row) for row in rows)
 
     def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
-        """Store it in another form. False: it is gone, or was rewritten."""
+        """Store evidence in another form. False: it is gone, or was rewritten."""
         return (yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.heard.said, "said": text}))
 
     def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
-        """How much is sealed under which key, by its kind; of each kind at most `limit` are looked at."""
+        """How much is sealed under which key, by kind; at most `limit` of each kind are read."""
         rows = yield from self._page("seals", {"limit": limit})
         return tuple(InUse(row["part"], row["name"], int(row["found"])) for row in rows)
 

@@ -1,4 +1,4 @@
-"""How a record looks in rows, once for every store."""
+"""The form of a record in rows, for every store."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ NOT_OURS = "its {column} is nothing that this version of oncekey writes"
 LATER = "its answer was stored by a later version of oncekey (response_schema {found}; this one reads {known})"
 
 LONGEST_KEPT: Final = 100
-"""Longer header lines are written and read every time."""
+"""Longer header lines are not cached."""
 _TYPE_FIRST: Final = '[["content-type", '
 
 LONGEST_FOLDED: Final = 32 * 1024
-"""What an answer or a memo may have to travel as text in the message of a COMMIT; a longer one goes by itself."""
+"""The longest answer or memo that is sent as text in the message of a COMMIT; a longer one goes by itself."""
 
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 
@@ -88,19 +88,19 @@ COLUMNS: tuple[str, ...] = (
     "expires_at",
     "request",
 )
-"""What a row of a record has, whatever store it comes from."""
+"""The columns of a record's row, in every store."""
 
 WORK: frozenset[str] = frozenset({"memo", "intent", "request", "reconcile_after", "reconcile_tries"})
-"""What only unfinished, failed or phased work has: on PostgreSQL columns of a table of its own."""
+"""Columns that only unfinished, failed or phased work uses: on PostgreSQL they are a table of their own."""
 
 
 def snapshot_of(row: Row) -> Snapshot:
-    """A row that carries the store's clock as `now` beside the record."""
+    """Decode a row that has the store's clock as `now` beside the record."""
     return Snapshot(record_of(row) if row["scope"] is not None else None, int(row["now"]))
 
 
 def records_of(rows: Rows) -> tuple[Record, ...]:
-    """The records of a page. One that cannot be read is named in the log, and keeps nobody from the others."""
+    """The records of a page. One that cannot be read is named in the log, and does not hide the others."""
     found = []
     for row in rows:
         if row["scope"] is None:
@@ -113,7 +113,7 @@ def records_of(rows: Rows) -> tuple[Record, ...]:
 
 
 def record_of(row: Row) -> Record:
-    """Decode one row, or raise `RecordUnreadableError`: what cannot be read is neither replayed nor run again."""
+    """Decode one row, or raise `RecordUnreadableError`: an unreadable record is neither replayed nor run again."""
     outcome, status = row["outcome"], row["response_status"]
     return Record(
         id=RecordId(row["scope"], row["key"]),
@@ -152,7 +152,7 @@ def record_of(row: Row) -> Record:
 
 
 def glimpse_of(row: Row, record_id: RecordId) -> Glimpse:
-    """A row that has the columns of `Finished`, the key, and the store's clock as `now`; it may be unreadable, too."""
+    """Decode a row with the columns of `Finished`, the key, and the store's clock as `now`; raises likewise."""
     finished = Finished(
         id=record_id,
         incarnation=_uuid(row["incarnation"]),
@@ -166,7 +166,7 @@ def glimpse_of(row: Row, record_id: RecordId) -> Glimpse:
 
 
 def claim_params(claim: Claim) -> dict[str, Value]:
-    """What a claim inserts; the durations become instants by the store's own clock."""
+    """The parameters of a claim; the store turns durations into instants by its own clock."""
     return {
         "scope": claim.id.scope,
         "key": claim.id.key,
@@ -227,7 +227,7 @@ def headers_text(headers: Headers) -> str:
 
 @lru_cache(maxsize=64)
 def _type_alone(line: tuple[bytes, bytes]) -> str:
-    """The text of a content type and nothing else, which is what nearly every answer keeps."""
+    """The text of one content type alone, which is what nearly every answer keeps."""
     return json.dumps([[line[0].decode("latin-1"), line[1].decode("latin-1")]])
 
 
@@ -251,12 +251,12 @@ def _headers(text: str) -> Headers:
 
 @lru_cache(maxsize=64)
 def _known_headers(text: str) -> Headers:
-    """Header lines of a text; that of a content type alone comes again and again."""
+    """Decode header lines; the text of a content type alone is cached, because it repeats."""
     return tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text)])
 
 
 def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
-    """Finished steps in order; none at all is NULL, which is how statements tell a plain record from a begun one."""
+    """Finished steps in order; none is NULL, by which statements tell a plain record from a begun one."""
     if not memo:
         return None
     return _ENCODED([_entry_list(entry) for entry in memo])
@@ -274,7 +274,7 @@ def memo_of(text: str | None) -> tuple[MemoEntry, ...]:
 
 
 def row_text(*values: str | bytes | int | None) -> str:
-    """A row as PostgreSQL reads one that is written as text: what a text has of its own marks is doubled."""
+    """A row as PostgreSQL reads it from text: backslashes and quotes in a value are doubled."""
     pieces = []
     for value in values:
         if isinstance(value, str):
@@ -283,13 +283,13 @@ def row_text(*values: str | bytes | int | None) -> str:
             pieces.append('"\\\\x' + value.hex() + '"')
         elif value is None:
             pieces.append("")
-        else:  # or a boolean, whose name in Python PostgreSQL reads, too
+        else:  # or a boolean, whose Python name PostgreSQL reads, too
             pieces.append(f"{value:d}" if type(value) is int else str(bool(value)))
     return "(" + ",".join(pieces) + ")"
 
 
 def folded_row(*values: str | bytes | int | None) -> bytes:
-    """The same as the bytes that travel in the message of a COMMIT: the server reads one value sooner than many."""
+    """The same as bytes for the message of a COMMIT: the server parses one value faster than many."""
     try:
         return row_text(*values).encode()
     except UnicodeEncodeError:
@@ -304,7 +304,7 @@ def _read(row: Row, column: str, decode: Callable[[str], T]) -> T:
     try:
         return decode(row[column])
     except (ValueError, TypeError, AttributeError):
-        # What it holds may be a client's, so it is not shown.
+        # Its content may be a client's, so it is not shown.
         raise _unreadable(row, NOT_OURS.format(column=column)) from None
 
 
@@ -314,18 +314,18 @@ def _unreadable(row: Row, why: str) -> RecordUnreadableError:
 
 @lru_cache(maxsize=1024)
 def _tell(text: str) -> None:
-    """Say it once: the same page is read again every few seconds."""
+    """Log a text once: the same page is read again every few seconds."""
     log.error("oncekey: %s", text)
 
 
 def _uuid(value: object) -> UUID:
-    # A driver may hand back its own UUID class: equal values must be equal records.
+    # A driver may return its own UUID class: equal values must be equal records.
     if type(value) is UUID:
         return value
     return UUID(int=value.int) if isinstance(value, UUID) else UUID(str(value))
 
 
-# A look into a table costs no call; what is not in it is said by the slow way.
+# A lookup in a table costs no call; a value that is not in it takes the slow way.
 _EFFECTS: Final = {one.value: one for one in Effects}
 _RECOVERIES: Final = {one.value: one for one in Recovery}
 _STATES: Final = {one.value: one for one in State}

@@ -1,4 +1,4 @@
-"""Saying one transaction, once or until its reply is heard."""
+"""Running one transaction, once or until its reply arrives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REPEATS = 3
-"""How often a statement whose reply was lost is said again before the outage is reported."""
+"""How often a statement whose reply was lost is executed again before the outage is reported."""
 
 
 def said(transaction: Transaction[T]) -> Flow[T]:
@@ -22,7 +22,7 @@ def said(transaction: Transaction[T]) -> Flow[T]:
 
 
 def repeated(transaction: Transaction[T]) -> Flow[T]:
-    """Say it again when the reply was lost: what may be said twice is its own way of reading again (P7)."""
+    """Run a transaction again if its reply was lost; it must be one that may be executed twice (P7)."""
     lost: CommitAmbiguousError | None = None
     for _ in range(1 + REPEATS):
         try:
@@ -32,6 +32,6 @@ def repeated(transaction: Transaction[T]) -> Flow[T]:
         except StoreError as error:
             if lost is None:
                 raise
-            raise lost from error  # nothing of this one happened, and nobody knows of the one before
+            raise lost from error  # this one was not executed, and the one before may have been
     assert lost is not None
     raise lost

@@ -1,4 +1,4 @@
-"""What a store says for each name, with its clock: shared by everything that talks to one store."""
+"""The named commands of a store, with its clock: shared by all parts of one store."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 class Statements:
-    """Named commands. `clock` gives every instant in tests that own time; without it the store's own clock does."""
+    """Named commands. `clock` gives every instant in tests that control time; without it the store's own clock does."""
 
     def __init__(self, commands: Mapping[str, Command], clock: Callable[[], Instant] | None = None) -> None:
         self._commands = commands
         self._clock = clock
 
     def require(self, names: tuple[str, ...]) -> None:
-        """Refuse a store that has no words for something."""
+        """Raise if the store has no command for one of these names."""
         missing = set(names) - set(self._commands)
         if missing:
             raise ValueError(f"a store needs a statement for {', '.join(sorted(missing))}")
 
     def has(self, name: str) -> bool:
-        """Whether the store has words for something that it need not have."""
+        """Whether the store has a command that is optional."""
         return name in self._commands
 
     def say(
@@ -38,16 +38,16 @@ class Statements:
         reads: bool = False,
         at_once: bool = False,
     ) -> Statement:
-        """One statement with its parameters and the instant it is said at.
+        """One statement with its parameters and its instant.
 
-        `form` names other words for the same, which a store may have for a case that they are cheaper in.
+        `form` names another command for the same, which a store may have for a case in which it is cheaper.
         """
         now = self.instant
         command = self._commands[name] if form is None else self._commands.get(form, self._commands[name])
         return Statement(name, command, {**params, "now": now}, reads=reads, at_once=at_once)
 
     def fold(self, name: str, params: dict[str, Value], *, told: str, proof: str | None = None) -> Statement:
-        """One that may travel in the message of a BEGIN or a COMMIT; `told` names its form as text."""
+        """A statement that may be sent in the message of a BEGIN or a COMMIT; `told` names its form as text."""
         text = self._commands[told]
         assert isinstance(text, str)
         if "now" not in params:
@@ -57,5 +57,5 @@ class Statements:
 
     @property
     def instant(self) -> Instant | None:
-        """The instant that everything is said at, in tests that own time. None: the store's own clock says it."""
+        """The instant of all statements, in tests that control time. None: the store's own clock is used."""
         return None if self._clock is None else self._clock()

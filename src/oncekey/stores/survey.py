@@ -1,7 +1,7 @@
-"""What operators look through, as flows over named statements: lists by index, and bounded counts.
+"""Listings for operators, as flows over named statements: lists by index, and bounded counts.
 
-Each state has a statement of its own, because the indexes are partial: with the state as a parameter no plan could rely
-on them. Several states are walked side by side and merged here.
+Each state has a statement of its own, because the indexes are partial: with the state as a parameter no plan could use
+them. Several states are walked side by side and merged here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from oncekey.stores.statements import Statements
 
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys")
-"""How a key is looked for by an index: all of it, then as the beginning of unfinished ones."""
+"""The order of searches for a key by an index: the whole key, then as the beginning of unfinished ones."""
 
 STATEMENTS: tuple[str, ...] = (
     *(f"walk_{state}" for state in (*UNFINISHED, *FINISHED)),
@@ -62,11 +62,11 @@ STATEMENTS: tuple[str, ...] = (
 
 _LAST: Final = 2**63 - 1
 _MANY: Final = 200
-"""Of what hangs on one record, so many are shown at most."""
+"""How many calls, parcels or lines of one record are shown at most."""
 
 
 class SurveyStore:
-    """Lists and counts, in whatever understands the named statements."""
+    """Lists and counts, in any store that has the named statements."""
 
     def __init__(self, statements: Statements) -> None:
         statements.require(STATEMENTS)
@@ -75,7 +75,7 @@ class SurveyStore:
     def walk(
         self, wanted: Walk, limit: int, before: Mapping[State, Place] | None = None, looked: int = LOOKED
     ) -> Flow[Stretch]:
-        """Records of these states, the newest first; without their answers. `before` is where the last part ended."""
+        """Records of these states, the newest first; without their answers. `before` is where the last page ended."""
         places = dict.fromkeys(wanted.states, START) if before is None else before
 
         def body() -> Steps[Stretch]:
@@ -88,7 +88,7 @@ class SurveyStore:
         return (yield from said(Transaction("walk", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin like it; without answers."""
+        """Records of this key, else unfinished ones that begin with it; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from said(Transaction("named", Mode.READ, body)))
 
@@ -102,7 +102,7 @@ class SurveyStore:
         return (yield from said(Transaction("tally", Mode.READ, body)))
 
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
-        """How the requests ended that did so last: so many finished, failed and doubtful ones, in no order."""
+        """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
 
         def body() -> Steps[tuple[End, ...]]:
             rows = yield self._statements.say("ended", {"limit": limit})
@@ -111,7 +111,7 @@ class SurveyStore:
         return (yield from said(Transaction("ended", Mode.READ, body)))
 
     def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
-        """The calls that were announced in one life of a key."""
+        """The calls that were announced in one incarnation of a key."""
 
         def body() -> Steps[tuple[Call, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
@@ -121,7 +121,7 @@ class SurveyStore:
         return (yield from said(Transaction("calls_of_record", Mode.READ, body)))
 
     def heard(self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]) -> Flow[tuple[Evidence, ...]]:
-        """All that was heard about these calls, judged or not, in the order in which it was heard."""
+        """All evidence about these calls, with or without a verdict, in the order in which it arrived."""
 
         def body() -> Steps[tuple[Evidence, ...]]:
             found: dict[int, Evidence] = {}
@@ -137,7 +137,7 @@ class SurveyStore:
         return (yield from said(Transaction("heard", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
-        """The parcels of one life of a key, in the outbox and with the dead letters."""
+        """The parcels of one incarnation of a key, in the outbox and among the dead letters."""
 
         def body() -> Steps[tuple[ParcelView, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
@@ -171,13 +171,13 @@ class SurveyStore:
 
 @dataclass(slots=True)
 class _Path:
-    """What one look at one state found, and how far it is gone."""
+    """The records that one read of one state found, and how far they are used."""
 
     found: deque[Record]
     place: Place
-    """The last that was taken."""
+    """The last record that was taken."""
     edge: Place | None
-    """Where the look ended, if there may be more behind it."""
+    """Where the read ended, if there may be more after it."""
 
 
 def _walking(wanted: Walk, limit: int, before: Place, looked: int) -> dict[str, Value]:
@@ -204,7 +204,7 @@ def _path(rows: Rows, state: State, place: Place, limit: int) -> _Path:
     found = [row for row in rows if row["scope"] is not None]
     edge, first = None, rows[0]
     if len(found) == limit:
-        # By the row: a record that cannot be read is left out, and must not be met again.
+        # From the row: a record that cannot be read is left out, and must not be read again.
         last = found[-1]
         edge = (int(last["expires_at" if state in FINISHED else "created_at"]), last["scope"], last["key"])
     elif first["edge_at"] is not None:
@@ -215,13 +215,13 @@ def _path(rows: Rows, state: State, place: Place, limit: int) -> _Path:
 def _merged(now: Instant, paths: dict[State, _Path], limit: int) -> Stretch:
     """The paths of several states as one, the newest first.
 
-    Each keeps a place of its own: texts are in the database's order, and nobody else can tell which of two records of
-    the same instant comes first in that.
+    Each state keeps a place of its own: texts are in the database's order, so only the database can tell which of two
+    records of the same instant comes first.
     """
     taken: list[Record] = []
     while len(taken) < limit:
         ahead = {state: _place(path.found[0], state) for state, path in paths.items() if path.found}
-        # Where a path was broken off something newer may lie behind, so no other one goes beyond that place.
+        # Where a read was cut off, newer records may follow, so no other state goes beyond that place.
         ends = [path.edge[0] for path in paths.values() if not path.found and path.edge is not None]
         state = max(ahead, key=lambda one: ahead[one][0], default=None)
         if state is None or ahead[state][0] < max(ends, default=ahead[state][0]):

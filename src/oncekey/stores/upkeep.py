@@ -1,8 +1,8 @@
-"""Sweeping and reaping as flows over named statements: pages of what may be due, and the moves that the core decided.
+"""Sweeping and reaping as flows over named statements: pages of records that may be due, and the core's moves.
 
-Each move of a record that was read proves the version that was read (V). What is finished and expired goes without
-being read: the statement has the core's conditions in it. A move's line of the audit is written in the same
-transaction, if it is wanted: both are there, or neither is.
+Each move of a record that was read proves the version that was read (V). Finished and expired records are moved without
+being read: the statement contains the core's conditions. The audit line of a move is written in the same transaction,
+if it is wanted: both are there, or neither is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STATEMENTS: tuple[str, ...] = (
 )
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
-"""Makes the line of the audit about a record; None: there is to be none."""
+"""Makes the audit line about a record; None: write none."""
 
 _NO_CALLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MOVED = "what was about to be abandoned has moved: the transaction is undone"
@@ -62,7 +62,7 @@ _MOVED = "what was about to be abandoned has moved: the transaction is undone"
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How finished records end, for the audit; without a mover it is not told."""
+    """How finished records end, for the audit; without a mover there are no lines."""
 
     trigger: Trigger
     to: State | None
@@ -86,7 +86,7 @@ class _Ending:
 
 
 class UpkeepStore:
-    """What sweepers and reapers say, in whatever understands the named statements."""
+    """The statements of the sweeper and the reaper, in any store that has them."""
 
     def __init__(self, statements: Statements, audit: Audit | None) -> None:
         statements.require(STATEMENTS)
@@ -94,12 +94,12 @@ class UpkeepStore:
         self._audit = audit
 
     def stale(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Records in progress whose lease is over, from the oldest, after the one that was looked at last."""
+        """Records in progress whose lease is over, from the oldest, after the one that was read last."""
         created = None if after is None else after.created_at
         return (yield from self._page("stale", {"limit": limit}, created, after))
 
     def sweep(self, seen: Record, to: State, last_error: str, noting: Noting = None) -> Flow[bool]:
-        """Move `seen` where the core said (rows 14, 15, 18). False: somebody else moved it."""
+        """Move `seen` where the core says (rows 14, 15, 18). False: another actor moved it first."""
         name = _sweeping(seen, to)
 
         def body() -> Steps[bool]:
@@ -111,7 +111,7 @@ class UpkeepStore:
         return (yield from said(Transaction("sweep", _mode(noting), body)))
 
     def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
-        """How long the operations took that were finished last."""
+        """How long the operations took that finished last."""
 
         def body() -> Steps[tuple[Run, ...]]:
             rows = yield self._statements.say("runs", {"limit": limit})
@@ -125,29 +125,29 @@ class UpkeepStore:
         return (yield from self._page("expiring", {"limit": limit, "age": age}, expires, after))
 
     def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that are marked as expired since at least `age`, longest ago first; without their answers."""
+        """Records that have been marked as expired for at least `age`, longest ago first; without their answers."""
         expires = None if after is None else after.expires_at
         return (yield from self._page("kept_expired", {"limit": limit, "age": age}, expires, after))
 
     def purge(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
-        """Delete what is finished and expired, longest ago first, from behind a place on (row 30)."""
+        """Delete finished and expired records, longest ago first, after a place (row 30)."""
         return (yield from self._ended("purge_expired", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
 
     def purge_kept(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
-        """Delete what is marked as expired, in the same way (row 30)."""
+        """Delete records that are marked as expired, in the same way (row 30)."""
         return (yield from self._ended("purge_kept", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
 
     def mark(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
-        """Mark what has an answer and is expired, in the same way (row 29)."""
+        """Mark expired records that have an answer, in the same way (row 29)."""
         return (
             yield from self._ended("mark_expired", due, limit, after, _Ending(Trigger.EXPIRE, State.EXPIRED, mover))
         )
 
     def abandon(self, seen: Record, answer: Completed, kept: Duration, noting: Noting = None) -> Flow[bool]:
-        """End a pending record whose parcel nobody ever took, and delete that parcel (row 28, O4).
+        """End a pending record whose parcel no worker ever claimed, and delete that parcel (row 28, O4).
 
-        False: the parcel was taken, or the record moved. Nobody who holds the record waits for a parcel that was never
-        taken, so the parcel may be locked first.
+        False: the parcel was claimed, or the record moved. The parcel may be locked before the record: a transaction
+        that holds the record never waits for a parcel that was never claimed.
         """
         params: dict[str, Value] = {"outcome": answer.outcome.value, **response_params(answer.response), "kept": kept}
 
@@ -162,7 +162,7 @@ class UpkeepStore:
         return (yield from said(Transaction("abandon", Mode.ATOMIC, body)))
 
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
-        """How many keys of a scope are remembered now, counted up to `limit`."""
+        """How many keys of a scope have a record now, counted up to `limit`."""
 
         def body() -> Steps[int]:
             rows = yield self._statements.say("live_keys", {"scope": scope, "limit": limit})
@@ -173,7 +173,7 @@ class UpkeepStore:
     def beat(
         self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = _NO_CALLS
     ) -> Flow[Instant]:
-        """Write down that a worker is alive, after how long it will be seen again, and what its application calls."""
+        """Write a worker's heartbeat: that it lives, when the next one comes, and which calls its application makes."""
         named = {operation: list(names) for operation, names in calls.items()}
         params: dict[str, Value] = {
             "name": name,
@@ -189,7 +189,7 @@ class UpkeepStore:
         return (yield from repeated(Transaction("beat", Mode.SINGLE, body)))
 
     def leave(self, name: str) -> Flow[None]:
-        """Take a worker off the roll: it stops on purpose."""
+        """Remove the row of a worker that stops on purpose."""
 
         def body() -> Steps[None]:
             yield self._statements.say("leave", {"name": name})
@@ -197,7 +197,7 @@ class UpkeepStore:
         yield from repeated(Transaction("leave", Mode.SINGLE, body))
 
     def workers(self) -> Flow[Roll]:
-        """Who is on the roll, the longest there first."""
+        """The workers that have a row, the oldest first."""
 
         def body() -> Steps[Roll]:
             rows = yield self._statements.say("workers", {})
@@ -206,7 +206,7 @@ class UpkeepStore:
         return (yield from said(Transaction("workers", Mode.READ, body)))
 
     def forget_workers(self, age: Duration) -> Flow[int]:
-        """Delete those who were to be seen longer than `age` ago; how many that were."""
+        """Delete the rows of workers whose next heartbeat was due longer than `age` ago; how many."""
 
         def body() -> Steps[int]:
             return len((yield self._statements.say("forget_workers", {"age": age})))
@@ -214,14 +214,14 @@ class UpkeepStore:
         return (yield from repeated(Transaction("forget_workers", Mode.SINGLE, body)))
 
     def _noting(self, seen: Record, noting: Noting) -> Steps[None]:
-        """The line about a move, if it is wanted and there is an audit."""
+        """Write the line about a move, if it is wanted and there is an audit."""
         if noting is not None and self._audit is not None:
             yield from self._audit.noting((noting(seen),))
 
     def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
-        """One statement, and another one for the lines of the audit.
+        """Run one statement, and another one for the audit lines.
 
-        Where a statement cannot move rows and tell which, it only finds and locks them, and one more moves those.
+        Where a statement cannot move rows and return them, it only finds and locks them, and a second one moves those.
         """
         mover, moves = ending.mover, f"{name}_found"
         apart = self._statements.has(moves)
@@ -262,14 +262,14 @@ def _worker(row: Row) -> Worker:
 
 
 def _sweeping(seen: Record, to: State) -> str:
-    """Which statement moves it there: after the end of a lease (rows 14, 15), or of the time of what was begun (18)."""
+    """The statement for a move: after the end of a lease (rows 14, 15), or after the expiry of a begun record (18)."""
     if to is not State.UNKNOWN:
         return "sweep_retryable"
     return "expire_begun" if seen.state is State.FAILED_RETRYABLE else "doubt"
 
 
 def _mode(noting: Noting) -> Mode:
-    """One statement commits by itself; with its line of the audit there are two."""
+    """One statement commits by itself; with its audit line there are two."""
     return Mode.SINGLE if noting is None else Mode.ATOMIC
 
 
@@ -287,7 +287,7 @@ def _due_params(due: Expired, limit: int, after: Place) -> dict[str, Value]:
 
 
 class NotingUpkeepStore(UpkeepStore):
-    """The same where a statement that moves finished records writes their lines of the audit by itself."""
+    """The same for a store whose statement that moves finished records also writes their audit lines."""
 
     def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
         mover = ending.mover

@@ -1,4 +1,4 @@
-"""What `oncekey doctor` asks a database about itself: the statements of `doctor.sql`, and what each answers with."""
+"""What `oncekey doctor` asks a database about itself: the statements of `doctor.sql`, and the columns of each."""
 
 from __future__ import annotations
 

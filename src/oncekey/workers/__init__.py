@@ -1,1 +1,1 @@
-"""What runs behind the scenes: tasks that look for work, and the service that paces and stops them."""
+"""The worker tasks (relay, sweeper, reaper, completer, reconciler) and the service that paces and stops them."""

@@ -1,4 +1,4 @@
-"""Acknowledgements in batches: one statement for all that was delivered meanwhile, one after the other."""
+"""Acknowledgements in batches: one statement for all parcels that were delivered meanwhile."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST: Final = 250
-"""So many are written without waiting for more; while they are, the next ones gather."""
+"""A batch of this size is written without waiting for more; meanwhile the next one collects."""
 SOONEST: Final = 0.05
-"""Seconds that a message waits for others to be acknowledged with."""
+"""Seconds that a delivered message waits for others to be acknowledged with."""
 
 
 class Acks(Generic[T]):
-    """Collects what was delivered, and writes it when there is enough, after a moment, or when it is told to.
+    """Collects delivered parcels, and writes them when there are enough, after a moment, or on `flush`.
 
-    Only one statement is on its way at a time: what gathers meanwhile goes with the next. `write` tells whoever wants
-    to know what became of it, also of an outage, and raises nothing.
+    Only one statement runs at a time; parcels that come meanwhile go with the next one. `write` reports the result of
+    each batch itself, an outage included, and raises nothing.
     """
 
     def __init__(self, write: Callable[[list[T]], Awaitable[None]], sleep: Sleep, most: int = MOST) -> None:
@@ -34,16 +34,16 @@ class Acks(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many are not on their way yet."""
+        """How many are not being written yet."""
         return len(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether something is waiting, or on its way."""
+        """Whether some are waiting, or being written."""
         return bool(self._waiting) or self._writer is not None
 
     def add(self, delivered: T) -> None:
-        """Acknowledge it soon."""
+        """Acknowledge this parcel soon."""
         self._waiting.append(delivered)
         if len(self._waiting) >= self._most:
             self.flush()
@@ -51,18 +51,18 @@ class Acks(Generic[T]):
             self._timer = asyncio.create_task(self._later(), name="oncekey-acks-timer")
 
     def flush(self) -> None:
-        """Write what is waiting now."""
+        """Write those that wait now."""
         if self._waiting and self._writer is None:
             self._writer = asyncio.create_task(self._written(), name="oncekey-acks")
 
     async def drain(self) -> None:
-        """Write everything, and wait for it."""
+        """Write all, and wait for that."""
         self.flush()
         if self._writer is not None:
             await asyncio.wait({self._writer})
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop the timer."""
         for task in (self._timer, self._writer):
             if task is not None:
                 task.cancel()

@@ -1,7 +1,7 @@
-"""One call of a topic's function: within its send window, in its time, and off the event loop if it blocks.
+"""One call of a topic's function: within its send window, with a time limit, and off the event loop if it blocks.
 
-A function whose code has no `await` ends before anybody else has a turn, so no time-out could end it sooner: it is
-called at once. Every other one gets a task or a thread of its own, which can be left behind.
+A function without `await` ends before any other task has a turn, so no time-out could end it sooner: it is called
+directly. Every other one gets a task or a thread of its own, which can be left behind.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class TooLateError(NotExecuted):
 
 
 class CallTimeoutError(TimeoutError):
-    """The call did not return in its time; what it does now nobody waits for."""
+    """The call did not return within its time; its later result is ignored."""
 
 
 class CallBrokenError(Exception):
-    """The function was cancelled, or raised what is no ordinary error: nobody knows how far it came."""
+    """The function was cancelled, or raised something that is no `Exception`: how far it came is not known."""
 
 
 async def call(
     topic: Topic, message: Message, *, limit: float, send_by: float | None, clock: Clock, sleep: Sleep
 ) -> object:
-    """The function's return value. `limit` is in seconds; a thread that overstays is left behind."""
+    """The function's return value. `limit` is in seconds; a thread that takes longer is left behind."""
 
     def in_time() -> Any:  # noqa: ANN401  (whatever the function returns)
-        # Looked at as late as can be: what stands between here and the send is the function itself.
+        # Checked as late as possible: only the function itself comes between here and the send.
         if send_by is not None and clock() > send_by:
             raise TooLateError("the send window is over")
         return topic.function(message)
@@ -66,16 +66,16 @@ async def call(
 
 
 def awaits_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it is an `async def` that cannot be interrupted: there is no `await` in it, of whatever kind."""
+    """Whether it is an `async def` that cannot be interrupted, because there is no `await` of any kind in it."""
     code = getattr(function, "__code__", None)
     if code is None or not inspect.iscoroutinefunction(function):
         return False
-    # `await`, `async with`, `async for` and asynchronous comprehensions all wait by this one instruction.
+    # `await`, `async with`, `async for` and asynchronous comprehensions all compile to this instruction.
     return all(step.opname != "SEND" for step in dis.get_instructions(code))
 
 
 def call_at_once(topic: Topic, message: Message) -> object:
-    """The return value of a function that awaits nothing; it has a context of its own, as it would have in a task."""
+    """The return value of a function that awaits nothing; it gets a context of its own, as in a task."""
     coroutine = topic.function(message)
     try:
         contextvars.copy_context().run(coroutine.send, None)
@@ -92,20 +92,20 @@ async def _slept(sleep: Sleep, seconds: float) -> None:
 
 
 def _tellable(error: BaseException) -> Exception:
-    """What may be raised in the event loop without ending it."""
+    """The error in a form that may be raised in the event loop without ending it."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return CallBrokenError(type(error).__name__)
 
 
 def _heard(future: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more, so its error is no news."""
+    """Retrieve the error of a call that was left behind, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()
 
 
 def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
-    """The function in a thread of its own: a hung one then keeps nobody else waiting, nor the process from ending."""
+    """Run the function in a thread of its own, so that a hung one delays neither other calls nor the process's end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -122,9 +122,9 @@ def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
         result, failure = None, None
         try:
             result = context.run(function)
-        except BaseException as error:  # noqa: BLE001  (told to whoever awaits it)
+        except BaseException as error:  # noqa: BLE001  (raised where the call is awaited)
             failure = _tellable(error)
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with suppress(RuntimeError):  # the loop is closed: no caller is left
             loop.call_soon_threadsafe(tell, result, failure)
 
     threading.Thread(target=run, name="oncekey-topic", daemon=True).start()

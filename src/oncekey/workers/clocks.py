@@ -23,20 +23,20 @@ def wall() -> Instant:
 
 
 def boot() -> Instant:
-    """A clock that nobody can set and that goes on while the machine sleeps."""
+    """A clock that cannot be set and that goes on while the machine sleeps."""
     return round(boottime() * SECOND)
 
 
 def this_process() -> str:
-    """Who moves records, as the audit names it."""
+    """The name of this process in the audit."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Watch:
-    """Looks at the store's clock whenever it comes with a page, and remembers when it was last wrong.
+    """Compares the store's clock, whenever it comes with a page, with the host's, and notes when it was last wrong.
 
-    It is the instant of the page that decides what is due, so it is that one which is compared: a worker that looked
-    first and then stood still would go by another.
+    The instant of the page decides what is due, so that instant is compared: a worker that read a clock first and then
+    stood still would decide by another one.
     """
 
     def __init__(self, *, wall: Callable[[], Instant] = wall, boot: Callable[[], Instant] = boot) -> None:
@@ -50,7 +50,7 @@ class Watch:
         return not self._trust.wrong
 
     def disturbed(self) -> None:
-        """The store did not do what it was asked: others were not heard either."""
+        """Note that the store failed: owners could not renew their leases either."""
         self._trust = self._trust.disturbed(self._boot())
 
     @property
@@ -60,5 +60,5 @@ class Watch:
 
     @property
     def trusted_for(self) -> Duration | None:
-        """How long nothing was wrong; None: always."""
+        """How long the clocks have agreed; None: always."""
         return self._trust.trusted_for(self._boot())

@@ -1,7 +1,7 @@
 """The completer: goes on with phased requests whose server died, or that handed their work back (H7).
 
-It takes nothing over by itself. It sends the kept request through the application, where the same claim, the same
-handler and the same settlement do what they would do for the client's own retry.
+It does not take records over itself. It sends the kept request through the application, where the same claim, handler
+and settlement run as for the client's own retry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("oncekey")
 PAGE: Final = 50
 CONCURRENCY: Final = 8
 LONGEST_REST: Final = 64
-"""How many rounds a request that the application does not let in is left alone, at most."""
+"""The most rounds that a request is skipped after the application refused it."""
 
 NOT_LET_IN: Final = (
     "oncekey: a completer's request for %s was answered %s before its handler was entered (digest %s): the "
@@ -45,7 +45,7 @@ NOT_LET_IN: Final = (
 
 
 class Served(Protocol):
-    """What a completer has to know of an application."""
+    """The part of an application that the completer needs."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running event loop."""
@@ -61,7 +61,7 @@ class Served(Protocol):
 
 
 class Completer:
-    """Looks for work that nobody does any more."""
+    """Finds phased requests without an owner, and sends them through the application."""
 
     name: Final = "completer"
 
@@ -87,10 +87,10 @@ class Completer:
         self._going: set[asyncio.Task[bool]] = set()
         self._resting: dict[UUID, _Rest] = {}
         self.failed = 0
-        """Requests that could not be gone on with, or whose handler failed again."""
+        """Requests that could not be continued, or whose handler failed again."""
 
     async def run_once(self) -> int:
-        """One look at everything that is due; how many requests were gone on with."""
+        """Look once for everything that is due; how many requests were continued."""
         engine = self._served.asynchronous()
         done, after = 0, None
         met: set[UUID] = set()
@@ -99,19 +99,19 @@ class Completer:
             done += await self._all(page)
             met.update(snapshot.record.incarnation for snapshot in page if snapshot.record is not None)
             if len(page) < self._page:
-                # Who is not there any more has been gone on with by somebody else.
+                # A request that is not listed any more was continued by another process or its client.
                 self._resting = {one: rest for one, rest in self._resting.items() if one in met}
                 return done
             after = page[-1].record
         return done
 
     async def drain(self) -> None:
-        """Wait for every request that is gone on with."""
+        """Wait for every request that was begun."""
         while self._going:
             await asyncio.wait(set(self._going))
 
     async def stop(self, grace: float) -> None:
-        """Go on with nothing more. What runs is handed back at its next step; a call has `grace` seconds (P5, F10)."""
+        """Begin no further request. What runs is handed back at its next step; a call has `grace` seconds (P5, F10)."""
         self._stopped = True
         if not self._going:
             return
@@ -149,7 +149,7 @@ class Completer:
             return False
         facts = Facts(record, snapshot.now, max_attempts=enrolment.policy.max_attempts)
         if not isinstance(judge(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
-            return False  # it waits for a resolver, or for a person
+            return False  # it waits for a resolver, or for an operator
         async with self._slots:
             return not self._stopping() and await self._sent(app, record, enrolment)
 
@@ -186,7 +186,7 @@ class Completer:
 
 
 class _Rest:
-    """So many rounds without another try; twice as many after each."""
+    """A number of rounds without another try; it doubles after each refusal."""
 
     __slots__ = ("_left", "_length")
 

@@ -1,4 +1,4 @@
-"""What a handler's code says of its calls. The code is read and not run, and a name is looked up where it would be."""
+"""What a handler's source code declares about its calls. The code is parsed, not run; names are looked up in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401  (whatever was declared)
-    """What `op.call(phase, ..., result=DECLARED)` declares; None where the code does not tell."""
+    """The `result=` of `op.call(phase, ..., result=DECLARED)`; None if the code does not show it."""
     for attribute, name, node in _asked(handler):
         if (attribute, name) == ("call", phase):
             given = next((one.value for one in node.keywords if one.arg == "result"), None)
@@ -26,7 +26,7 @@ def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401
 
 
 def inline_calls_of(once: Application) -> dict[str, tuple[str, ...]]:
-    """By operation, the calls of INLINE handlers, which announce none: what resolvers and `op.downstream_key` name."""
+    """By operation, the calls of INLINE handlers, which announce none: from resolvers and `op.downstream_key`."""
     found: dict[str, tuple[str, ...]] = {operation: (name,) for operation, name in once.resolvers.inline_calls.items()}
     for operation, handler in once.enrolled.items():
         enrolment = once.enrolment_of(operation)
@@ -37,11 +37,11 @@ def inline_calls_of(once: Application) -> dict[str, tuple[str, ...]]:
 
 
 def _asked(handler: Callable[..., Any]) -> Iterator[tuple[str, str, ast.Call]]:
-    """Every method that is called with a name as its first argument: which, the name, and the call itself."""
+    """Every method call with a name as its first argument: the method, the name, and the call itself."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(handler))))
     except (OSError, TypeError, SyntaxError):
-        return  # made at a prompt, or by another program
+        return  # the handler was defined at a prompt, or by another program
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=attribute), args=[ast.Constant(value=str() as name), *_]):

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 Metrics: TypeAlias = Callable[[], Awaitable[tuple[str, bytes]]]
 PATIENCE: Final = 5.0
-"""Seconds that a caller has to say what it wants."""
+"""Seconds within which a caller has to send its request."""
 
 
 @asynccontextmanager
 async def health(service: Service, address: str | None, metrics: Metrics | None = None) -> AsyncIterator[int | None]:
-    """Serve while the service runs; gives the port. Without an address nothing is served.
+    """Serve while the service runs; yields the port. Without an address nothing is served.
 
-    `metrics` gives the media type and the page of who observes the application, if somebody does.
+    `metrics` returns the media type and the page of the application's metrics, if it has any.
     """
     if address is None:
         yield None
@@ -39,7 +39,7 @@ async def health(service: Service, address: str | None, metrics: Metrics | None 
 
 
 def report(service: Service) -> dict[str, Any]:
-    """What every task does: when its last good look was, and what is wrong."""
+    """The state of every task: when its last good look was, and what is wrong."""
     now = boottime()
     return {
         "ready": service.ready,
@@ -72,7 +72,7 @@ async def _answer(
         )
         await writer.drain()
     except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        pass  # whoever asked did not wait, or did not speak HTTP
+        pass  # the caller did not wait, or did not speak HTTP
     finally:
         writer.close()
 

@@ -1,4 +1,4 @@
-"""The row by which others see that this worker lives: written again and again, and deleted when it stops."""
+"""The row that shows that this worker lives: written with every heartbeat, and deleted when the worker stops."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey.worker")
 
 EVERY: Final = 15.0
-"""Seconds between two beats, at most."""
+"""The longest time in seconds between two heartbeats."""
 NO_CALLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 FORGOTTEN: Final = 24 * 3600 * SECOND
-"""How long the row of a worker that died is kept, so that an operator can see that it did."""
+"""How long the row of a dead worker is kept, so that an operator can see that it died."""
 
 
 class Presence:
-    """A task that beats. It looks for no work, so it always finds none."""
+    """A task that writes the heartbeat. It looks for no work, so it always finds none."""
 
     name: Final = "heartbeat"
     failed: Final = 0
@@ -51,7 +51,7 @@ class Presence:
         tell: Tell | None = None,
     ) -> None:
         self.pace = Pace(shortest=every, longest=every)
-        # A container's process has the same number after every start, so the name has a part that no other one has.
+        # A container's process has the same number after every start, so the name has a random part.
         self.who = who or f"{this_process()}:{uuid.uuid4().hex[:6]}"
         self._store = store
         self._run = run
@@ -63,7 +63,7 @@ class Presence:
         self._writing = asyncio.Lock()
 
     async def run_once(self) -> int:
-        """Beat once."""
+        """Write one heartbeat."""
         async with self._writing:
             if not self._stopped:
                 await adrive(self._store.beat(self.who, self._tasks, self._every, self._calls), self._run)
@@ -71,10 +71,10 @@ class Presence:
         return 0
 
     async def drain(self) -> None:
-        """A beat leaves nothing behind."""
+        """Nothing to wait for: a heartbeat leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (one statement)
-        """Leave the roll, after a beat that is on its way; a store that does not answer keeps the row for a day."""
+        """Remove the row, after a heartbeat that is under way; if the store does not answer, it stays for a day."""
         self._stopped = True
         async with self._writing:
             try:

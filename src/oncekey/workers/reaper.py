@@ -1,13 +1,13 @@
-"""The reaper: removes what has expired, in batches, and never what somebody may still have to settle.
+"""The reaper: removes expired records in batches, and never one that a worker or an operator may have to settle.
 
-Deleting cannot be undone. So it goes only by clocks that agree, after a grace: an instant of the store's is compared
-with the host's clocks, and the statement that deletes goes by that instant or by an earlier one. Finished records, the
-ordinary case, are never read: one statement finds, locks, deletes and notes a batch. What was never finished is looked
-at one by one, behind them.
+Deleting cannot be undone. So the reaper deletes only while the clocks agree, and after a grace: it compares an instant
+of the store with the host's clocks, and the statement that deletes uses that instant or an earlier one. Finished
+records, the ordinary case, are never read: one statement finds, locks, deletes and notes a batch. After them the reaper
+looks at the records that were never finished, one by one.
 
-Requests come first. A batch is as large as the store can do in a moment (`core.pacing`), and a moment is about what a
-request takes, so that whoever comes beside it hardly notices. After each the reaper rests half as long again as that
-took; and longer, up to three times as long, the slower the store has become, because then it has others to serve.
+Requests come first. A batch is as large as the store can delete in a moment (`core.pacing`), which is about as long
+as a request takes, so that a request beside it is hardly delayed. After each batch the reaper rests one and a half
+times as long as the batch took; and longer, up to three times, the slower the store has become, because it is busy.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey.worker")
 
 SMALLEST: Final = 10
-"""A batch of so few that times out is an outage, and no batch too large."""
+"""If a batch of this size times out, it is an outage, and the batch is not too large."""
 LEAST: Final = 200
-"""However slow the store is, a batch has so many: fewer would cost as much, and keep it busy for longer."""
+"""The smallest batch, however slow the store is: fewer records would cost as much, and take longer in total."""
 FIRST: Final = 200
-"""How many records the first batch has, at most."""
+"""How many records the first batch has at most."""
 MOMENT: Final = SECOND // 250
-"""How long a batch should take: about as long as a request beside it."""
+"""How long a batch should take: about as long as a request."""
 REST: Final = 1.5
-"""A reaper rests so many times as long as its last batch took, if the store is as fast as of late."""
+"""The rest after a batch, as a multiple of its duration, if the store is as fast as usual."""
 LONGEST_REST: Final = 3
-"""A reaper rests at most so many times as long as its last batch took: it has to keep up with new keys all the same."""
+"""The longest rest, as a multiple of the batch's duration: the reaper has to keep up with new keys."""
 MEMORY: Final = 20
-"""Over about so many batches it is remembered how long a record takes: a store that stays slow is no news."""
+"""Over how many batches the usual time per record is averaged: a store that stays slow becomes the usual."""
 
 
 @dataclass(slots=True)
 class Rests:
-    """How long to rest after a batch: in proportion to it, and longer if a record took longer than of late."""
+    """How long to rest after a batch: in proportion to it, and longer if a record took longer than usual."""
 
     usual: float | None = None
-    """How long a record took of late."""
+    """How long a record usually takes."""
     least: float = REST
-    """At least so many times as long as the batch took."""
+    """The rest as a multiple of the batch's duration, at least."""
 
     def after(self, took: Duration, moved: int) -> float:
         """The seconds to rest."""
@@ -84,7 +84,7 @@ class Rests:
 
 
 class Reaper:
-    """A task that reaps. Several may run side by side; what one of them has locked, the others leave."""
+    """The task that reaps. Several may run side by side; each skips the rows that another one has locked."""
 
     name: Final = "reaper"
 
@@ -119,22 +119,22 @@ class Reaper:
         self._observed = tell
         self._stopped = False
         self.failed = 0
-        """Looks that were broken off, because a clock is wrong."""
+        """Looks that were ended early, because a clock is wrong."""
         self.counts: Counter[str] = Counter()
-        """Records by what became of them (`purged`, `marked`, `parked`, `abandoned`), `notes`, and dead `workers`."""
+        """Records by what was done (`purged`, `marked`, `parked`, `abandoned`), `notes`, and dead `workers`."""
         seconds = policy.reap_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
 
     @property
     def batch(self) -> int:
-        """How many records it takes at a time now: as many as take a moment, and fewer after a time-out."""
+        """How many records the next batch takes: as many as take a moment, and fewer after a time-out."""
         return self._batch
 
     async def run_once(self) -> int:
-        """One look at everything that has expired; how many records were moved."""
+        """Look once for everything that has expired; how many records were moved."""
         before = self.counts.copy()
         agreed = await self._end_expiring()
-        # Those that this very round has marked are not due yet: the longer age is counted from their expiry, too.
+        # Records that this round has marked are not due yet: the longer age counts from their expiry, too.
         agreed = agreed and await self._end_kept()
         if agreed and self._audit is not None:
             await self._forget(self._audit)
@@ -146,14 +146,14 @@ class Reaper:
         return sum(count for what, count in did.items() if what not in {"notes", "workers"})
 
     async def drain(self) -> None:
-        """A round leaves nothing behind."""
+        """Nothing to wait for: a round leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (a batch is never long)
-        """Begin no other batch."""
+        """Begin no further batch."""
         self._stopped = True
 
     async def _end_expiring(self) -> bool:
-        """End what has expired. False if the clocks do not agree, so that nothing more may be ended."""
+        """End expired records. False if the clocks do not agree, so that nothing more may be ended."""
         age, soft = self._retention.grace, self._retention.soft
         first = await self._looked(self._store.expiring(1, age))
         if first is None or not first.records:
@@ -165,7 +165,7 @@ class Reaper:
         return await self._end_unfinished(age)
 
     async def _end_kept(self) -> bool:
-        """Delete what was marked and kept long enough; False as above."""
+        """Delete records that were marked and kept long enough; False as above."""
         age = self._retention.grace + self._retention.kept
         first = await self._looked(self._store.kept_expired(1, age))
         if first is None or not first.records:
@@ -175,7 +175,7 @@ class Reaper:
     async def _end_finished(
         self, move: Callable[[Expired, int, Place, Mover | None], Flow[Gone]], what: str, now: Instant, age: Duration
     ) -> bool:
-        """Batch by batch, each by an instant that was compared with the host's clocks; False as above."""
+        """Move finished records in batches, each by an instant compared with the host's clocks; False as above."""
         mover = self._mover if self._policy.audit else None
         after, rests = START, Rests(least=self._rest)
         while not self._stopped:
@@ -204,7 +204,7 @@ class Reaper:
         return True
 
     async def _end_unfinished(self, age: Duration) -> bool:
-        """Look at what is left, page by page; False as above."""
+        """Look at the remaining records, page by page; False as above."""
         after: Record | None = None
         size = min(FIRST, self._policy.reap_batch)
         while not self._stopped:
@@ -227,7 +227,7 @@ class Reaper:
         return True
 
     async def _looked(self, look: Flow[Page]) -> Page | None:
-        """A page, or None if its clock is not to be gone by."""
+        """A page, or None if its clock cannot be trusted."""
         page = await adrive(look, self._run)
         return page if self._agrees(page.now) else None
 

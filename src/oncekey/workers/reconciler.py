@@ -1,6 +1,6 @@
-"""The reconciler: asks about what nobody knows, and applies what was heard of it in the meantime.
+"""The reconciler: asks providers about unknown outcomes, and applies evidence that arrived in the meantime.
 
-It moves nothing by itself: what a resolver answers is settled by the same move as a webhook's or an operator's word.
+It settles a record by the same move as a webhook or an operator does (`engine.reconcile`).
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ CONCURRENCY: Final = 8
 LONGEST_PAUSE: Final = 3600.0
 """Seconds between two questions about one record, at most."""
 REMEMBERED: Final = 10_000
-"""Of how many records it is remembered when they were first seen unknown; who is forgotten waits once more."""
+"""For how many records it remembers when they were first seen unknown; a record beyond that waits once more."""
 FORGET_EVERY: Final = 100
-"""In every how many rounds old calls and evidence are forgotten."""
+"""After how many rounds old calls and evidence are deleted."""
 
 
 class Policies(Protocol):
-    """Where the policy of an operation is known."""
+    """A lookup of an operation's policy."""
 
     def __call__(self, operation: str) -> Policy:
         """The policy that its records are settled by."""
@@ -78,7 +78,7 @@ class Policies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """One doubt about one record: another owner's, or about another send, is another one."""
+    """One doubt about one record: with another owner, or after another send, it is another doubt."""
 
     incarnation: UUID
     fence: int
@@ -87,7 +87,7 @@ class Doubt:
 
     @classmethod
     def of(cls, record: Record) -> Doubt:
-        """The doubt that a record is in."""
+        """The current doubt about a record."""
         intent = record.intent
         open_call = (None, 0) if intent is None else (intent.phase, intent.sends)
         return cls(record.incarnation, record.fence, *open_call)
@@ -95,14 +95,14 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a resolver said, and when the question began."""
+    """A resolver's answer, and when the question began."""
 
     resolution: Resolution
     asked: Sight
 
 
 class Reconciler:
-    """A task that reconciles. Several may run side by side: each record is settled by one of them."""
+    """The task that reconciles. Several may run side by side: each record is settled by one of them."""
 
     name: Final = "reconciler"
 
@@ -137,9 +137,9 @@ class Reconciler:
         self._rounds = 0
         self._stopped = False
         self.counts: Counter[str] = Counter()
-        """Records by what became of them: `settled`, `postponed`, `waiting`, `exhausted`; `contradictions`."""
+        """Records by what was done: `settled`, `postponed`, `waiting`, `exhausted`; `contradictions`."""
         self.failed = 0
-        """Questions that a resolver failed on, and answers that fit nothing."""
+        """Questions on which a resolver failed, and answers that fit nothing."""
         seconds = policy.reconcile_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
         self._backoff = Backoff(
@@ -147,7 +147,7 @@ class Reconciler:
         )
 
     async def run_once(self) -> int:
-        """One look at everything that is due; how many records were settled."""
+        """Look once for everything that is due; how many records were settled."""
         before = self.counts["settled"]
         after: Record | None = None
         while not self._stopped:
@@ -169,14 +169,14 @@ class Reconciler:
         return self.counts["settled"] - before
 
     async def drain(self) -> None:
-        """A round leaves nothing behind."""
+        """Nothing to wait for: a round leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (a question has a time of its own)
-        """Begin no other page."""
+        """Begin no further page."""
         self._stopped = True
 
     async def _tend(self, record: Record, at: Sight) -> None:
-        """Settle one record by what was heard, or else by what its resolver says."""
+        """Settle one record by its evidence, or else by its resolver's answer."""
         first = self._seen(record, at)
         resolver = self._resolvers.get(record.operation)
         name = called_by(record, None if resolver is None else resolver.call)
@@ -188,7 +188,7 @@ class Reconciler:
         elif isinstance(answer.resolution, Unexecuted) and not (
             answer.resolution.closed or has_waited(record, self._patience(record), first, answer.asked)
         ):
-            # What was asked too early is no answer, and is no vain try either.
+            # An answer to a question that came too early does not count, and does not count as a try either.
             wait = still_to_wait(record, self._patience(record), first, answer.asked)
             self.counts["waiting"] += 1
             await self._go(self._desk.later(record, max(wait, SECOND), counted=False))
@@ -216,7 +216,7 @@ class Reconciler:
             return
         if not isinstance(done, Moved):
             current = (await self._go(self._store.find(record.id))).record
-            # Somebody else's word came first, or its owner's own: that one holds (U2).
+            # Another actor settled the record first, or its owner did: that settlement holds (U2).
             if current is not None and current.version == record.version:
                 self.failed += 1
                 await self._later(record, f"not_allowed: {done.why}")
@@ -242,7 +242,7 @@ class Reconciler:
         return False
 
     async def _compare(self) -> None:
-        """Evidence whose record has an answer by now: they agree, or somebody has to look (U3)."""
+        """Compare evidence with records that have an answer by now: they agree, or an operator has to look (U3)."""
         after = 0
         while not self._stopped:
             page = await self._go(self._desk.undecided(self._page, after))
@@ -287,7 +287,7 @@ class Reconciler:
             raise
         except Exception as error:  # noqa: BLE001  (whatever a provider's client raises means: not known yet)
             self.failed += 1
-            # The class alone: an error's text may quote what a client sent.
+            # Only the class is logged: an error's text may quote what a client sent.
             said = Undecided(type(error).__name__)
         if not isinstance(said, Executed | Declined | Unexecuted | Undecided):
             self.failed += 1
@@ -296,7 +296,7 @@ class Reconciler:
         return Answer(said, asked)
 
     async def _later(self, record: Record, why: str) -> None:
-        """Ask again, ever more slowly, and at last no more: from then on it is an operator's (row 23)."""
+        """Ask again, at growing intervals, and finally no more: then an operator has to settle it (row 23)."""
         last = record.reconcile_tries + 1 >= self._policy.reconcile_max_tries
         reason = f"{EXHAUSTED}: {why}" if last else why
 
@@ -340,7 +340,7 @@ class Reconciler:
 
 
 def alarm(source: str, event_id: str, target: Target) -> None:
-    """Money and records disagree: nothing is changed by itself, and somebody has to look."""
+    """Log that money and records disagree: nothing is changed automatically, and an operator has to look."""
     told = (source, event_id, target.phase, key_digest(target.id.key))
     log.error("oncekey: %s %s contradicts what is stored about %r (digest %s); nothing was changed", *told)
 

@@ -1,14 +1,14 @@
-"""The relay: takes parcels from the outbox, calls their topics' functions, and writes down what became of it.
+"""The relay: claims parcels from the outbox, calls their topics' functions, and stores the results.
 
-It claims batches, which a few standing tasks (hands) work off one parcel at a time; the next batch is claimed when half
-of the present one is done, and what was delivered is acknowledged in batches, too. So three things go on at once: the
-store claims, the hands call, and the store acknowledges.
+It claims batches, and a few standing tasks (hands) process them one parcel at a time. The next batch is claimed when
+half of the current one is done, and delivered messages are acknowledged in batches, too. So three things run at once:
+the store claims, the hands call, and the store acknowledges.
 
-A parcel's lease runs while the parcel waits for its turn. So a batch begins with what can be begun at once, and grows
-only while batches end within a tenth of the lease (`core.pacing`); what has waited for so long that its call might
-outlast the lease is not begun, but handed back. A batch of parcels shares the fate of its worker: if one of them kills
-the process, each time its lease is over, then all of them have been tried in vain. So what was tried before is claimed
-as a request's own call is: never more of it than can be begun at once, and begun before anything else.
+A parcel's lease runs while the parcel waits for its turn. So a batch begins with the parcels that can be begun at once,
+and grows only while batches end within a tenth of the lease (`core.pacing`); a parcel that has waited so long that
+its call might outlast the lease is not begun, but handed back. If one parcel of a batch kills the process each time,
+all others of the batch have been tried in vain with it. So a parcel that was tried before is claimed like a request's
+own call: never more of them than can be begun at once, and begun before all others.
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ log = logging.getLogger("oncekey.worker")
 
 CONCURRENCY: Final = 10
 BATCH: Final = 1000
-"""How many parcels a relay has in its hands at most, if they are short calls."""
+"""The most parcels that a relay holds, if their calls are short."""
 HEAVIEST: Final = 16 * 1024 * 1024
-"""How many characters of payload it has in its hands at most; as many parcels as can be begun at once may have more."""
+"""The most characters of payload that it holds; as many parcels as can be begun at once may have more."""
 SHARE: Final = 10
 """A batch should end within this part of the lease."""
 BREATH: Final = 0.005
-"""Seconds after which a hand that never had to wait lets others have a turn."""
+"""Seconds after which a hand that never had to wait yields to other tasks."""
 WAITS: Final = Backoff(base=1.0, cap=300.0, floor=0.05, longest=3600.0)
-"""Seconds before the next attempt; a provider that names a time is not asked sooner."""
+"""Seconds before the next attempt; if a provider names a time, the relay waits at least that long."""
 OUTAGE: Final = Backoff(base=0.1, cap=5.0)
-"""Seconds before what a call returned is offered to the store again."""
+"""Seconds before the result of a call is offered to the store again."""
 DECLINED: Final = 422
 """The status of a `Rejected` whose value is no `Reply`."""
 BURIALS: Final = frozenset({Ended.PARKED, Ended.BURIED, Ended.ORPHANED})
 FAILURES: Final = BURIALS | {Ended.POSTPONED}
 UNOPENED: Final = "sealed"
-"""The error code of a parcel whose key is not there."""
+"""The error code of a parcel that is sealed under a key that this process does not have."""
 UNOPENED_WAITS: Final = MINUTE
-"""How long it waits for a worker that has it."""
+"""How long it waits for a worker that has the key."""
 _MICROS: Final = 1_000_000
 
 
 class ReplyNotFinalError(Exception):
-    """A topic's function returned a `Reply` that says "not now": the attempt failed, and its effect is not known."""
+    """A topic's function returned a `Reply` that says "not now": the attempt failed, and its effect is unknown."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(f"reply_{reply.status}")
@@ -92,13 +92,13 @@ class ReplyNotFinalError(Exception):
 
 @dataclass(slots=True)
 class Batch:
-    """What one claim brought, and how much of it is not over yet."""
+    """The parcels of one claim, and how many of them have not ended."""
 
     asked: int
     got: int
     claimed_at: float
     begin_by: float
-    """After this a call could outlast the lease."""
+    """The moment after which a call could outlast the lease."""
     weight: int
     left: int
 
@@ -112,11 +112,11 @@ class InHand:
     careful: bool
     """A request's own call, or a parcel that was tried before."""
     error: Exception | None = None
-    """Why its call, which was made at once, failed."""
+    """Why its call, which was made directly, failed."""
 
 
 class Relay:
-    """A task that works off the outbox, `concurrency` parcels at a time."""
+    """The task that delivers parcels, `concurrency` at a time."""
 
     name: Final = "relay"
 
@@ -143,7 +143,7 @@ class Relay:
         self._run = run
         self._topics = topics
         self.topics = topics.names if only is None else only
-        """What it works on."""
+        """The topics that it delivers."""
         self._policy = policy
         self._concurrency = concurrency
         self._waits = waits
@@ -171,16 +171,16 @@ class Relay:
 
     @property
     def failed(self) -> int:
-        """Parcels whose call did not go well: tried again later, dead, or left to their lease."""
+        """Parcels whose call failed: tried again later, dead, or left to their lease."""
         return self._broken + sum(self.ended[ended] for ended in FAILURES)
 
     @property
     def size(self) -> int:
-        """How many parcels it takes into its hands now: as many as it can begin at once, or more if they are quick."""
+        """How many parcels it holds now: as many as it can begin at once, or more if their calls are quick."""
         return self._size
 
     async def run_once(self) -> int:
-        """Claim what there is room for, and begin it; waits until there is room."""
+        """Claim as many parcels as there is room for, and begin them; waits until there is room."""
         room = await self._room()
         if not room:
             return 0
@@ -190,7 +190,7 @@ class Relay:
         claimed_at = self._clock()
         held = await self._drive(self._outbox.due(owner, self.topics, room, self._lease, careful=careful))
         if self._stopping and held:
-            # The stop came while we asked: nobody would wait for what is begun now.
+            # The stop came during the claim: it would not wait for what is begun now.
             await self._drive(self._outbox.hand_back(*held))
             return 0
         self._exhausted = len(held) < room
@@ -199,7 +199,7 @@ class Relay:
         return len(held)
 
     async def drain(self) -> None:
-        """Wait for every parcel in hand."""
+        """Wait for every parcel that it holds."""
         while self._hands or self._acks.busy:
             if self._hands:
                 await asyncio.wait(set(self._hands))
@@ -233,13 +233,13 @@ class Relay:
         """Wait until a claim is worth its statement; how many parcels it may bring. 0: the relay stops."""
         while not self._stopping:
             room = self._size - self._in_hand
-            # While calls are slow, whatever is free is filled at once; batches of quick ones are half done first.
+            # While calls are slow, every free place is filled at once; of quick ones, half of the batch is done first.
             enough = 1 if self._size == self._concurrency else self._size // 2
             self._changed.clear()
             if room < enough or self._careful >= self._concurrency:
                 await self._changed.wait()
             elif self._exhausted and self._in_line:
-                # All else that is due may stand behind what we have in hand: look again when a line has moved.
+                # All other due parcels may be ordered after those that we hold: look again when one of these has ended.
                 self._exhausted = False
                 await self._moment()
             else:
@@ -266,14 +266,14 @@ class Relay:
         self._lend_a_hand()
 
     def _lend_a_hand(self) -> None:
-        """One more hand for what waits, if there may be one more; whoever begins a call that takes its time asks."""
+        """Start one more hand for waiting parcels, if there may be one more; a hand with a long call asks for it."""
         if len(self._hands) < self._concurrency and (self._first or self._waiting):
             hand = asyncio.create_task(self._hand(), name="oncekey-parcels")
             self._hands.add(hand)
             hand.add_done_callback(self._let_go)
 
     async def _hand(self) -> None:
-        """Work off what was claimed, one parcel after the other."""
+        """Process claimed parcels, one after the other."""
         breath = self._clock()
         while not self._stopping and (self._first or self._waiting):
             now = self._clock()
@@ -290,12 +290,12 @@ class Relay:
     def _let_go(self, hand: asyncio.Task[None]) -> None:
         self._hands.discard(hand)
         if not self._stopping:
-            self._lend_a_hand()  # for what was claimed just as this one had nothing left to do
+            self._lend_a_hand()  # for parcels that were claimed just as this hand ran out of work
         if not self._hands:
-            self._acks.flush()  # nothing else will be delivered for a while
+            self._acks.flush()  # no further parcel will be delivered for a while
 
     def _delivered_at_once(self, parcel: InHand) -> bool:
-        """Deliver an ordinary message whose function awaits nothing, without a coroutine. False: `_work` goes on."""
+        """Deliver an ordinary message whose function awaits nothing, without a coroutine. False: `_work` does it."""
         held = parcel.held
         name = held.parcel.topic
         if parcel.careful or not self._is_prompt(name) or is_sealed(held.parcel.payload):
@@ -331,7 +331,7 @@ class Relay:
             self._over(parcel, ended)
 
     def _over(self, parcel: InHand, ended: Ended | None) -> None:
-        """A parcel has left our hands. None: it was handed back, or is left to its lease."""
+        """Note that the relay no longer holds a parcel. None: it was handed back, or is left to its lease."""
         batch = parcel.batch
         self._in_hand -= 1
         self._careful -= parcel.careful
@@ -359,7 +359,7 @@ class Relay:
 
     def _leave(self, parcels: Sequence[InHand], error: Exception) -> None:
         self._broken += len(parcels)
-        # The class alone: an error's text may quote what a client sent.
+        # Only the class is logged: an error's text may quote what a client sent.
         name = type(error).__name__
         if isinstance(error, StoreError):
             tell_failure(self._tell, self.name, error)
@@ -371,7 +371,7 @@ class Relay:
             self._over(parcel, None)
 
     async def _too_late(self, parcel: InHand, now: float) -> None:
-        """Hand back what has waited for so long that its call could outlast its lease."""
+        """Hand back a parcel that has waited for so long that its call could outlast its lease."""
         late = [parcel]
         for waiting in (self._first, self._waiting):
             late += [one for one in waiting if now > one.batch.begin_by]
@@ -402,7 +402,7 @@ class Relay:
             self._over(one, Ended.DELIVERED if one.held.parcel.id in done else Ended.LOST)
 
     async def _unopened(self, held: HeldParcel) -> Ended:
-        """Let a parcel wait for a worker that has its key: it is no fault of the parcel's, and no attempt."""
+        """Let a parcel wait for a worker that has its key; that does not count as an attempt."""
         log.error(
             "relay: parcel %s of topic %s waits: it is %s, which this process does not have (Once(seal=...))",
             held.parcel.id,
@@ -413,7 +413,7 @@ class Relay:
         return Ended.POSTPONED if await self._drive(waiting) else Ended.LOST
 
     async def _message(self, held: HeldParcel, error: Exception | None) -> Ended | None:
-        """Deliver a message, or write down the error of a call that was made. None: it has to be acknowledged."""
+        """Deliver a message, or store the error of a call that was made. None: it has to be acknowledged."""
         failed: Failed | None = None
         if error is None and held.attempts > self._policy.outbox_max_attempts:
             failed = Failed(held.last_error or relay.SPENT)
@@ -430,7 +430,7 @@ class Relay:
         return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
 
     async def _deferred(self, held: HeldParcel) -> Ended:
-        # From before the announcement: the store's waiting rule counts from no earlier (U1).
+        # Measured from before the announcement: the waiting time of U1 counts from no earlier.
         send_by = self._clock() + self._policy.send_window.total_seconds()
         owner = f"{self._me}:{held.parcel.id}:{held.fence}"
         topic = self._topics[held.parcel.topic]
@@ -461,7 +461,7 @@ class Relay:
             return Unstorable()
 
     async def _written(self, taken: TakenUp, ending: Ending) -> Ended:
-        """What a call returned must not be lost to an outage: it is offered until it is written or refused (P7)."""
+        """Store what a call returned; repeated until the store accepts or refuses it: it must not be lost (P7)."""
         failures = 0
         while True:
             try:
@@ -495,7 +495,7 @@ class Relay:
 
     def _failure(self, held: HeldParcel, error: Exception) -> Failed:
         seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_asked(error))
-        # The class alone: an error's text may quote what a client sent.
+        # Only the class is logged: an error's text may quote what a client sent.
         name = str(error) if isinstance(error, ReplyNotFinalError) else type(error).__name__
         return Failed(name, int(seconds * _MICROS), never_sent=self._proven(error))
 
@@ -512,7 +512,7 @@ class Relay:
 
 
 def message_of(held: HeldParcel) -> Message:
-    """What a topic's function is called with."""
+    """The message that a topic's function is called with."""
     parcel = held.parcel
     return Message(
         topic=parcel.topic,
@@ -527,7 +527,7 @@ def message_of(held: HeldParcel) -> Message:
 
 
 def event_of(held: HeldParcel, ended: Ended) -> Event | None:
-    """What is told of a parcel that has left a worker's hands; None: it will be tried again, or is another's."""
+    """The event about a parcel that a worker no longer holds; None: it is tried again, or another worker has it."""
     parcel, about = held.parcel, About.of_parcel(held.parcel)
     match ended:
         case Ended.DELIVERED:
@@ -543,7 +543,7 @@ def event_of(held: HeldParcel, ended: Ended) -> Event | None:
 
 
 def _asked(error: Exception) -> float | None:
-    """The seconds that an error asks to wait, if it has such a number."""
+    """The seconds that an error asks to wait, if it names a number."""
     asked: object = getattr(error, "retry_after", None)
     if isinstance(asked, bool) or not isinstance(asked, int | float):
         return None

@@ -1,4 +1,4 @@
-"""The service: several tasks, each in a loop of its own; busy ones look again at once, idle ones ever more slowly."""
+"""The service: runs each task in a loop of its own; busy tasks look again at once, idle ones more and more slowly."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey.worker")
 
 GRACE: Final = 30.0
-"""Seconds that open calls are waited for at a stop."""
+"""Seconds that a stop waits for open calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between two looks that found nothing: each is twice the last, up to the longest, with jitter."""
+    """Seconds between two looks that found nothing: each pause is twice the last, up to the longest, with jitter."""
 
     shortest: float = 0.05
     longest: float = 2.0
 
     @property
     def fixed(self) -> bool:
-        """A schedule: who has one is not woken, because what was just committed is not what it looks for."""
+        """Whether the pause never changes. Such a task is not woken: it does not look for what was just committed."""
         return self.shortest == self.longest
 
     def pause(self, idle: int, chance: float) -> float:
-        """The pause after so many looks in vain; `chance` is a random number from 0 to 1."""
+        """The pause after so many looks that found nothing; `chance` is a random number from 0 to 1."""
         envelope: float = min(self.longest, self.shortest * 2 ** min(idle, 30))
         return envelope * (0.5 + chance / 2)
 
@@ -49,7 +49,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """For the log."""
+        """Its name in the log."""
 
     @property
     def pace(self) -> Pace:
@@ -57,21 +57,21 @@ class Task(Protocol):
 
     @property
     def failed(self) -> int:
-        """How much of what it found it could not do; the log says what."""
+        """How many of the things that it found it could not do; the log says which."""
 
     async def run_once(self) -> int:
         """Look once, and begin what was found; how much that was."""
 
     async def drain(self) -> None:
-        """Wait for all that was begun."""
+        """Wait for everything that was begun."""
 
     async def stop(self, grace: float) -> None:
-        """Begin nothing more, hand back what has not begun, wait for the rest up to `grace` seconds."""
+        """Begin nothing more, hand back what has not begun, and wait for the rest up to `grace` seconds."""
 
 
 @dataclass(slots=True)
 class Look:
-    """How a task's looks went: when the last good one ended, and what is wrong since."""
+    """The looks of a task: when the last good one ended, and what has been wrong since."""
 
     good_at: float | None = None
     wrong: str | None = None
@@ -79,15 +79,15 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a service did that worked until nothing was due."""
+    """The result of `once`: how much was done until nothing was due."""
 
     done: int
     failed: int
-    """Calls, messages, requests and looks that did not go well."""
+    """Calls, messages, requests and looks that failed."""
 
 
 class Service:
-    """Runs tasks until it is told to stop. Time, chance and sleep are parameters, so that tests own them."""
+    """Runs tasks until it is stopped. Time, chance and sleep are parameters, so that tests control them."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Service:
         tell: Tell | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
-        # Who works until it is stopped is seen by others; who only works off what is due is not there long enough.
+        # Only a service that runs until it is stopped writes heartbeats; one that works off what is due ends too soon.
         self._looking = self.tasks if presence is None else (*self.tasks, presence)
         self._grace = grace
         self._sleep = sleep
@@ -123,7 +123,7 @@ class Service:
             await asyncio.gather(*loops)
 
     async def once(self) -> Done:
-        """Work until nothing is due any more, and stop: what one task has done may be work for another."""
+        """Work until nothing is due any more, and stop; what one task did may be work for another."""
         total = errors = 0
         found = True
         while found:
@@ -145,7 +145,7 @@ class Service:
         self._rouse()
 
     def wake(self) -> None:
-        """Look now: something was committed. From any thread, and harmless when nothing runs."""
+        """Look now: something was committed. May be called from any thread, and has no effect when nothing runs."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._rouse)
 
@@ -158,7 +158,7 @@ class Service:
         wake = self._wakes[task] = asyncio.Event()
         idle = 0
         while not self._stopping.is_set():
-            # Before the look: what is committed while we look is looked for again.
+            # Before the look: what is committed during the look needs another one.
             wake.clear()
             if await self._look(task):
                 idle = 0
@@ -177,7 +177,7 @@ class Service:
             tell_failure(self._tell, task.name, error)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
             look.wrong = type(error).__name__
-            # The class alone: an error's text may quote what a client sent.
+            # Only the class is logged: an error's text may quote what a client sent.
             log.error("%s: failed with %s", task.name, type(error).__name__)
         else:
             look.good_at, look.wrong = boottime(), None
@@ -186,7 +186,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether every task has looked, and none is in trouble; not while stopping."""
+        """Whether every task has looked and none has an error; False while stopping."""
         good = all(look.good_at is not None and look.wrong is None for look in self.looks.values())
         return good and not self._stopping.is_set()
 
@@ -212,7 +212,7 @@ class Aside:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """End them as a server's lifespan would, and wait for it."""
+        """Stop the workers as a server's lifespan would, and wait for that."""
         atexit.unregister(self.stop)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ending.set)
@@ -224,5 +224,5 @@ class Aside:
         try:
             async with self._lifespan():
                 await self._ending.wait()
-        except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+        except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
             log.error("oncekey: the workers beside the threads ended: %s", type(error).__name__)

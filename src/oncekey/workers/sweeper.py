@@ -1,7 +1,7 @@
-"""The sweeper: finds records whose owner did not come back, and moves them where their own effects say.
+"""The sweeper: finds records whose lease is over, and moves them where their own effects say.
 
-It runs no handler. A record that may run again becomes retryable, for its client or a completer to go on with; one
-that may not becomes unknown, for a resolver. A live owner renews its lease, so it is never found.
+It runs no handler. A record that may run again becomes retryable, for its client or the completer; one that may not
+becomes unknown, for a resolver. A live owner renews its lease, so the sweeper never finds its record.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger("oncekey.worker")
 
 PAGE: Final = 100
 RUNS: Final = 1000
-"""How many of the last runs the slowest are looked for among."""
+"""Among how many of the last runs the slowest are looked for."""
 LEASES_EVERY: Final = 10
-"""In every how many rounds leases are compared with what operations take."""
+"""After how many rounds leases are compared with how long operations take."""
 
 
 class Sweeper:
-    """A task that sweeps. Several may run side by side: each record is moved by one of them."""
+    """The task that sweeps. Several may run side by side: each record is moved by one of them."""
 
     name: Final = "sweeper"
 
@@ -71,17 +71,17 @@ class Sweeper:
         self._rounds = 0
         self._stopped = False
         self.failed = 0
-        """Looks that were broken off, because a clock or this process's own leases are wrong."""
+        """Looks that were ended early, because a clock or this process's own leases are wrong."""
         self.counts: Counter[tuple[str, State]] = Counter()
-        """Keys that were moved, by operation and by where to: each is a crash."""
+        """Records that were moved, by operation and new state: each of them is a crash."""
         seconds = policy.sweep_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
 
     async def run_once(self) -> int:
-        """One look at everything that is stale; how many records were moved.
+        """Look once for everything that is stale; how many records were moved.
 
-        A sweeper that fails, or whose process cannot renew its own leases, declares nobody dead, and goes on only when
-        every live owner has had the time of a lease to be heard again.
+        After an error, or if this process cannot renew its own leases, the sweeper moves nothing. It goes on only when
+        every live owner has had the time of one lease to renew.
         """
         if not self._healthy():
             self.failed += 1
@@ -98,10 +98,10 @@ class Sweeper:
             raise
 
     async def drain(self) -> None:
-        """A round leaves nothing behind."""
+        """Nothing to wait for: a round leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (a page is never long)
-        """Begin no other page."""
+        """Begin no further page."""
         self._stopped = True
 
     async def _sweep(self) -> int:
@@ -114,7 +114,7 @@ class Sweeper:
                 return moved
             trusted_for = self._watch.trusted_for
             if trusted_for is not None and trusted_for < micros(self._policy.lease):
-                return moved  # whoever is alive has not had the time to say so
+                return moved  # a live owner has not had the time to renew yet
             swept = await adrive(upkeep.sweep(self._store, page, self._policy, self._mover), self._run)
             for one in swept:
                 self._tell(one, page.now)

@@ -1,4 +1,4 @@
-"""Which tasks an application needs: each is added here by one line."""
+"""Which tasks an application needs; each task is one line here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which hav
 
 
 class Application(Served, Protocol):
-    """What a worker needs of `Once`."""
+    """The part of `Once` that a worker needs."""
 
     topics: Topics
     resolvers: Resolvers
@@ -43,7 +43,7 @@ class Application(Served, Protocol):
         """The policy of an operation."""
 
     def healthy(self) -> bool:
-        """Whether this process can still renew its own leases: who cannot must not take others for dead."""
+        """Whether this process can renew its own leases: if it cannot, it must not take other owners for dead."""
 
 
 NAMES: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
@@ -57,7 +57,7 @@ def tasks_for(
     concurrency: int = CONCURRENCY,
     wanted: frozenset[str] = frozenset(NAMES),
 ) -> list[Task]:
-    """The tasks of an application; `topics` are those that its relay works on, if not all."""
+    """The tasks of an application; `topics` are those that its relay delivers, if not all."""
     tasks: list[Task] = []
     if once.topics.names:
         tasks.append(_relay(once, topics, concurrency))
@@ -71,7 +71,7 @@ def tasks_for(
 
 
 def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
-    """The row by which others see that these tasks run; None for a store that keeps no roll."""
+    """The task that writes the heartbeat of these tasks; None for a store that has no list of workers."""
     engine = once.asynchronous()
     if engine.store.upkeep is None:
         return None
@@ -92,7 +92,7 @@ def _words(text: str | None) -> tuple[str, ...]:
 
 
 def reconciler_of(once: Application) -> Reconciler:
-    """The task that settles what nobody knows."""
+    """The task that settles unknown outcomes."""
     engine = once.asynchronous()
     return Reconciler(
         engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of, tell=once.tell

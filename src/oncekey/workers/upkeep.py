@@ -1,4 +1,4 @@
-"""Sweeper and reaper of a store, ready to be run by a service."""
+"""The sweeper and the reaper of a store, ready to be run by a service."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def upkeep_tasks(
     engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, tell: Tell | None = None
 ) -> list[Task]:
-    """Both, each with a watch of its own; none for a store that has no upkeep.
+    """Both tasks, each with a watch of its own; none for a store that has no upkeep.
 
-    `healthy` says whether this process can renew its own leases: where it serves requests, its breaker knows.
+    `healthy` returns whether this process can renew its own leases: where it serves requests, its breaker knows.
     """
     store, run = engine.store, engine.driver.run
     if store.upkeep is None:

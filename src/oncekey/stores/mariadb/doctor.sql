@@ -1,4 +1,4 @@
--- What MariaDB says about itself. Nothing here writes, and nothing needs more rights than oncekey's own tables.
+-- What MariaDB reports about itself. Nothing here writes, and nothing needs more rights than oncekey's own tables.
 
 -- name: vital_indexes
 SELECT DISTINCT entry.index_name AS name, entry.table_name AS on_table
@@ -7,7 +7,7 @@ WHERE entry.table_schema = DATABASE() AND entry.table_name LIKE 'oncekey\_%' AND
 ORDER BY entry.index_name;
 
 -- name: vital_server
--- SHOW VARIABLES and SHOW STATUS are statements of their own on both; what a server does not have is no row.
+-- SHOW VARIABLES and SHOW STATUS are statements of their own on both; a variable that a server does not have gives no row.
 SHOW GLOBAL VARIABLES WHERE Variable_name IN (
     'version', 'innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin', 'innodb_doublewrite', 'read_only', 'wsrep_on',
     'innodb_rollback_on_timeout', 'max_allowed_packet');

@@ -1,6 +1,6 @@
--- How MariaDB remembers its migrations. It commits before and after each statement that changes a table, so a migration is not
--- there or gone as a whole: every statement of one may be said again, and one that was interrupted is run again from its start.
--- The lock's name is per database; it is the session's, so it has to be given back.
+-- How MariaDB notes its migrations. It commits before and after each statement that changes a table, so a migration is not
+-- there or gone as a whole: every statement of one may be run again, and one that was interrupted is run again from its start.
+-- The lock's name is per database; it belongs to the session, so it has to be released.
 
 -- name: lock
 SELECT GET_LOCK(CONCAT('oncekey_migration_', MD5(DATABASE())), 60) AS got;

@@ -1,8 +1,8 @@
 """LOCAL in one commit on MariaDB: a row that is inserted first, without waiting, is the lock of its key.
 
-Whoever finds the row locked is refused at once. InnoDB gives it free with the transaction, whatever becomes of the
-process. A named lock (GET_LOCK) would not: it is the session's, survives a COMMIT, and a proxy may lend it to another
-client.
+A request that finds the row locked is refused at once. InnoDB releases it with the transaction, even if the process
+dies. A named lock (GET_LOCK) would not do: it belongs to the session, survives a COMMIT, and a proxy may give the
+session to another client.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 def sealed(statements: Mapping[str, str]) -> dict[str, str]:
-    """Each last statement once more, together with the end of the lock: one message where nothing is wrong."""
+    """Each last statement once more, joined with the end of the lock: one message in the ordinary case."""
     return {f"sealed_{name}": f"{statements['unlock']};\n{statements[name]}" for name in WRITTEN}
 
 
 class MariadbLocks(LockStore):
-    """Locks and records written once, in MariaDB."""
+    """Locks, and records that are written once, in MariaDB."""
 
     asked = ("lock", "refused", "unlock", "holder", "left_over")
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Insert the lock's row, then look; who is refused looks at who has it first (L1)."""
+        """Insert the lock's row, then read; a request that is refused first reads who has the lock (L1)."""
         where: dict[str, Value] = {
             "lock": lock.number,
             "mark": lock.mark,
@@ -53,10 +53,11 @@ class MariadbLocks(LockStore):
     def completing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Steps[Sealed | None]:
-        """The finished record, as the last statement before the commit (L3). None: the key is not ours.
+        """Write the finished record, as the last statement before the commit (L3). None: the key is not ours.
 
-        Together with the end of the lock it has no row if the savepoint is gone, because the handler committed by
-        itself, or if the key is taken. So it is said once more, alone: what then has a row was not in one commit.
+        Joined with the end of the lock it returns no row if the savepoint is gone, because the handler committed by
+        itself, or if the key is taken. So it is executed once more, alone: if it then has a row, it was not in one
+        commit.
         """
         last = self._finished(claim, ground, settlement)
         rows = yield self._statements.say(last.name, {**last.params, "lock": begun}, form=f"sealed_{last.name}")
@@ -79,22 +80,22 @@ class MariadbLocks(LockStore):
         settlement: Completed | Deferred,  # noqa: ARG002
         begun: int,  # noqa: ARG002
     ) -> Fold[Sealed] | None:
-        """None: who cannot release its savepoint has to say something else, so the COMMIT travels alone."""
+        """None: if its savepoint cannot be released another statement has to follow, so the COMMIT is sent alone."""
         return None
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether the lock of a key is held, by whatever request; asking takes none (L8)."""
+        """Whether any request holds the lock of a key; asking does not take it (L8)."""
         return (yield from self._mark(number)) is not None
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        """Which request holds the lock; asking takes none (L8)."""
+        """Which request holds the lock; asking does not take it (L8)."""
         mark = yield from self._mark(lock.number)
         if mark is None:
             return Holder.NOBODY
         return Holder.SOMEBODY if mark == lock.mark else Holder.OTHER
 
     def _mark(self, number: int) -> Flow[int | None]:
-        """The mark of who holds a lock. It is read before it is committed; a row that is nobody's does not count."""
+        """The mark of a lock's holder, read before it is committed; a row that is not locked does not count."""
 
         def body() -> Steps[int | None]:
             rows = yield self._statements.say("holder", {"lock": number})

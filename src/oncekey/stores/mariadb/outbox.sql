@@ -14,8 +14,8 @@ FROM JSON_TABLE(:parcels, '$[*]' COLUMNS (
 ORDER BY given.position;
 
 -- name: due
--- Of parcels that are to be handled with care (a request's own call, and what somebody has tried before) at most `careful`
--- are taken, counted among those that are next. What another worker has locked is its own: nobody waits for anybody.
+-- At most `careful` of the parcels are taken that are a request's own call or were tried before, counted among those that are
+-- next. A parcel that another worker has locked is skipped, so that no worker waits for another.
 UPDATE oncekey_outbox AS parcel
 JOIN (
     SELECT ranked.place

@@ -1,4 +1,4 @@
--- What each store says about itself in the same words. Nothing here writes.
+-- What both stores report about themselves by the same statements. Nothing here writes.
 
 -- name: vital_clock
 SELECT {now} AS now;

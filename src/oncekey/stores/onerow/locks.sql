@@ -1,4 +1,4 @@
--- LOCAL in one commit: the finished record, written once and last. What locks its key is each store's own.
+-- LOCAL in one commit: the finished record, written once and last. Each store locks the key in its own way.
 
 -- name: commit_new
 INSERT INTO oncekey_record (

@@ -1,5 +1,5 @@
--- What operators ask and write. Writes prove the version that was read (V).
--- Lists carry the clock even if they are empty, and no answers: bodies may be large.
+-- The reads and writes of operators. Writes prove the version that was read (V).
+-- Lists return the clock even if they are empty, and no answers: bodies may be large.
 
 -- name: list_records
 SELECT clock.now, page.*
@@ -51,7 +51,7 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.`key`, page.scope;
 
 -- name: find_key
--- One look into the primary key for each scope.
+-- One lookup in the primary key for each scope.
 {keys_found(record.`key` = :first; :last IS NOT NULL)};
 
 -- name: find_open_keys
@@ -63,7 +63,7 @@ ORDER BY page.`key`, page.scope;
 {keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('completed', 'expired'))};
 
 -- name: last_results
--- Served by oncekey_call_at: the newest calls, of which few are looked at.
+-- Served by oncekey_call_at: the newest calls, of which few are read.
 SELECT record.memo
 FROM (SELECT made.* FROM oncekey_call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
       LIMIT :looked_at) AS called
@@ -108,7 +108,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_result
--- A record that can be gone on with is not parked again before somebody could.
+-- A resumable record is not parked again before a worker could resume it.
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, memo = :memo, recovery_point = :recovery_point,
     intent = NULL, reconcile_after = NULL,
@@ -118,7 +118,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_replace
--- Whoever ran with the result that was there before writes nothing any more: the fence goes up.
+-- An owner that ran with the former result writes nothing any more: the fence is raised.
 UPDATE oncekey_record
 SET state = 'failed_retryable', fence = fence + 1, version = version + 1, memo = :memo,
     recovery_point = :recovery_point, reconcile_after = NULL,
@@ -170,9 +170,9 @@ GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
 -- name: standing
--- One row. What is unfinished is read once, by the indexes of states. What else may be many is counted along its index, up to a
--- bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died. All records are counted by the entries of an
--- index alone, up to a larger bound.
+-- One row. Unfinished records are read once, by the indexes of states. Other kinds that may be many are counted along their
+-- index, up to a bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died. All records are counted by the
+-- entries of an index alone, up to a larger bound.
 WITH clock AS {materialized} (
     SELECT {now} AS now
 ), unfinished AS {materialized} (

@@ -1,5 +1,5 @@
--- The outbox. Who writes about a parcel proves its id and its fence. `due_at` is when somebody may take a parcel next: when
--- it is to be tried, or, while it is held, when its lease runs out.
+-- The outbox. A write about a parcel proves its id and its fence. `due_at` is when a worker may claim a parcel next: when it
+-- is to be tried, or, while it is held, when its lease runs out.
 
 -- name: held_by
 SELECT {now} AS now, parcel.* FROM oncekey_outbox AS parcel

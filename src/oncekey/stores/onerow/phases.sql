@@ -1,5 +1,5 @@
 -- Steps of phased records: what an owner writes between its claim and its settlement. All are served by the primary key.
--- The memo is compared whole: a resolver may have added the open call's result without a new fence.
+-- The memo is compared as a whole: a resolver may have added the open call's result without raising the fence.
 
 -- name: checkpoint
 UPDATE oncekey_record
@@ -51,8 +51,8 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: resumable
--- Served by oncekey_record_resumable. The cursor goes on from the last row that was looked at, so that a page of rows
--- that nobody can resume does not stand in the way of the others.
+-- Served by oncekey_record_resumable. The cursor goes on from the last row that was read, so that a page of rows
+-- that no worker can resume does not hide the others.
 SELECT clock.now AS now, record.*
 FROM {clock}, oncekey_record AS record
 WHERE record.effects = 'phased' AND record.state IN ('in_progress', 'failed_retryable')

@@ -1,4 +1,4 @@
--- What SQLite and MariaDB are told: one block per statement. Every one is served by the primary key (scope, key).
+-- The statements for SQLite and MariaDB, one block each. Every one is served by the primary key (scope, key).
 -- Parts that are not here are in each store's spelling.sql, the clock {now} among them.
 
 -- part: runs_again
@@ -48,7 +48,7 @@ SET state = 'in_progress', entered = :entered, fence = fence + 1, version = vers
     attempts = attempts + 1,
     last_run_at = {now},
     last_error = NULL, reconcile_after = NULL,
-    -- Where nothing was done yet, what a crash means is up to the handler that runs now; a deploy may have changed it.
+    -- If nothing was done yet, what a crash means is set by the handler that runs now; a deploy may have changed it.
     effects = CASE WHEN memo IS NULL AND intent IS NULL THEN :effects ELSE effects END,
     recovery = CASE WHEN memo IS NULL AND intent IS NULL THEN :recovery ELSE recovery END,
     call_timeout = CASE WHEN memo IS NULL AND intent IS NULL THEN :call_timeout ELSE call_timeout END,

@@ -1,7 +1,7 @@
--- What resolvers and webhooks ask and write, beside the moves that they share with operators (operate.sql).
+-- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
--- Served by oncekey_record_unknown. What was given up has no instant, and is found by operators only.
+-- Served by oncekey_record_unknown. A record that the reconciler gave up has no instant, and only operators find it.
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
     SELECT record.* FROM oncekey_record AS record
@@ -29,7 +29,7 @@ VALUES ({now}, :source, :event_id, :downstream_key, :provider_id, :said)
 SELECT * FROM oncekey_evidence WHERE source = :source AND event_id = :event_id;
 
 -- name: evidence_about
--- Served by oncekey_evidence_open_key and oncekey_evidence_open_provider. What was heard before the record began is not
+-- Served by oncekey_evidence_open_key and oncekey_evidence_open_provider. Evidence from before the record began is not
 -- about it.
 SELECT evidence.* FROM oncekey_evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.at >= :since
@@ -48,7 +48,7 @@ UPDATE oncekey_evidence SET verdict = :verdict WHERE id = :id AND verdict IS NUL
 
 -- name: find_calls
 -- Served by oncekey_call_downstream_key and oncekey_call_provider_id; the same request may have made the same call in an
--- earlier life.
+-- earlier incarnation.
 SELECT * FROM oncekey_call
 WHERE downstream_key = :downstream_key OR provider_id = :provider_id
 ORDER BY at DESC

@@ -10,7 +10,7 @@ ORDER BY record.scope, record.`key`
 LIMIT :limit;
 
 -- name: reseal_record
--- A stranger's write (V). An owner compares the memo that it has read letter by letter, so what somebody owns is left.
+-- A write without ownership (V). An owner compares the memo that it has read byte by byte, so an owned record is left alone.
 UPDATE oncekey_record
 SET version = version + 1, response_headers = :response_headers, response_body = :response_body,
     response_schema = :response_schema, memo = :memo, request = :request
@@ -44,7 +44,7 @@ SELECT * FROM oncekey_evidence WHERE id > :after ORDER BY id LIMIT :limit;
 UPDATE oncekey_evidence SET said = :said WHERE id = :id AND said = :seen {told(id)};
 
 -- name: seals
--- How much of what is sealed under which key; a key of NULL is what is not sealed.
+-- How much of each kind is sealed under which key; NULL stands for content that is not sealed.
 SELECT 'answers' AS part, CASE WHEN page.response_schema = 2 THEN {first_header(page.response_headers)} END AS name,
        count(*) AS found
 FROM (SELECT response_headers, response_schema FROM oncekey_record WHERE response_status IS NOT NULL LIMIT :limit) AS page

@@ -1,5 +1,5 @@
--- What sweepers and reapers say. Pages carry the clock even if they are empty, and no answers: bodies may be large.
--- Writes prove the version that was read (V), so nothing is moved that somebody else moved first.
+-- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no answers: bodies may be
+-- large. Writes prove the version that was read (V), so a record that another actor moved first is left alone.
 
 -- name: stale
 SELECT clock.now, page.*

@@ -1,9 +1,9 @@
--- What operators look through. Every list walks one index, from a place on, and looks at no more than :looked of its
--- entries: what does not fit is passed over, and the edge is the place to go on from. Lists carry the clock even if they
--- are empty, and no answers: bodies may be large.
+-- Listings for operators. Every list walks one index from a place on and reads no more than :looked of its entries: those that
+-- do not match are skipped, and the edge is the place to go on from. Lists return the clock even if they are empty, and no
+-- answers: bodies may be large.
 --
--- The walks differ in their states, and in what they are ordered by: when a record was born, or when it ends. A state is
--- written into the statement and not sent along: only so does the planner find the index of that state.
+-- The walks differ in their states, and in what they are ordered by: when a record began, or when it expires. A state is
+-- written into the statement and is no parameter: only so does the planner find the index of that state.
 
 -- part: console_clock
 clock AS MATERIALIZED (
@@ -86,7 +86,7 @@ ORDER BY record.{at} DESC, record.scope DESC, record.key DESC
 {walk(expires_at; entry.state = 'expired')};
 
 -- name: tally
--- How many there are of what is not finished, each counted up to :most, from the oldest.
+-- How many unfinished records there are, each kind counted up to :most, from the oldest.
 WITH {console_clock}
 SELECT clock.now, 'pending' AS what, count(*) AS found, min(seen.created_at) AS oldest
 FROM clock, LATERAL (
@@ -140,7 +140,7 @@ UNION ALL
 SELECT clock.now, 'now', 0, NULL FROM clock;
 
 -- name: ended
--- What was finished last, and what failed or got doubtful last: as far as the store can tell requests from each other.
+-- Which requests finished last, and which failed or became doubtful last: as far as the store can tell requests apart.
 SELECT done.*
 FROM (
     SELECT entry.state, entry.outcome, entry.operation, entry.finished_at AS at, entry.finished_at - entry.last_run_at AS took

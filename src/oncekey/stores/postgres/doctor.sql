@@ -1,5 +1,5 @@
--- What PostgreSQL says about itself. Nothing here writes, and nothing needs more rights than oncekey's own tables:
--- what other users' sessions do is counted as hidden where this one may not see it.
+-- What PostgreSQL reports about itself. Nothing here writes, and nothing needs more rights than oncekey's own tables:
+-- sessions of other users are counted as hidden if this user may not see them.
 
 -- name: vital_clock
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now;
@@ -31,7 +31,7 @@ SELECT count(*) FILTER (WHERE state LIKE 'idle in transaction%')::bigint AS idle
        COALESCE(max(age(backend_xmin)), 0)::bigint AS oldest_xmin,
        count(*) FILTER (WHERE state IS NULL AND backend_type = 'client backend')::bigint AS hidden
 FROM pg_stat_activity
--- What stands open in another database keeps no row of this one; a standby's feedback does.
+-- A transaction that is open in another database keeps no dead row of this one alive; a standby's feedback does.
 WHERE pid <> pg_backend_pid() AND (datname = current_database() OR backend_type = 'walsender');
 
 -- name: vital_holders
@@ -52,7 +52,7 @@ FROM (SELECT ttl, call_timeout FROM oncekey.record LIMIT 1000) AS record;
 
 -- name: vital_rows
 -- Rows that no statement of ours leaves behind, by the rule that they break. The table's one check keeps out what could not
--- be replayed; the others are looked for here, in so many unfinished, finished and other rows that the look stays short.
+-- be replayed; the others are looked for here, in a bounded number of unfinished, finished and other rows.
 WITH looked AS MATERIALIZED (
     SELECT DISTINCT ON (record.scope, record.key) record.*
     FROM (

@@ -1,5 +1,5 @@
--- How PostgreSQL remembers its migrations. The lock's number is arbitrary and ours; it ends with the transaction.
--- A migration that waits for a lock on a table stops everybody behind it, so it waits for five seconds only.
+-- How PostgreSQL notes its migrations. The lock's number is arbitrary and ours; it ends with the transaction.
+-- A migration that waits for a lock on a table stops every statement behind it, so it waits for five seconds only.
 
 -- name: lock
 SELECT pg_advisory_xact_lock(6012904419870137), set_config('lock_timeout', '5s', true);

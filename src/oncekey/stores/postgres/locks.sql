@@ -1,7 +1,7 @@
--- LOCAL in one commit: the lock and the look come first, and the finished record is written once, last.
--- `begun` is the lock's number, kept in the transaction: none at the end tells that the handler committed by itself.
--- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migration 0007). `enter` has one row for
--- a new key whose lock is ours, and none for all else.
+-- LOCAL in one commit: lock and read come first, and the finished record is written once, last.
+-- `begun` is the lock's number, kept in the transaction: if it is missing at the end, the handler committed by itself.
+-- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migration 0007). `enter` returns one row
+-- for a new key whose lock is ours, and none in all other cases.
 
 -- part: begun
 NULLIF(current_setting('oncekey.begun', true), '')::bigint

@@ -1,5 +1,5 @@
--- What operators ask and write. Writes prove the version that was read (V); the record is locked before its parcels,
--- as workers do it. Lists carry the clock even if they are empty, and no answers: bodies may be large.
+-- The reads and writes of operators. Writes prove the version that was read (V); the record is locked before its parcels,
+-- as workers do it. Lists return the clock even if they are empty, and no answers: bodies may be large.
 
 -- name: list_records
 WITH clock AS MATERIALIZED (
@@ -29,7 +29,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
 -- name: find_key
--- One look into the primary key for each scope.
+-- One lookup in the primary key for each scope.
 WITH RECURSIVE clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), scopes (scope) AS (
@@ -102,7 +102,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: last_results
--- Served by call_at: the newest calls, of which few are looked at.
+-- Served by call_at: the newest calls, of which few are read.
 SELECT record.memo
 FROM (SELECT made.* FROM oncekey.call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
       LIMIT :looked_at::bigint) AS call
@@ -158,7 +158,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_result
--- A record that can be gone on with is not parked again before somebody could.
+-- A resumable record is not parked again before a worker could resume it.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            {durable} AS durable
@@ -178,7 +178,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_replace
--- Whoever ran with the result that was there before writes nothing any more: the fence goes up.
+-- An owner that ran with the former result writes nothing any more: the fence is raised.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            {durable} AS durable
@@ -282,9 +282,9 @@ GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
 -- name: standing
--- One row. What is unfinished is read once, by record_key. What else may be many is counted along its index, up to a bound:
--- record_expiring, outbox_due, dead_letter_died. The finished ones are as many as the server's statistics have of rows,
--- without the unfinished ones, because counting them would read them all.
+-- One row. Unfinished records are read once, by record_key. Other kinds that may be many are counted along their index, up to a
+-- bound: record_expiring, outbox_due, dead_letter_died. The number of finished ones is the server's estimate of all rows less
+-- the unfinished ones, because counting them would read them all.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), unfinished AS MATERIALIZED (

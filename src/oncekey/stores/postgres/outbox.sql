@@ -1,6 +1,6 @@
--- The outbox. Who writes about a parcel proves its id and its fence; who writes about its record locks that first, so that
--- two workers never wait for each other crosswise. `due_at` is when somebody may take a parcel next: when it is to be tried,
--- or, while it is held, when its lease runs out.
+-- The outbox. A write about a parcel proves its id and its fence; a write about its record locks the record first, so that two
+-- workers never wait for each other crosswise. `due_at` is when a worker may claim a parcel next: when it is to be tried, or,
+-- while it is held, when its lease runs out.
 
 -- name: put_parcels
 WITH clock AS MATERIALIZED (
@@ -21,12 +21,12 @@ ORDER BY given.position
 RETURNING id;
 
 -- name: due
--- Who heads a line is looked up among the first thousand that are due. Only if nearly all of those wait for others is the
--- rest looked at, one step per line: a long line must neither hide what stands behind it, nor be searched to its end.
--- Of parcels that are to be handled with care (a request's own call, and what somebody has tried before) at most `careful`
--- are taken. What was found is locked where it was found (`spot`), and skipped if it has moved since.
--- A planner that sees the limit, and has no statistics yet, takes it for more than there is: it would read and sort all that
--- is due for every claim. So it must not see it; then it goes by the index, and stops.
+-- The first parcel of each order is looked up among the first thousand that are due. Only if nearly all of those wait for others
+-- is the rest read, one step per order: a long order must neither hide the parcels behind it, nor be searched to its end.
+-- At most `careful` of the parcels are taken that are a request's own call or were tried before.
+-- A parcel that was found is locked by its row address (`spot`), and skipped if it has moved since.
+-- A planner that sees the limit, and has no statistics yet, takes it for more rows than there are: it would read and sort all due
+-- parcels for every claim. So the limit is hidden from it; then it uses the index, and stops.
 WITH RECURSIVE clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), known AS MATERIALIZED (
@@ -71,7 +71,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
         ORDER BY parcel.order_by, parcel.place
         LIMIT 1) AS another
 ), first AS MATERIALIZED (
-    -- Those who are near; or whoever heads a line, and the first of those without one: everybody near is among them.
+    -- The near parcels; or the first of each order, and the first ones without an order: all near ones are among them.
     SELECT near.spot, near.due_at, near.place, near.careful FROM near WHERE NOT (SELECT crowd.waits FROM crowd)
     UNION ALL
     SELECT head.spot, head.due_at, head.place, head.kind = 'defer' OR head.attempts > 0
@@ -124,7 +124,7 @@ SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000):
 FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
 
 -- name: sent
--- Each parcel is looked up by its id: as a join, the planner would expect to find one that is held, and search for it.
+-- Each parcel is looked up by its id: for a join, the planner would expect to find one that is held, and search for it.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            {durable} AS durable

@@ -1,5 +1,5 @@
 -- Steps of phased records: what an owner writes between its claim and its settlement. All are served by record_pkey.
--- The memo is compared whole: a resolver may have added the open call's result without a new fence.
+-- The memo is compared as a whole: a resolver may have added the open call's result without raising the fence.
 -- `keep` is `checkpoint` for the message of a COMMIT (migration 0011).
 
 -- name: checkpoint
@@ -108,8 +108,8 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: resumable
--- Served by record_resumable. The cursor goes on from the last row that was looked at, so that a page of rows that
--- nobody can resume does not stand in the way of the others.
+-- Served by record_resumable. The cursor goes on from the last row that was read, so that a page of rows that
+-- no worker can resume does not hide the others.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )

@@ -1,13 +1,13 @@
--- What oncekey says to PostgreSQL: one block per statement. Every one is served by record_pkey (scope, key).
+-- The statements for PostgreSQL, one block each. Every one is served by record_pkey (scope, key).
 -- `:now` is NULL outside of tests: clock_timestamp(), because now() stands still in a transaction.
 -- {durable} makes the commit durable whatever the server's default is, inside the statement's own transaction.
--- Statements run at READ COMMITTED; a serialisation failure under another default is said again by the driver.
+-- Statements run at READ COMMITTED; after a serialisation failure under another default the driver repeats the statement.
 --
 -- A record is two rows: `record`, which every key has, and `work`, for what only unfinished, failed or phased work has. They
--- are read together, as the view `whole`, and written by one statement: the record first, which locks it, then what lies
--- beside it, if the record was written. A statement that had to wait for the record goes on with the record as it is then,
--- but with the other row as it was before. Who proves the version (V) notices, because it moves with every write. For an
--- owner, who proves the fence only (O), `memo_version` says whether the two belong together ({fits}).
+-- are read together, as the view `whole`, and written by one statement: the record first, which locks it, then the row in
+-- `work`, if the record was written. A statement that had to wait for the record goes on with the record as it is then, but with
+-- the other row as it was before. A write that proves the version (V) notices, because every write raises it. For an owner,
+-- which proves the fence only (O), `memo_version` says whether the two belong together ({fits}).
 
 -- part: durable
 CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN 'on'
@@ -89,8 +89,8 @@ record.scope, record.key, record.incarnation, record.operation, record.effects, 
        record.response_status, record.response_headers, record.response_body, record.response_schema, record.expires_at;
 
 -- name: recall_all
--- LATERAL and LIMIT let each key be looked for by itself, whatever the planner thinks of how many there are. The state is looked at
--- outside: with it, an index of finished records that had few when statistics were made would be walked through from end to end.
+-- LATERAL and LIMIT make the planner look each key up by itself, whatever number of keys it expects. The state is compared
+-- outside: inside, an index of finished records that had few when statistics were made would be read from end to end.
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, {answer}
 FROM json_to_recordset(:asked::json) AS asked(scope text, key text)
 CROSS JOIN LATERAL (
@@ -98,7 +98,7 @@ CROSS JOIN LATERAL (
 WHERE record.state = 'completed';
 
 -- name: recall
--- What lies beside a record has no say in a completed one's answer, so it is not looked for.
+-- The row in `work` does not matter for a completed record's answer, so it is not read.
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, {answer}
 FROM (SELECT * FROM oncekey.record AS one WHERE one.scope = :scope AND one.key = :key LIMIT 1) AS record
 WHERE record.state = 'completed';
@@ -120,8 +120,8 @@ INSERT INTO oncekey.record AS record (
 NULL::text AS memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, 0 AS reconcile_tries;
 
 -- name: claim
--- Without a request nothing lies beside the record, nor beside most that others claimed; whoever finds one of the other
--- kind is shown no row, and looks again.
+-- Without a kept request there is no row in `work`, nor for most records of other requests; if the record that is found has one,
+-- the statement returns no row, and the caller reads again.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            {durable} AS durable
@@ -145,7 +145,7 @@ WITH clock AS MATERIALIZED (
 ), kept AS (
     INSERT INTO oncekey.work AS work (incarnation, scope, key, request)
     SELECT claimed.incarnation, claimed.scope, claimed.key, :request::bytea FROM claimed
-    -- A claim is repeated under its own incarnation, and somebody may have removed the record without this row.
+    -- A claim is repeated under its own incarnation, and the record may have been removed without this row.
     ON CONFLICT (incarnation) DO UPDATE SET memo_version = 0, memo = NULL, intent = NULL, request = excluded.request,
         reconcile_after = NULL, reconcile_tries = 0
 )
@@ -164,7 +164,7 @@ UPDATE oncekey.record AS record
 SET state = 'in_progress', entered = :entered::boolean, fence = record.fence + 1, version = record.version + 1,
     owner = :owner, lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
     attempts = record.attempts + 1, last_run_at = clock.now, last_error = NULL,
-    -- Where nothing was done yet, what a crash means is up to the handler that runs now; a deploy may have changed it.
+    -- If nothing was done yet, what a crash means is set by the handler that runs now; a deploy may have changed it.
     effects = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :effects::text ELSE record.effects END,
     recovery = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :recovery::text ELSE record.recovery END,
     call_timeout = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :call_timeout::bigint
@@ -228,9 +228,9 @@ WHERE record.scope = :scope AND record.key = :key
 RETURNING clock.now, record.lease_until;
 
 -- name: settle_alone
--- `settle_completed` for an owner whose record had nothing beside it when it was claimed. Since then only the owner itself can
--- have put something there, which `memo_version` tells; whoever else does ends the ownership, and with it `owner`. (The
--- state says the same, but by its index PostgreSQL would look through all that was ever in progress.)
+-- `settle_completed` for an owner whose record had no row in `work` when it was claimed. Since then only the owner itself can
+-- have added one, which `memo_version` shows; any other actor that does ends the ownership, and with it `owner`. (The
+-- state shows the same, but by its index PostgreSQL would read all records that were ever in progress.)
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            {durable} AS durable

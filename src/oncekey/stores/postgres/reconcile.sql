@@ -1,7 +1,7 @@
--- What resolvers and webhooks ask and write, beside the moves that they share with operators (operate.sql).
+-- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
--- Served by work_due, and record_pkey for each. What was given up has no instant, and is found by operators only.
+-- Served by work_due, and record_pkey for each. A record that the reconciler gave up has no instant, and only operators find it.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )
@@ -52,7 +52,7 @@ SELECT evidence.* FROM oncekey.evidence AS evidence
 WHERE evidence.source = :source::text AND evidence.event_id = :event_id::text;
 
 -- name: evidence_about
--- Served by evidence_open_key and evidence_open_provider. What was heard before the record began is not about it.
+-- Served by evidence_open_key and evidence_open_provider. Evidence from before the record began is not about it.
 SELECT evidence.* FROM oncekey.evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.at >= :since::bigint
   AND (evidence.downstream_key = :downstream_key::text
@@ -75,7 +75,7 @@ WHERE evidence.id = :id::bigint AND evidence.verdict IS NULL
 RETURNING evidence.id;
 
 -- name: find_calls
--- Served by call_downstream_key and call_provider_id; the same request may have made the same call in an earlier life.
+-- Served by call_downstream_key and call_provider_id; the same request may have made the same call in an earlier incarnation.
 SELECT call.* FROM oncekey.call AS call
 WHERE call.downstream_key = :downstream_key::text OR call.provider_id = :provider_id::text
 ORDER BY call.at DESC

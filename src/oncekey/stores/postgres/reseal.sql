@@ -10,7 +10,7 @@ ORDER BY record.scope, record.key
 LIMIT :limit::bigint;
 
 -- name: reseal_record
--- A stranger's write (V). An owner compares the memo that it has read letter by letter, so what somebody owns is left.
+-- A write without ownership (V). An owner compares the memo that it has read byte by byte, so an owned record is left alone.
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
            {durable} AS durable
@@ -53,7 +53,7 @@ SELECT * FROM oncekey.evidence WHERE id > :after::bigint ORDER BY id LIMIT :limi
 UPDATE oncekey.evidence SET said = :said WHERE id = :id::bigint AND said = :seen RETURNING id;
 
 -- name: seals
--- How much of what is sealed under which key; a key of NULL is what is not sealed.
+-- How much of each kind is sealed under which key; NULL stands for content that is not sealed.
 SELECT 'answers' AS part, CASE WHEN page.response_schema = 2 THEN page.response_headers::json -> 0 ->> 1 END AS name,
        count(*) AS found
 FROM (SELECT response_headers, response_schema FROM oncekey.record

@@ -1,5 +1,5 @@
--- What sweepers and reapers say. Pages carry the clock even if they are empty, and no answers: bodies may be large.
--- Writes prove the version that was read (V), so nothing is moved that somebody else moved first.
+-- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no answers: bodies may be
+-- large. Writes prove the version that was read (V), so a record that another actor moved first is left alone.
 
 -- name: stale
 WITH clock AS MATERIALIZED (
@@ -128,10 +128,10 @@ FROM clock LEFT JOIN (
 
 -- name: purge_expired
 -- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it: find, lock, move and note a batch at once.
--- What somebody else has locked is theirs, or another reaper's: nobody waits for anybody. A row that was written since the
--- statement began is looked at again when it is locked, and lies elsewhere then, so a key that is used anew stays. `until`
--- comes from an instant that the reaper has compared with its own clocks. Nobody waits for the disk: what a crash of the
--- server takes back, with its line of the audit, is found again.
+-- A row that another transaction has locked is skipped, so that no statement waits for another. A row that was written since
+-- the statement began is compared again when it is locked, and has moved then, so a key that is used anew stays. `until`
+-- comes from an instant that the reaper has compared with its own clocks. The commit does not wait for the disk: if a crash of
+-- the server undoes a deletion, and its audit line with it, the reaper finds the record again.
 {reaps}
     WHERE record.state IN ('completed', 'failed_retryable', 'pending')
       AND ((record.state = 'completed' AND NOT :soft::boolean)

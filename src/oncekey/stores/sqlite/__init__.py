@@ -49,7 +49,7 @@ def tables() -> SqlSchema:
 class SqliteStore(KeyStore):
     """Records in SQLite.
 
-    `writer` is the driver's, which says whose turn it is to write; where nobody knows that, LOCAL claims first.
+    `writer` comes from the driver, and knows which request may write; without it LOCAL claims first.
     """
 
     def __init__(self, *, writer: Writer | None = None, clock: Callable[[], Instant] | None = None) -> None:
@@ -65,7 +65,7 @@ class SqliteStore(KeyStore):
         self.reseal = ResealStore(self._statements)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Look before inserting: a reader never waits for the one writer, and most duplicates only read."""
+        """Read before inserting: a reader never waits for the one writer, and most duplicates only read."""
         snapshot = yield from self.find(claim.id)
         if snapshot.record is not None:
             return snapshot

@@ -1,4 +1,4 @@
--- How SQLite remembers its migrations. BEGIN IMMEDIATE lets one migrator in at a time.
+-- How SQLite notes its migrations. BEGIN IMMEDIATE admits one migrator at a time.
 
 -- name: table
 CREATE TABLE IF NOT EXISTS oncekey_migration (

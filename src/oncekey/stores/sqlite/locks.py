@@ -1,7 +1,8 @@
-"""LOCAL in one commit on SQLite: the file's one writer is the lock of whatever key it writes for.
+"""LOCAL in one commit on SQLite: the right to write to the file is the lock of the key that is written.
 
-Nothing has to be tried: who has begun to write is alone. So the lock is always got, and what is left is to know whose
-it is, for those who would have to wait for it. Within the process the driver's `Writer` knows that.
+Nothing has to be tried: a file has one writer at a time, so a transaction that has begun to write has the lock. What is
+left is to know for which key that is, for requests that would have to wait. Within the process the driver's `Writer`
+knows it.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """Who writes to the file, as far as this process knows."""
+    """Which request writes to the file, as far as this process knows."""
 
     def asks(self, lock: Lock) -> object:
-        """A request queues up to write under a key."""
+        """Note that a request queues to write under a key."""
 
     def asked(self, asker: object) -> None:
-        """It queues no longer."""
+        """Note that it no longer queues."""
 
     def lock(self, lock: Lock) -> int:
-        """Say which key the writer's transaction is for; which transaction that is."""
+        """Note for which key the writer's transaction is; returns the transaction's number."""
 
     def was_torn(self, begun: int) -> bool:
         """Whether a handler ended that transaction by itself, so that another one had to follow."""
 
     def holder(self, lock: Lock) -> Holder:
-        """Which request writes under a key, or queues up to."""
+        """Which request writes under a key, or queues to."""
 
     def holds(self, number: int) -> bool:
-        """Whether any does."""
+        """Whether any request does."""
 
 
 class SqliteLocks(LockStore):
-    """Locks and records written once, in a SQLite file."""
+    """Locks, and records that are written once, in a SQLite file."""
 
     one_writer = True
     asked = ("find", "lock_file")
@@ -59,10 +60,10 @@ class SqliteLocks(LockStore):
         self._writer = writer
 
     def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
-        """Become the writer, and look (L1). Where that takes long, look for an answer first.
+        """Become the writer, and read (L1). If that takes long, look for an answer first.
 
-        A stored answer is final, so it needs no lock, and the look for it waits for nobody. While a request queues for
-        the lock, this process knows that the key is asked for.
+        A stored answer is final, so it needs no lock, and reading it does not wait. While a request queues for the
+        lock, this process knows that the key is asked for.
         """
         where: dict[str, Value] = {"scope": claim.id.scope, "key": claim.id.key}
         writer = self._writer
@@ -82,7 +83,7 @@ class SqliteLocks(LockStore):
     def sealing(
         self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
     ) -> Fold[Sealed] | None:
-        """`completing` as one statement, to be said in one turn of the thread with the COMMIT.
+        """`completing` as one statement, to be executed in one call of the thread together with the COMMIT.
 
         Not for a deferred answer, whose parcel is another statement.
         """
@@ -101,5 +102,5 @@ class SqliteLocks(LockStore):
         return self._writer.holder(lock)
 
     def _sealed(self, row: Row, begun: int) -> Sealed:
-        # No statement of SQLite's knows in which transaction it is said.
+        # A statement in SQLite cannot find out which transaction it runs in.
         return Sealed(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))

@@ -1,5 +1,5 @@
--- LOCAL in one commit: whoever writes is alone in the file, and looks at the record. The transaction itself is the lock, so
--- `lock_file` has nothing to try; which key it is for is the process's to know.
+-- LOCAL in one commit: the transaction that writes is alone in the file, and reads the record. The transaction itself is the
+-- lock, so `lock_file` has nothing to try; the process knows which key it is for.
 
 -- name: lock_file
 SELECT COALESCE(:now, clock.now) AS now, record.*

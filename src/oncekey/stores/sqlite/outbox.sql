@@ -13,8 +13,8 @@ ORDER BY json_extract(given.value, '$.position')
 RETURNING id;
 
 -- name: due
--- Of parcels that are to be handled with care (a request's own call, and what somebody has tried before) at most `careful`
--- are taken, counted among those that are next.
+-- At most `careful` of the parcels are taken that are a request's own call or were tried before, counted among those that are
+-- next.
 UPDATE oncekey_outbox
 SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner,
     lease_until = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease,
