@@ -5,9 +5,10 @@ with the host's clocks, and the statement that deletes goes by that instant or b
 ordinary case, are never read: one statement finds, locks, deletes and notes a batch. What was never finished is looked
 at one by one, behind them.
 
-Requests come first. A batch is as large as the store can do in a moment (`core.batching`), and a moment is about what a
-request takes, so that whoever comes beside it hardly notices. After each the reaper rests half as long again as that
-took; and longer, up to three times as long, the slower the store has become, because then it has others to serve.
+Requests come first. A batch is as large as the store can do in a moment (`core.batching`), and a moment is shorter than
+a request, so that a request that comes beside it waits for less than it takes itself. After each batch the reaper rests
+two and a half times as long as that took; and longer, up to four times as long, the slower the store has become,
+because then it has others to serve (ADR 0072).
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ log = logging.getLogger("oncekey.worker")
 
 SMALLEST: Final = 10
 """A batch of so few that times out is an outage, and no batch too large."""
-LEAST: Final = 200
-"""However slow the store is, a batch has so many: fewer would cost as much, and keep it busy for longer."""
+LEAST: Final = 100
+"""However slow the store is, a batch has so many: half as many would take more than half as long."""
 FIRST: Final = 200
 """How many records the first batch has, at most."""
-MOMENT: Final = SECOND // 250
-"""How long a batch should take: about as long as a request beside it."""
-REST: Final = 1.5
+MOMENT: Final = SECOND // 500
+"""How long a batch should take: less than a request beside it."""
+REST: Final = 2.5
 """A reaper rests so many times as long as its last batch took, if the store is as fast as of late."""
-LONGEST_REST: Final = 3
+LONGEST_REST: Final = 4
 """A reaper rests at most so many times as long as its last batch took: it has to keep up with new keys all the same."""
 MEMORY: Final = 20
 """Over about so many batches it is remembered how long a record takes: a store that stays slow is no news."""
@@ -243,14 +244,16 @@ class Reaper:
         return upkeep.reap(self._store, page, self._policy, self._retention, self._mover, trusted_for=trusted_for)
 
     async def _forget(self, audit: Audit) -> None:
-        age = micros(self._policy.audit_ttl)
+        age, size, rests = micros(self._policy.audit_ttl), self._batch, Rests(least=self._rest)
         while not self._stopped:
             began = self._clock()
-            gone = await adrive(audit.forget(age, self._policy.reap_batch), self._run)
+            gone = await adrive(audit.forget(age, size), self._run)
+            took = self._clock() - began
             self.counts["notes"] += gone
-            if gone < self._policy.reap_batch:
+            if gone < size:
                 return
-            await self._sleep((self._clock() - began) / SECOND)
+            size = self._bounds.after(size, Worked(size, gone, took))
+            await self._sleep(rests.after(took, gone))
 
     def _tell(self, cared: Cared) -> None:
         self.counts.update(parked=len(cared.parked), abandoned=len(cared.abandoned))
