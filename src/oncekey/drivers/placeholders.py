@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -61,6 +62,21 @@ def numbered(text: str) -> Numbered:
         return f"${numbers.setdefault(name, len(numbers) + 1)}"
 
     return Numbered(_rewritten(text, number, lambda rest: rest), tuple(numbers))
+
+
+@lru_cache(maxsize=_CACHED)
+def marked(text: str) -> tuple[str, Callable[[Mapping[str, Value]], tuple[Value, ...]]]:
+    """The statement with `?` for each placeholder, and what puts its values into their order; one is there per `?`."""
+    names: list[str] = []
+
+    def mark(name: str) -> str:
+        names.append(name)
+        return "?"
+
+    question = _rewritten(text, mark, lambda rest: rest)
+    if len(names) > 1:
+        return question, itemgetter(*names)
+    return question, lambda params: tuple(params[name] for name in names)
 
 
 @lru_cache(maxsize=_CACHED)

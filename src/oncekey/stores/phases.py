@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owner_proof, records_of, snapshot_of
+from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owner_proof, records_of, snapshot_of, written_of
 from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class PhaseStore:
             "recovery_point": recovery_point(memo),
         }
         rows = yield self._statements.say(name, said)
-        return snapshot_of(rows[0]) if rows else None
+        return written_of(rows[0], memo) if rows else None
 
     def _find(self, lease: Lease) -> Steps[Snapshot]:
         rows = yield self._statements.say("find", {"scope": lease.id.scope, "key": lease.id.key})

@@ -99,6 +99,11 @@ def snapshot_of(row: Row) -> Snapshot:
     return Snapshot(record_of(row) if row["scope"] is not None else None, int(row["now"]))
 
 
+def written_of(row: Row, memo: tuple[MemoEntry, ...]) -> Snapshot:
+    """The same of a record whose memo was written by this very statement, so that it need not be read back."""
+    return Snapshot(record_of(row, memo), int(row["now"]))
+
+
 def records_of(rows: Rows) -> tuple[Record, ...]:
     """The records of a page. One that cannot be read is named in the log, and does not hide the others."""
     found = []
@@ -112,9 +117,14 @@ def records_of(rows: Rows) -> tuple[Record, ...]:
     return tuple(found)
 
 
-def record_of(row: Row) -> Record:
-    """Decode one row, or raise `RecordUnreadableError`: an unreadable record is neither replayed nor run again."""
+def record_of(row: Row, memo: tuple[MemoEntry, ...] | None = None) -> Record:
+    """Decode one row, or raise `RecordUnreadableError`: an unreadable record is neither replayed nor run again.
+
+    `memo` is what the row has for one, if the caller knows.
+    """
     outcome, status = row["outcome"], row["response_status"]
+    if memo is None:
+        memo = () if row["memo"] is None else _read(row, "memo", memo_of)
     return Record(
         id=RecordId(row["scope"], row["key"]),
         incarnation=_uuid(row["incarnation"]),
@@ -137,7 +147,7 @@ def record_of(row: Row) -> Record:
         ttl=row["ttl"],
         attempts=row["attempts"],
         recovery_point=row["recovery_point"],
-        memo=() if row["memo"] is None else _read(row, "memo", memo_of),
+        memo=memo,
         intent=None if row["intent"] is None else _read(row, "intent", _intent),
         response=None if status is None else _response(row),
         last_error=row["last_error"],

@@ -5,9 +5,9 @@ of the store with the host's clocks, and the statement that deletes uses that in
 records, the ordinary case, are never read: one statement finds, locks, deletes and notes a batch. After them the reaper
 looks at the records that were never finished, one by one.
 
-Requests come first. A batch is as large as the store can delete in a moment (`core.pacing`), which is about as long
-as a request takes, so that a request beside it is hardly delayed. After each batch the reaper rests one and a half
-times as long as the batch took; and longer, up to three times, the slower the store has become, because it is busy.
+Requests come first. A batch is as large as the store can delete in a moment (`core.pacing`), which is shorter than a
+request, so that a request beside it waits for less than it takes itself. After each batch the reaper rests two and a
+half times as long as the batch took; and longer, up to four times, the slower the store has become, because it is busy.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ log = logging.getLogger("oncekey.worker")
 
 SMALLEST: Final = 10
 """If a batch of this size times out, it is an outage, and the batch is not too large."""
-LEAST: Final = 200
-"""The smallest batch, however slow the store is: fewer records would cost as much, and take longer in total."""
+LEAST: Final = 100
+"""The smallest batch, however slow the store is: half as many records would take more than half as long."""
 FIRST: Final = 200
 """How many records the first batch has at most."""
-MOMENT: Final = SECOND // 250
-"""How long a batch should take: about as long as a request."""
-REST: Final = 1.5
+MOMENT: Final = SECOND // 500
+"""How long a batch should take: less than a request beside it."""
+REST: Final = 2.5
 """The rest after a batch, as a multiple of its duration, if the store is as fast as usual."""
-LONGEST_REST: Final = 3
+LONGEST_REST: Final = 4
 """The longest rest, as a multiple of the batch's duration: the reaper has to keep up with new keys."""
 MEMORY: Final = 20
 """Over how many batches the usual time per record is averaged: a store that stays slow becomes the usual."""
@@ -243,14 +243,16 @@ class Reaper:
         return upkeep.reap(self._store, page, self._policy, self._retention, self._mover, trusted_for=trusted_for)
 
     async def _forget(self, audit: Audit) -> None:
-        age = micros(self._policy.audit_ttl)
+        age, size, rests = micros(self._policy.audit_ttl), self._batch, Rests(least=self._rest)
         while not self._stopped:
             began = self._clock()
-            gone = await adrive(audit.forget(age, self._policy.reap_batch), self._run)
+            gone = await adrive(audit.forget(age, size), self._run)
+            took = self._clock() - began
             self.counts["notes"] += gone
-            if gone < self._policy.reap_batch:
+            if gone < size:
                 return
-            await self._sleep((self._clock() - began) / SECOND)
+            size = self._bounds.after(size, Worked(size, gone, took))
+            await self._sleep(rests.after(took, gone))
 
     def _tell(self, cared: Cared) -> None:
         self.counts.update(parked=len(cared.parked), abandoned=len(cared.abandoned))

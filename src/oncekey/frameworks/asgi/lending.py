@@ -19,7 +19,7 @@ from oncekey.frameworks.asgi.loans import NO_SESSIONS, Loan
 from oncekey.frameworks.asgi.nesting import enrolment_of
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.ports import AsyncSessions
-from oncekey.runtimes.aio import AsyncRuntime, shielded
+from oncekey.runtimes.aio import AsyncRuntime, flush, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -235,20 +235,21 @@ class LendingRuntime(AsyncRuntime):
             case Rest():
                 if self._request.lent is not None:
                     await self._request.lent.rest()
-            case TakeBack():
-                await take_back(self._request)
-            case Call(within=tx) if tx is not None:
-                self._in_phase = lend(self._request).joins_phase(tx)
-                return await super().perform(effect)
+            case Call():
+                if effect.within is not None:
+                    self._in_phase = lend(self._request).joins_phase(effect.within)
+                return await self.call(effect)
             case Flush():
-                await super().perform(effect)
+                await flush(effect.tx)
                 if self._in_phase is not None:
                     self._in_phase.done()
             case Rollback():
                 try:
-                    await super().perform(effect)
+                    await effect.tx.rollback()
                 finally:
                     self._part()
+            case TakeBack():
+                await take_back(self._request)
             case _:
                 return await super().perform(effect)
         return None
