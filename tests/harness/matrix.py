@@ -20,6 +20,7 @@ WANTED: Final[dict[str, tuple[str, ...]]] = {
     "PostgreSQL 15": ("blocking", "asyncio"),
     "PostgreSQL 18": ("blocking", "asyncio"),
     "MariaDB": ("blocking", "asyncio"),
+    "MySQL": ("blocking", "asyncio"),
     "Redis": ("blocking", "asyncio"),
     "Redis cluster": ("blocking", "asyncio"),
     "DynamoDB: moto": ("blocking",),

@@ -83,23 +83,34 @@ _IMPLICIT: Final = frozenset(
     }
 )
 """What MariaDB and MySQL commit a transaction for by themselves."""
+UNDONE: Final = (
+    "the database rolled the handler's transaction back, after a deadlock for example, and the handler went on: its rows "
+    "are gone, so a success cannot be stored. Let such an error out of the handler, and the request may be sent again"
+)
+_UNDOING: Final = frozenset({(1205,), (1213,)})
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
 class Lending:
     """Whether a handler may still use what it was handed, and whether it ever did."""
 
-    __slots__ = ("over", "used")
+    __slots__ = ("over", "undone", "used")
 
     def __init__(self) -> None:
         self.over = False
         self.used = False
+        self.undone = False
 
     def check(self) -> None:
         """Refuse a late user."""
         if self.over:
             raise TransactionControlError(OVER)
         self.used = True
+
+
+def undoes(error: BaseException) -> bool:
+    """Whether MariaDB or MySQL may have rolled a whole transaction back with the statement that failed."""
+    return error.args[:1] in _UNDOING
 
 
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) -> None:

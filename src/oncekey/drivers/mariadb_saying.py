@@ -78,6 +78,21 @@ Talk: TypeAlias = Generator[bytes, list[Result], T]
 """A conversation on one connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How transactions are begun in a session, and whether it commits by itself what is said outside of one."""
+
+    begin: bytes
+    commits: bool
+
+
+OURS: Final = Manner(BEGIN, commits=True)
+"""Of sessions that were greeted."""
+
+THEIRS: Final = Manner(b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN, commits=False)
+"""Of an application's sessions, which are left as they are: whatever is said there ends what it has begun."""
+
+
 def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
     """What a session is told first: to read what is committed, to refuse what does not fit, to end when it is idle."""
     return (
@@ -87,14 +102,14 @@ def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
     ).encode("ascii")
 
 
-def running(transaction: Transaction[T]) -> Talk[T]:
+def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
     """One transaction of ours."""
     mode, steps = transaction.mode, transaction.body()
     if mode is not Mode.ATOMIC:
-        return (yield from _stepping(steps, mode))
+        return (yield from _stepping(steps, mode, manner))
     try:
-        yield from _said(BEGIN, mode, transaction.name)
-        result = yield from _stepping(steps, mode)
+        yield from _said(manner.begin, mode, transaction.name)
+        result = yield from _stepping(steps, mode, manner)
     except Exception:  # whoever is interrupted closes the connection
         steps.close()
         yield from undoing()
@@ -108,23 +123,23 @@ def running(transaction: Transaction[T]) -> Talk[T]:
     return result
 
 
-def begun() -> Talk[None]:
+def begun(manner: Manner = OURS) -> Talk[None]:
     """Begin a business transaction."""
-    yield from _said(BEGIN, Mode.ATOMIC, WHAT)
+    yield from _said(manner.begin, Mode.ATOMIC, WHAT)
 
 
-def only_reading() -> Talk[None]:
+def only_reading(manner: Manner = OURS) -> Talk[None]:
     """Begin one in which the server itself refuses to write."""
-    yield from _said(b"START TRANSACTION READ ONLY", Mode.ATOMIC, WHAT)
+    yield from _said(manner.begin + b" READ ONLY", Mode.ATOMIC, WHAT)
 
 
-def stepping(steps: Steps[T], *, ended: bool) -> Talk[T]:
+def stepping(steps: Steps[T], *, ended: bool, manner: Manner = OURS) -> Talk[T]:
     """Statements of ours in a business transaction, which a handler may have ended."""
     if ended:
         # The business rows are in already, so the record has to follow them.
         log.error(ENDED_EARLY)
-        yield from begun()
-    return (yield from _stepping(steps, Mode.ATOMIC))
+        yield from begun(manner)
+    return (yield from _stepping(steps, Mode.ATOMIC, manner))
 
 
 def committing() -> Talk[None]:
@@ -155,23 +170,23 @@ def within(statement: Statement) -> Talk[Rows]:
     return rows
 
 
-def _stepping(steps: Steps[T], mode: Mode) -> Talk[T]:
+def _stepping(steps: Steps[T], mode: Mode, manner: Manner) -> Talk[T]:
     try:
         statement = next(steps)
         while True:
-            statement = steps.send((yield from _executed(statement, mode)))
+            statement = steps.send((yield from _executed(statement, mode, manner)))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
         steps.close()
 
 
-def _executed(statement: Statement, mode: Mode) -> Talk[Rows]:
+def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
     """One statement. Several sentences that commit by themselves are one transaction."""
     texts = [rendered(sentence, statement.params) for sentence in _sentences(_text(statement))]
-    alone = mode is Mode.SINGLE and len(texts) > 1
+    alone = mode is not Mode.ATOMIC and not (manner.commits and (mode is Mode.READ or len(texts) == 1))
     if alone:
-        texts = [BEGIN, *texts, COMMIT]
+        texts = [*texts, ROLLBACK] if mode is Mode.READ else [manner.begin, *texts, COMMIT]
     try:
         results = yield b"\n;\n".join(texts)  # a sentence may end with a comment
     except FAILURES as error:

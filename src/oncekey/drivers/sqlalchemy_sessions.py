@@ -109,7 +109,7 @@ def placed(
 
 def only_reading(engine: AsyncEngine) -> AsyncEngine:
     """An engine on the same pool through which nothing is written: PostgreSQL itself refuses it, too."""
-    options = {} if engine.dialect.name == "sqlite" else {"postgresql_readonly": True}
+    options = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
     ours = engine.execution_options(oncekey_reads=True, **options)
 
     def before(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
