@@ -57,8 +57,8 @@ COMMIT: Final = b"COMMIT"
 ROLLBACK: Final = b"ROLLBACK"
 IN_TRANSACTION: Final = 1
 """The bit of the server's status (SERVER_STATUS_IN_TRANS)."""
-_VARBINARY: Final = frozenset({15, 253, 254})
-"""Types of columns whose bytes are text of ours, compared byte by byte; what holds bytes is a BLOB."""
+_BYTES: Final = frozenset({"seed", "response_body", "request"})
+"""Columns that hold bytes. All others hold text, compared byte by byte; MySQL calls some of those a BLOB in a UNION."""
 
 _SPECIAL: Final = re.compile(rb"['\\\x00\x1a\x80-\xff]")
 """Bytes that may end or bend a literal in quotes."""
@@ -217,7 +217,7 @@ def named(result: Result) -> list[Row]:
     """The rows by their columns' names."""
     columns = result.columns or ()
     names = [str(column[0]) for column in columns]
-    texts = [index for index, column in enumerate(columns) if column[1] in _VARBINARY]
+    texts = [index for index, name in enumerate(names) if name not in _BYTES]
     found: list[Row] = []
     for row in result.rows:
         values = list(row)
