@@ -11,14 +11,15 @@ import pytest
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import JSONResponse
 from sqlalchemy import insert, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from frameworks.shop import KEY, new_key
-from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
+from frameworks.sqlshop import Order, OrderIn, SqlShop, engine_for, opened
 from harness.asgi import cancelled_at, until
 from harness.dsn import through
 from harness.proxy import Proxy
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
@@ -216,6 +217,99 @@ async def test_a_success_after_a_failed_statement_is_refused(
         assert (await shop.send()).code == "idempotency_execution_failed"
         assert "begin_nested" in caplog.text
         assert await shop.states() == []  # nothing of it ever happened
+
+
+on_mariadb = pytest.mark.parametrize("place", [("mariadb", "aiomysql"), ("mysql", "aiomysql")], indirect=True)
+
+
+@on_mariadb
+async def test_a_success_after_a_deadlock_is_refused(dsn: str, dialect: str, caplog: pytest.LogCaptureFixture) -> None:
+    # storeshape 4.10: 1213 has undone everything, and no later answer of the server says so
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            shop.runs.append(order.item)
+            await session.execute(text("UPDATE orders SET item = 'two' WHERE id = 2"))
+            if len(shop.runs) > 1:
+                return
+            async with shop.engine.connect() as other:
+                await other.execute(text("UPDATE orders SET item = 'one' WHERE id = 1"))
+                await other.execute(insert(Order), [{"item": f"more {number}"} for number in range(100)])
+                waiting = asyncio.create_task(other.execute(text("UPDATE orders SET item = '2' WHERE id = 2")))
+                with suppress(OperationalError):
+                    await session.execute(text("UPDATE orders SET item = 'ours' WHERE id = 1"))
+                await waiting
+
+    async with opened(dsn, dialect, routes) as shop:
+        async with shop.engine.begin() as connection:
+            await connection.execute(insert(Order), [{"item": "1"}, {"item": "2"}])
+        assert (await shop.send()).code == "idempotency_execution_failed"
+        assert "to end a deadlock" in caplog.text
+        assert await shop.states() == []  # nothing of it ever happened
+        assert (await shop.send()).status == 201
+        assert await shop.items() == ["1", "two"]
+
+
+@on_mariadb
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"connect_args": {"init_command": "SET sql_mode = ''"}}, "STRICT_TRANS_TABLES"),
+        ({"connect_args": {"charset": "latin1"}}, "charset=utf8mb4"),
+    ],
+)
+async def test_sessions_that_would_change_what_is_stored_are_refused_at_the_start(
+    dsn: str, dialect: str, options: dict[str, Any], sentence: str
+) -> None:
+    engine = engine_for(dsn, dialect, **options)
+    shop = SqlShop(engine)
+    with pytest.raises(ConfigurationError, match=sentence):
+        await shop.once.start(shop.app)
+    await engine.dispose()
+
+
+@on_mariadb
+async def test_what_a_handler_leaves_in_its_session_is_gone(dsn: str, dialect: str) -> None:
+    clean = "SELECT @@time_zone = 'SYSTEM' AND @mine IS NULL AND @@autocommit = 0 AND @@sql_mode LIKE '%ANSI%'"
+
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> int:
+            found = int(await session.scalar(text(clean)))
+            await session.execute(text("SET time_zone = '+05:00', @mine = 'a secret'"))
+            await session.execute(text("CREATE TEMPORARY TABLE mine (x INT)"))
+            return found
+
+    options = {"pool_size": 2, "max_overflow": 0, "connect_args": {"init_command": "SET sql_mode = 'ANSI,TRADITIONAL'"}}
+    async with opened(dsn, dialect, routes, engine=options) as shop:
+        replies = [await shop.send(key=new_key()) for _ in range(4)]
+        assert [reply.json() for reply in replies] == [1] * 4
+
+
+@on_mariadb
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [({}, "READ-COMMITTED"), ({"isolation_level": "SERIALIZABLE"}, "SERIALIZABLE")]
+)
+async def test_handlers_read_what_is_committed_unless_the_engine_says_otherwise(
+    dsn: str, dialect: str, chosen: dict[str, Any], expected: str
+) -> None:
+    """A phantom tells the isolation: what another one commits in between is seen, or it has to wait."""
+    seen: list[Any] = []
+
+    def routes(shop: SqlShop) -> None:
+        @shop.post(effects=LOCAL)
+        async def create(order: OrderIn, session: shop.session) -> None:
+            seen.append(await session.scalar(text("SELECT count(*) FROM orders")))
+            async with shop.engine.connect() as other:
+                await other.execute(text("SET innodb_lock_wait_timeout = 1"))
+                with suppress(OperationalError):
+                    await other.execute(insert(Order).values(item=order.item))
+                    await other.commit()
+            seen.append(await session.scalar(text("SELECT count(*) FROM orders")))
+
+    async with opened(dsn, dialect, routes, engine=chosen) as shop:
+        assert (await shop.send()).status == 201
+    assert seen == ([0, 1] if expected == "READ-COMMITTED" else [0, 0])
 
 
 async def test_a_savepoint_may_fail(dsn: str, dialect: str) -> None:

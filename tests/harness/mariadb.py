@@ -135,25 +135,29 @@ class MysqlInstallation(MariadbInstallation):
         return [*self.program(self.daemon), *self.options(), f"--datadir={data}", *settings, "--initialize-insecure"]
 
 
-@functools.cache
 def installation(kind: type[MariadbInstallation] = MariadbInstallation) -> MariadbInstallation:
     """The programs that the environment names, or those that `make mariadb` or `make mysql` got."""
-    variable = f"ONCEKEY_TEST_{kind.name.upper()}"
+    return kind(_root(kind.name, kind.daemon))
+
+
+@functools.cache
+def _root(name: str, program: str) -> Path:
+    variable = f"ONCEKEY_TEST_{name.upper()}"
     named = os.environ.get(variable)
-    places = [Path(named)] if named else [Path(sys.prefix) / kind.name, ROOT / ".venv" / kind.name]
-    daemon = Path("usr/sbin") / kind.daemon
+    places = [Path(named)] if named else [Path(sys.prefix) / name, ROOT / ".venv" / name]
+    daemon = Path("usr/sbin") / program
     root = next((place for place in places if (place / daemon).exists()), None)
     if root is None:
         raise MariadbMissingError(
-            f"No {kind.daemon} was found: `make {kind.name}` gets it for the tests, or set {variable} to a folder with "
+            f"No {program} was found: `make {name}` gets it for the tests, or set {variable} to a folder with "
             f"{daemon} in it."
         )
     if account().user is None or account().reaches(root / daemon):
-        return kind(root)
-    copy = private_folder(f"{kind.name}-programs")
+        return root
+    copy = private_folder(f"{name}-programs")
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     shutil.copytree(root, copy / "root", symlinks=True)
-    return kind(copy / "root")
+    return copy / "root"
 
 
 class MariadbServer:

@@ -23,8 +23,8 @@ WANTED: Final[dict[str, tuple[str, ...]]] = {
     "MySQL": ("blocking", "asyncio"),
     "Redis": ("blocking", "asyncio"),
     "Redis cluster": ("blocking", "asyncio"),
-    "DynamoDB: moto": ("blocking",),
-    "DynamoDB: dynalite": ("asyncio",),
+    "DynamoDB: moto": ("blocking", "asyncio"),
+    "DynamoDB: dynalite": ("blocking", "asyncio"),
 }
 """What a whole run has to show: each store, by the ways in which it is driven."""
 WAYS: Final = ("blocking", "asyncio")

@@ -337,6 +337,36 @@ def test_a_crowd_of_threads_on_one_key_executes_once(driver, empty_either, eithe
     assert either_server.say("SELECT count(*), count(DISTINCT item) FROM effect", name) == ((20, 20),)
 
 
+def test_a_success_after_a_deadlock_is_refused(driver, empty_either, either_server):
+    """1213 has rolled everything back: a handler that goes on has no rows to tell success of."""
+    name = empty_either.rpartition("/")[2]
+    places = [said(driver, STORE.claim(a_claim(key))).record.id for key in ("one", "two")]
+    rows = [
+        f"UPDATE oncekey_record SET version = version + 1 WHERE scope = '{place.scope}' AND `key` = '{place.key}'"
+        for place in places
+    ]
+    claim = a_claim("deadlock")
+    tx, look = locked(driver, claim)
+    with (
+        either_server.connect(name, autocommit=False) as other,
+        other.cursor() as theirs,
+        tx.connection.cursor() as ours,
+    ):
+        theirs.execute(rows[0])
+        # InnoDB lets the one live that has written more.
+        theirs.executemany("INSERT INTO oncekey_lock VALUES (%s, %s)", [(n, 1) for n in range(1000, 1100)])
+        ours.execute(rows[1])
+        waiting = threading.Thread(target=theirs.execute, args=(rows[1],))
+        waiting.start()
+        with pytest.raises(pymysql.OperationalError, match="1213"):
+            ours.execute(rows[0])
+        waiting.join()
+    with pytest.raises(TransactionControlError, match="rolled the handler's transaction back"):
+        tx.step(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
+    tx.rollback()
+    assert said(driver, STORE.find(claim.id)).record is None
+
+
 def test_a_crowd_whose_first_ones_roll_back_is_refused_and_not_broken(driver):
     """MySQL lets who comes at the very same moment wait, and may find a deadlock: that is somebody at it as well."""
     start = threading.Barrier(6)

@@ -1,4 +1,4 @@
-"""Real stores for the outbox: SQLite, PostgreSQL behind both of its client libraries and SQLAlchemy, MariaDB and MySQL."""
+"""Real stores for the outbox: SQLite, PostgreSQL by both of its client libraries and SQLAlchemy, MariaDB, MySQL."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What MariaDB and MySQL do that other databases do not: that the store's statements do not fall into it.
 
-Each pitfall is shown on real servers of both where that takes no more than a sentence, so a server without it is noticed.
+Each pitfall is shown on the real servers where that takes no more than a sentence, so one without it is noticed.
 `tests/local/test_mariadb.py` has those of transactions: keys as bytes, texts that are cut, implicit commits, time-outs.
 """
 
@@ -172,7 +172,7 @@ def test_who_has_looked_at_a_free_key_has_not_got_it(driver, session):
     session.execute(f"SELECT 1 FROM oncekey_lock WHERE number = {lock.number} FOR UPDATE")
     tx = driver.begin()
     assert tx.step(STORE.locks.locking(lock, claim)).got
-    with pytest.raises(pymysql.OperationalError, match="1205|3572"):
+    with pytest.raises(pymysql.OperationalError, match=r"1205|3572"):
         session.execute(f"SELECT 1 FROM oncekey_lock WHERE number = {lock.number} FOR UPDATE NOWAIT")
     tx.rollback()
 

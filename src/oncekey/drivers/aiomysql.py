@@ -328,7 +328,8 @@ class AiomysqlTransaction:
         if session is None:
             raise TransactionControlError(OVER)
         ended = session.open and not session.in_transaction
-        return await session.talk(stepping(steps, ended=ended), self._limit + GRACE)
+        talk = stepping(steps, ended=ended, undone=self._lending.undone)
+        return await session.talk(talk, self._limit + GRACE)
 
     async def commit(self) -> None:
         """Commit, and give the connection back."""

@@ -84,10 +84,10 @@ _IMPLICIT: Final = frozenset(
 )
 """What MariaDB and MySQL commit a transaction for by themselves."""
 UNDONE: Final = (
-    "the database rolled the handler's transaction back, after a deadlock for example, and the handler went on: its rows "
-    "are gone, so a success cannot be stored. Let such an error out of the handler, and the request may be sent again"
+    "the database rolled the handler's transaction back to end a deadlock, and the handler went on: its rows are gone, "
+    "so a success cannot be stored. Let such an error out of the handler, and the request may be sent again"
 )
-_UNDOING: Final = frozenset({(1205,), (1213,)})
+_DEADLOCK: Final = 1213
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
@@ -109,8 +109,8 @@ class Lending:
 
 
 def undoes(error: BaseException) -> bool:
-    """Whether MariaDB or MySQL may have rolled a whole transaction back with the statement that failed."""
-    return error.args[:1] in _UNDOING
+    """Whether MariaDB or MySQL has rolled a whole transaction back with the statement that failed."""
+    return error.args[:1] == (_DEADLOCK,)
 
 
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) -> None:

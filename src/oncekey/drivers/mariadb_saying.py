@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.core.sqltext import Dialect, sentences
+from oncekey.drivers.guard import UNDONE
 from oncekey.drivers.mariadb_errors import FAILURES, commit_error, is_answer, number_of, statement_error
 from oncekey.drivers.placeholders import parted
 from oncekey.flow import Mode
@@ -133,8 +134,11 @@ def only_reading(manner: Manner = OURS) -> Talk[None]:
     yield from _said(manner.begin + b" READ ONLY", Mode.ATOMIC, WHAT)
 
 
-def stepping(steps: Steps[T], *, ended: bool, manner: Manner = OURS) -> Talk[T]:
-    """Statements of ours in a business transaction, which a handler may have ended."""
+def stepping(steps: Steps[T], *, ended: bool, undone: bool, manner: Manner = OURS) -> Talk[T]:
+    """Statements of ours in a business transaction, which a handler may have ended, or the server itself."""
+    if undone:  # which its last answer did not tell: an error comes without the server's status
+        steps.close()
+        raise TransactionControlError(UNDONE)
     if ended:
         # The business rows are in already, so the record has to follow them.
         log.error(ENDED_EARLY)

@@ -57,7 +57,8 @@ class SqlalchemyDriver:
     def __init__(self, engine: AsyncEngine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
         if engine.dialect.name not in DIALECTS:
             raise ConfigurationError(
-                f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, MariaDB or MySQL"
+                f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, "
+                "MariaDB or MySQL"
             )
         self._engine = engine
         self._statement_timeout = statement_timeout

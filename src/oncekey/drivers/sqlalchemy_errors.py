@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -40,7 +40,7 @@ def not_connected(error: BaseException) -> StoreError:
     if isinstance(error, PoolTimeoutError):
         return StoreBusyError("no connection of the engine's pool became free in time")
     if _is_mysql(error):
-        return _mariadb().unreachable(_origin(error))
+        return cast("StoreError", _mariadb().unreachable(_origin(error)))
     return postgres_errors.unreachable(_kind(error))
 
 
@@ -49,7 +49,7 @@ def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
     if _is_sqlite(error):
         return sqlite_errors.store_error(_origin(error), what)
     if _is_mysql(error):
-        return _mariadb().statement_error(_origin(error), mode, what)
+        return cast("StoreError", _mariadb().statement_error(_origin(error), mode, what))
     if _was_lost(error):
         return postgres_errors.lost(mode, what)
     return postgres_errors.refused(sqlstate(error), what, _kind(error))
@@ -60,7 +60,7 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
     if _is_sqlite(error):
         return sqlite_errors.commit_error(_origin(error), what)
     if _is_mysql(error):
-        return _mariadb().commit_error(_origin(error), what)
+        return cast("StoreError", _mariadb().commit_error(_origin(error), what))
     if _was_lost(error):
         return postgres_errors.lost_commit(what)
     return postgres_errors.refused_commit(sqlstate(error), what, _kind(error))

@@ -1,4 +1,4 @@
-"""SQLAlchemy on MariaDB and MySQL: the application's engine, pool and sessions, and our words on aiomysql's own connections.
+"""SQLAlchemy on MariaDB and MySQL: the application's engine, pool and sessions, and what is ours said below them.
 
 A statement of ours may be several sentences, which travel in one message, and a session of the application's commits
 nothing by itself. So what is ours is said to the connection below SQLAlchemy's, by the rules of the driver that needs
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
 from oncekey.drivers.aiomysql import Session
 from oncekey.drivers.mariadb_errors import FAILURES, unreachable
-from oncekey.drivers.guard import UNDONE
 from oncekey.drivers.mariadb_saying import GRACE, OURS, THEIRS, begun, only_reading, stepping
 from oncekey.drivers.postgres_errors import LOSS_TRIES, LostError
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
@@ -41,8 +40,8 @@ NO_DRIVER: Final = (
 _SETTINGS: Final = b"SELECT @@sql_mode, @@character_set_client, @@character_set_results"
 _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
 LAX: Final = (
-    "the engine's sessions are not strict, so the server would cut what does not fit and say nothing: let sql_mode have "
-    "STRICT_TRANS_TABLES in it"
+    "the engine's sessions are not strict, so the server would cut what does not fit and say nothing: let sql_mode "
+    "have STRICT_TRANS_TABLES in it"
 )
 NOT_UTF8: Final = (
     "the engine's sessions speak {charset}, which has not every character: say ?charset=utf8mb4 in its URL"
@@ -118,7 +117,7 @@ class MariadbTransaction(SqlalchemyTransaction):
 
     __slots__ = ("_begin", "_limit")
 
-    def __init__(  # noqa: PLR0913  (as its parent is made)
+    def __init__(
         self,
         connection: GuardedConnection,
         watch: Watch,
@@ -142,9 +141,8 @@ class MariadbTransaction(SqlalchemyTransaction):
         self._refuse_if_ended()
         session = _session_of(self._connection)
         ended = session.open and not session.in_transaction
-        if ended and self._watch.undone:
-            raise TransactionControlError(UNDONE)
-        result = await session.talk(stepping(steps, ended=ended, manner=THEIRS), self._limit + GRACE)
+        talk = stepping(steps, ended=ended, undone=self._watch.undone, manner=THEIRS)
+        result = await session.talk(talk, self._limit + GRACE)
         self._watch.forget()
         return result
 
