@@ -15,7 +15,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb check bench docs docs-serve soak torture race failover pins clean
+.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb mysql check bench docs docs-serve soak torture race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +28,7 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
 
 lowest: $(LOWEST)/.made pooler dynalite mariadb ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
@@ -106,6 +106,26 @@ mariadb: ## Look for the MariaDB of the tests, and get it where that can be done
 			'(with usr/sbin/mariadbd in it; / where the package mariadb-server is installed)' >&2; \
 	fi
 
+# Debian has MySQL in its unstable distribution only. It is taken from the machine's own mirror with all that it needs, down to the
+# C library, and run by that: nothing is installed, and the machine's list of packages stays as it is.
+MYSQL_APT = apt-get -qq -o Dir::Etc::sourcelist=$$PWD/apt/list -o Dir::Etc::sourceparts=- -o Dir::State=$$PWD/apt \
+	-o Dir::State::status=/dev/null -o Dir::Cache=$$PWD/apt -o APT::Sandbox::User=root
+mysql: ## Look for the MySQL of the tests, and get it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_MYSQL" ] || [ -x $(VENV)/mysql/usr/sbin/mysqld ]; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no MySQL is here: taking it out of its packages by apt-get, for the tests of the store'; \
+		rm -rf $(VENV)/mysql.part && apt-get update -qq && mkdir -p $(VENV)/mysql.part/apt/lists/partial \
+			$(VENV)/mysql.part/apt/archives/partial && cd $(VENV)/mysql.part \
+			&& apt-get indextargets --format 'deb $$(REPO_URI) sid main' 'Origin: Debian' 'Component: main' 'Created-By: Packages' \
+				| grep -v security | head -n 1 > apt/list \
+			&& $(MYSQL_APT) update && $(MYSQL_APT) install -y --no-install-recommends --download-only mysql-server-core >/dev/null \
+			&& for one in apt/archives/*.deb; do dpkg -x $$one . || exit 1; done \
+			&& rm -rf apt usr/share/doc usr/share/man usr/share/locale && mv ../mysql.part ../mysql; \
+	else \
+		echo 'no MySQL is here, and tests of its store will fail: name the folder of one in ONCEKEY_TEST_MYSQL' \
+			'(with usr/sbin/mysqld in it, and the libraries that it needs)' >&2; \
+	fi
+
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -125,10 +145,10 @@ docs-serve: $(VENV)/.dev ## Show the documentation while you write it (ARGS="--d
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
 
-torture: $(VENV)/.dev mariadb ## Torture a private PostgreSQL, a MariaDB and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
+torture: $(VENV)/.dev mariadb mysql ## Torture a private PostgreSQL, a MariaDB, a MySQL and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
 	$(PY) tests/soak/torture_soak.py $(ARGS)
 
-race: $(VENV)/.dev dynalite mariadb ## Let 8 processes race for 2,000 keys on every store (ARGS="--rounds 500 --store redis --seed 7")
+race: $(VENV)/.dev dynalite mariadb mysql ## Let 8 processes race for 2,000 keys on every store (ARGS="--rounds 500 --store redis --seed 7")
 	$(PY) tests/soak/race_soak.py $(ARGS)
 
 failover: $(PATRONI)/.made ## Torture two servers that Patroni keeps, and kill the leader (a minute; ARGS="--seconds 60 --seed 7")

@@ -16,7 +16,7 @@ import pytest
 
 from harness import matrix, room
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
-from harness.mariadb import MariadbServer, emptied, mariadb_with_tables
+from harness.mariadb import MariadbServer, MysqlInstallation, emptied, mariadb_with_tables
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
 from harness.sharing import Sharing
@@ -169,12 +169,29 @@ def mariadb_server() -> Iterator[MariadbServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[MariadbServer]:
+    """The same of MySQL, which has the same store."""
+    with MariadbServer(kind=MysqlInstallation) as server:
+        yield server
+
+
+def _own_database(server: MariadbServer) -> Iterator[str]:
+    name = f"oncekey_{uuid.uuid4().hex}"
+    yield server.create_database(name)
+    server.drop_database(name)
+
+
 @pytest.fixture
 def mariadb_url(mariadb_server: MariadbServer) -> Iterator[str]:
     """The address of an empty database of the test's own."""
-    name = f"oncekey_{uuid.uuid4().hex}"
-    yield mariadb_server.create_database(name)
-    mariadb_server.drop_database(name)
+    yield from _own_database(mariadb_server)
+
+
+@pytest.fixture
+def mysql_url(mysql_server: MariadbServer) -> Iterator[str]:
+    """The same on MySQL."""
+    yield from _own_database(mysql_server)
 
 
 @pytest.fixture(scope="session")
@@ -184,10 +201,47 @@ def mariadb_tables(mariadb_server: MariadbServer) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def mysql_tables(mysql_server: MariadbServer) -> Iterator[str]:
+    """The same on MySQL."""
+    with mariadb_with_tables(mysql_server, "shared") as url:
+        yield url
+
+
 @pytest.fixture
 def empty_mariadb(mariadb_server: MariadbServer, mariadb_tables: str) -> str:
     """The same, empty."""
     return emptied(mariadb_server, mariadb_tables)
+
+
+@pytest.fixture
+def empty_mysql(mysql_server: MariadbServer, mysql_tables: str) -> str:
+    """The same, empty."""
+    return emptied(mysql_server, mysql_tables)
+
+
+@pytest.fixture(scope="session", params=["mariadb", "mysql"])
+def either(request: pytest.FixtureRequest) -> str:
+    """What is promised of both is tried on both."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def either_server(either: str, request: pytest.FixtureRequest) -> Any:
+    """A server of either."""
+    return request.getfixturevalue(f"{either}_server")
+
+
+@pytest.fixture
+def either_url(either: str, request: pytest.FixtureRequest) -> Any:
+    """The address of an empty database on either."""
+    return request.getfixturevalue(f"{either}_url")
+
+
+@pytest.fixture
+def empty_either(either: str, request: pytest.FixtureRequest) -> Any:
+    """The address of empty tables on either."""
+    return request.getfixturevalue(f"empty_{either}")
 
 
 @pytest.fixture(params=installations() or (None,), ids=str)

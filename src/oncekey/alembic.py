@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores import postgres, sqlite
+from oncekey.stores import mariadb, postgres, sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from oncekey.stores.migrations import SqlSchema
 
 SCHEMA: Final = "oncekey"
-"""Where the tables are on PostgreSQL; on SQLite their names begin with it instead."""
+"""Where the tables are on PostgreSQL; elsewhere their names begin with it instead."""
 
-_TABLES: Final = {"postgresql": postgres.tables, "sqlite": sqlite.tables}
+_TABLES: Final = {
+    "postgresql": postgres.tables,
+    "sqlite": sqlite.tables,
+    "mariadb": mariadb.tables,
+    "mysql": mariadb.tables,
+}
 
 
 class Operations(Protocol):
@@ -55,7 +60,9 @@ def run(op: Operations, first: int, last: int) -> None:
     """
     name = op.get_context().dialect.name
     if name not in _TABLES:
-        raise ConfigurationError(f"oncekey has no tables for {name}: it keeps records in PostgreSQL or SQLite")
+        raise ConfigurationError(
+            f"oncekey has no tables for {name}: it keeps records in PostgreSQL, SQLite, MariaDB or MySQL"
+        )
     schema: SqlSchema = _TABLES[name]()
     newest = len(schema.migrations)
     if not 1 <= first <= last <= newest:

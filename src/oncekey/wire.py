@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -75,7 +76,7 @@ NO_BORROWED: Final = "there is no store for {dialect}: keys are kept in PostgreS
 ASYNC_ONLY: Final = (
     "this Once has no blocking connections, because it was given a SQLAlchemy AsyncEngine: give it a URL"
 )
-ENGINES: Final = "sqlite+aiosqlite or postgresql+asyncpg or postgresql+psycopg"
+ENGINES: Final = "sqlite+aiosqlite or postgresql+asyncpg or postgresql+psycopg or mysql+aiomysql"
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
 
@@ -420,9 +421,15 @@ def _spelled(row: Declared, ways: tuple[Way, ...]) -> list[str]:
 def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Clock = None) -> AsyncEngine:
     """An engine for asyncio on the application's own SQLAlchemy engine, which stays the application's."""
     _check_engine(engine)
-    driver = _driver("sqlalchemy", needs=("sqlalchemy",), extra="sqlalchemy").SqlalchemyDriver(engine)
-    store = SqliteStore(clock=clock) if engine.dialect.name == "sqlite" else PostgresStore(clock=clock)
-    return AsyncEngine(store, driver)
+    drivers = partial(_driver, needs=("sqlalchemy",), extra="sqlalchemy")
+    match engine.dialect.name:
+        case "sqlite":
+            return AsyncEngine(SqliteStore(clock=clock), drivers("sqlalchemy").SqlalchemyDriver(engine))
+        case "postgresql":
+            return AsyncEngine(PostgresStore(clock=clock), drivers("sqlalchemy").SqlalchemyDriver(engine))
+        case _:
+            driver = drivers("sqlalchemy_mariadb").SqlalchemyMariadbDriver(engine)
+            return AsyncEngine(MariadbStore(clock=clock), driver)
 
 
 E = TypeVar("E", Engine, AsyncEngine)
@@ -442,7 +449,7 @@ def _check_engine(engine: SqlalchemyEngine) -> None:
     ours = any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(engine).__mro__)
     if not ours or not hasattr(engine, "sync_engine"):
         raise ConfigurationError(NO_ENGINE)
-    if engine.dialect.name not in ("sqlite", "postgresql"):
+    if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
         raise ConfigurationError(f"there is no store for {engine.dialect.name}: make the engine for {ENGINES}")
 
 

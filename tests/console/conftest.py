@@ -30,7 +30,7 @@ def empty_dsn(console_dsn):
     return empty_tables(console_dsn)
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "mariadb"])
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "mariadb", "mysql"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
@@ -39,8 +39,8 @@ def world(request, tmp_path):
         with blocking(SqliteStore, driver) as world:
             yield world
         return
-    if request.param == "mariadb":
-        with blocking(MariadbStore, PymysqlDriver(request.getfixturevalue("empty_mariadb"))) as world:
+    if request.param in {"mariadb", "mysql"}:
+        with blocking(MariadbStore, PymysqlDriver(request.getfixturevalue(f"empty_{request.param}"))) as world:
             yield world
         return
     dsn = request.getfixturevalue("empty_dsn")

@@ -1,8 +1,4 @@
-"""The shipped contract on DynamoDB: the whole of it by boto3 on moto, and by aiobotocore on dynalite.
-
-Both SDKs are handed the same requests, which one module makes, so this hears both of them and both emulators out.
-Crosswise go the verbs by themselves, and all of `tests/dynamodb`.
-"""
+"""The shipped contract on DynamoDB: by boto3 and by aiobotocore, on moto and on dynalite."""
 
 from __future__ import annotations
 
@@ -34,6 +30,24 @@ class TestBoto3OnMoto(StoreContract):
     @pytest.fixture
     def world(self, moto, table_on):
         with blocking(DynamoStore, DynamoDriver(table_on(moto))) as world:
+            yield world
+
+
+class TestAiobotocoreOnMoto(StoreContract):
+    matrix = "DynamoDB: moto"
+
+    @pytest.fixture
+    def world(self, moto, table_on):
+        with under_asyncio(DynamoStore, AsyncDynamoDriver(table_on(moto))) as world:
+            yield world
+
+
+class TestBoto3OnDynalite(StoreContract):
+    matrix = "DynamoDB: dynalite"
+
+    @pytest.fixture
+    def world(self, dynalite, table_on):
+        with blocking(DynamoStore, DynamoDriver(table_on(dynalite))) as world:
             yield world
 
 

@@ -1,4 +1,4 @@
-"""The shipped contract and the walk on MariaDB, behind every driver."""
+"""The shipped contract and the walk on MariaDB and on MySQL, behind every driver."""
 
 from __future__ import annotations
 
@@ -37,15 +37,40 @@ class TestAiomysql(StoreContract):
             yield world
 
 
+@pytest.fixture(scope="class")
+def on_mysql(mysql_server):
+    """The same on MySQL."""
+    with mariadb_with_tables(mysql_server, "contract") as url:
+        yield url
+
+
+class TestPymysqlOnMysql(StoreContract):
+    matrix = "MySQL"
+
+    @pytest.fixture
+    def world(self, on_mysql):
+        with blocking(MariadbStore, PymysqlDriver(on_mysql)) as world:
+            yield world
+
+
+class TestAiomysqlOnMysql(StoreContract):
+    matrix = "MySQL"
+
+    @pytest.fixture
+    def world(self, on_mysql):
+        with under_asyncio(MariadbStore, AiomysqlDriver(on_mysql)) as world:
+            yield world
+
+
 class TestWalk(Walk):
     @pytest.fixture
-    def world(self, mariadb_url, mariadb_server):
-        tables = migrated(mariadb_url)
+    def world(self, either_url, either_server):
+        tables = migrated(either_url)
 
         def plant(lines):
             names = ", ".join(f"%({name})s" for name in COLUMNS)
             columns = ", ".join(f"`{name}`" for name in COLUMNS)
-            with mariadb_server.connect(tables.rpartition("/")[2]) as connection, connection.cursor() as cursor:
+            with either_server.connect(tables.rpartition("/")[2]) as connection, connection.cursor() as cursor:
                 cursor.executemany(f"INSERT INTO oncekey_record ({columns}) VALUES ({names})", lines)
 
         with blocking(MariadbStore, PymysqlDriver(tables), plant=plant) as world:

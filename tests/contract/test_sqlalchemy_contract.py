@@ -1,12 +1,15 @@
-"""The shipped contract on PostgreSQL, behind engines of SQLAlchemy."""
+"""The shipped contract on PostgreSQL, MariaDB and MySQL, behind engines of SQLAlchemy."""
 
 from __future__ import annotations
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from harness.mariadb import mariadb_with_tables
 from harness.tables import database_with_tables
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
+from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, under_asyncio
 
@@ -61,4 +64,27 @@ class TestSerializable(StoreContract):
             tables.replace("postgresql:", "postgresql+asyncpg:"), isolation_level="SERIALIZABLE"
         )
         with under_asyncio(PostgresStore, Owner(engine)) as world:
+            yield world
+
+
+@pytest.fixture(scope="class")
+def either_tables(either_server):
+    """The same on MariaDB, and on MySQL."""
+    with mariadb_with_tables(either_server, "contract") as url:
+        yield url
+
+
+class MariadbOwner(SqlalchemyMariadbDriver):
+    """Disposes of the engine, too."""
+
+    async def close(self) -> None:
+        await super().close()
+        await self._engine.dispose()
+
+
+class TestAiomysql(StoreContract):
+    @pytest.fixture
+    def world(self, either_tables):
+        engine = create_async_engine(either_tables.replace("://", "+aiomysql://", 1))
+        with under_asyncio(MariadbStore, MariadbOwner(engine)) as world:
             yield world

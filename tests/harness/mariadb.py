@@ -1,4 +1,4 @@
-"""MariaDB servers of the tests' own: made in a moment, killed without regret."""
+"""MariaDB and MySQL servers of the tests' own: made in a moment, killed without regret."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pymysql
 
@@ -27,17 +27,11 @@ from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 
-VARIABLE = "ONCEKEY_TEST_MARIADB"
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = (
-    f"No MariaDB was found: `make mariadb` gets it for the tests, or set {VARIABLE} to a folder with usr/sbin/mariadbd "
-    "in it (/ where the package mariadb-server is installed)."
-)
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
     "max-connections": "300",
-    "innodb-log-file-size": "48M",
     "innodb-buffer-pool-size": "64M",
     "innodb-buffer-pool-load-at-startup": "0",
     "innodb-buffer-pool-dump-at-shutdown": "0",
@@ -59,10 +53,15 @@ class MariadbInstallation:
     """A folder with MariaDB's programs, as its packages lay them out."""
 
     root: Path
+    name: ClassVar[str] = "mariadb"
+    daemon: ClassVar[str] = "mariadbd"
+    settings: ClassVar[Mapping[str, str]] = {"innodb-log-file-size": "48M"}
 
-    def program(self, name: str) -> Path:
-        """Where a program is."""
-        return next(path for path in (self.root / "usr/sbin" / name, self.root / "usr/bin" / name) if path.exists())
+    def program(self, name: str) -> list[str]:
+        """How a program is started."""
+        return [
+            str(next(path for path in (self.root / "usr/sbin" / name, self.root / "usr/bin" / name) if path.exists()))
+        ]
 
     @property
     def galera(self) -> Path:
@@ -73,13 +72,17 @@ class MariadbInstallation:
     def environment(self) -> dict[str, str]:
         """What its programs need to find each other and their libraries."""
         programs = [str(self.root / "usr" / kind) for kind in ("bin", "sbin")]
-        libraries = [str(path) for kind in ("usr/lib", "lib") for path in (self.root / kind).glob("*-linux-gnu*")]
         return {
             "LC_ALL": "C",
             "TZ": "UTC",
             "PATH": os.pathsep.join([*programs, os.defpath, "/usr/sbin", "/sbin"]),
-            "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+            "LD_LIBRARY_PATH": os.pathsep.join(map(str, self.libraries)),
         }
+
+    @property
+    def libraries(self) -> list[Path]:
+        """The folders of the libraries that came with it."""
+        return [path for kind in ("usr/lib", "lib") for path in (self.root / kind).glob("*-linux-gnu*")]
 
     def options(self) -> list[str]:
         """What tells them where the rest of them is."""
@@ -90,21 +93,71 @@ class MariadbInstallation:
             f"--plugin-dir={self.root / 'usr/lib/mysql/plugin'}",
         ]
 
+    def making(self, data: Path) -> list[str]:
+        """What makes a folder of data."""
+        return [
+            *self.program("mariadb-install-db"),
+            *self.options(),
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--innodb-log-file-size=48M",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlInstallation(MariadbInstallation):
+    """The same of MySQL. Its packages are of a later Debian than the machine may be, so its C library came along."""
+
+    name: ClassVar[str] = "mysql"
+    daemon: ClassVar[str] = "mysqld"
+    settings: ClassVar[Mapping[str, str]] = {
+        "innodb-redo-log-capacity": "32M",
+        "disable-log-bin": "1",
+        "mysqlx": "OFF",
+        "secure-file-priv": "NULL",
+    }
+
+    def program(self, name: str) -> list[str]:
+        """How a program is started: by the loader of its own C library."""
+        loader = next(path for folder in self.libraries for path in folder.glob("ld-linux*.so.*"))
+        libraries = os.pathsep.join(map(str, self.libraries))
+        return [str(loader), "--library-path", libraries, *MariadbInstallation.program(self, name)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it starts must not find its libraries: the machine's own programs have another C library."""
+        return {"LC_ALL": "C", "TZ": "UTC", "PATH": os.defpath}
+
+    def making(self, data: Path) -> list[str]:
+        """What makes a folder of data."""
+        settings = [f"--{name}={value}" for name, value in self.settings.items()]
+        return [*self.program(self.daemon), *self.options(), f"--datadir={data}", *settings, "--initialize-insecure"]
+
+
+def installation(kind: type[MariadbInstallation] = MariadbInstallation) -> MariadbInstallation:
+    """The programs that the environment names, or those that `make mariadb` or `make mysql` got."""
+    return kind(_root(kind.name, kind.daemon))
+
 
 @functools.cache
-def installation() -> MariadbInstallation:
-    """The programs that the environment names, or those that `make mariadb` got."""
-    named = os.environ.get(VARIABLE)
-    places = [Path(named)] if named else [Path(sys.prefix) / "mariadb", ROOT / ".venv" / "mariadb"]
-    root = next((place for place in places if (place / "usr/sbin/mariadbd").exists()), None)
+def _root(name: str, program: str) -> Path:
+    variable = f"ONCEKEY_TEST_{name.upper()}"
+    named = os.environ.get(variable)
+    places = [Path(named)] if named else [Path(sys.prefix) / name, ROOT / ".venv" / name]
+    daemon = Path("usr/sbin") / program
+    root = next((place for place in places if (place / daemon).exists()), None)
     if root is None:
-        raise MariadbMissingError(MISSING)
-    if account().user is None or account().reaches(root / "usr/sbin/mariadbd"):
-        return MariadbInstallation(root)
-    copy = private_folder("mariadb-programs")
+        raise MariadbMissingError(
+            f"No {program} was found: `make {name}` gets it for the tests, or set {variable} to a folder with "
+            f"{daemon} in it."
+        )
+    if account().user is None or account().reaches(root / daemon):
+        return root
+    copy = private_folder(f"{name}-programs")
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     shutil.copytree(root, copy / "root", symlinks=True)
-    return MariadbInstallation(copy / "root")
+    return copy / "root"
 
 
 class MariadbServer:
@@ -113,17 +166,19 @@ class MariadbServer:
     Use it as a context manager: entering starts it, leaving ends it and removes its data.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self.installation = installation()
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, *, kind: type[MariadbInstallation] = MariadbInstallation
+    ) -> None:
+        self.installation = installation(kind)
         self.port = free_port()
-        self.settings = {**_SETTINGS, **(settings or {})}
+        self.settings = {**_SETTINGS, **kind.settings, **(settings or {})}
         self.folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.folder = private_folder("mariadb")
         try:
-            _as_account(["cp", "-a", str(_template()), str(self.folder / "data")])
+            _as_account(["cp", "-a", str(_template(self.installation)), str(self.folder / "data")])
             self.start()
         except BaseException:
             self.__exit__()
@@ -143,7 +198,7 @@ class MariadbServer:
 
     def url(self, database: str) -> str:
         """A database's address, as a store is given it."""
-        return f"mariadb://root@127.0.0.1:{self.port}/{database}"
+        return f"{self.installation.name}://root@127.0.0.1:{self.port}/{database}"
 
     def connect(self, database: str | None = None, **options: Any) -> pymysql.Connection[Any]:
         """A connection of PyMySQL's, for who looks from outside; it commits each statement."""
@@ -192,7 +247,7 @@ class MariadbServer:
         with (self.folder / "server.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    str(self.installation.program("mariadbd")),
+                    *self.installation.program(self.installation.daemon),
                     *self.installation.options(),
                     f"--datadir={self.folder / 'data'}",
                     f"--socket={self.folder / 's'}",
@@ -273,25 +328,15 @@ def emptied(server: MariadbServer, url: str) -> str:
 
 
 @functools.cache
-def _template() -> Path:
-    """An initialised data folder: made once per process and copied, because making one takes two seconds."""
-    folder = private_folder("mariadb-template")
+def _template(found: MariadbInstallation) -> Path:
+    """An initialised data folder: made once per process and copied, because making one takes seconds."""
+    folder = private_folder(f"{found.name}-template")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    found = installation()
-    _as_account(
-        [
-            str(found.program("mariadb-install-db")),
-            *found.options(),
-            f"--datadir={folder / 'data'}",
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-            "--innodb-log-file-size=48M",
-        ]
-    )
+    _as_account(found.making(folder / "data"), found.environment)
     return folder / "data"
 
 
-def _as_account(command: list[str]) -> None:
+def _as_account(command: list[str], environment: Mapping[str, str] | None = None) -> None:
     user = account()
     done = subprocess.run(
         command,
@@ -299,7 +344,7 @@ def _as_account(command: list[str]) -> None:
         text=True,
         check=False,
         cwd="/",
-        env=installation().environment,
+        env=environment,
         user=user.user,
         group=user.group,
         extra_groups=[] if user.user is not None else None,

@@ -20,10 +20,11 @@ WANTED: Final[dict[str, tuple[str, ...]]] = {
     "PostgreSQL 15": ("blocking", "asyncio"),
     "PostgreSQL 18": ("blocking", "asyncio"),
     "MariaDB": ("blocking", "asyncio"),
+    "MySQL": ("blocking", "asyncio"),
     "Redis": ("blocking", "asyncio"),
     "Redis cluster": ("blocking", "asyncio"),
-    "DynamoDB: moto": ("blocking",),
-    "DynamoDB: dynalite": ("asyncio",),
+    "DynamoDB: moto": ("blocking", "asyncio"),
+    "DynamoDB: dynalite": ("blocking", "asyncio"),
 }
 """What a whole run has to show: each store, by the ways in which it is driven."""
 WAYS: Final = ("blocking", "asyncio")

@@ -1,4 +1,4 @@
-"""LOCAL in one commit on MariaDB, and what storage engines do that others do not: each pitfall by itself."""
+"""LOCAL in one commit on MariaDB and MySQL, and what storage engines do that others do not: each pitfall by itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pymysql
 import pytest
 
 from frameworks.realshop import MariadbDatabase, RealShop
-from harness.mariadb import MariadbServer, migrated
+from harness.mariadb import MariadbInstallation, MariadbServer, MysqlInstallation, migrated
 from harness.patience import PATIENCE, wait_until
 from local.databases import lock_for
 from oncekey import wire
@@ -45,8 +45,8 @@ STORE = MariadbStore()
 
 
 @pytest.fixture
-def driver(empty_mariadb):
-    with closing(PymysqlDriver(empty_mariadb)) as driver:
+def driver(empty_either):
+    with closing(PymysqlDriver(empty_either)) as driver:
         yield driver
 
 
@@ -88,7 +88,7 @@ def test_a_duplicate_in_flight_is_refused_and_the_first_one_commits_once(driver)
     third.rollback()
 
 
-def test_a_roll_back_leaves_nothing_behind(driver, mariadb_server):
+def test_a_roll_back_leaves_nothing_behind(driver, either_server):
     claim = a_claim("undone")
     tx, _ = locked(driver, claim)
     tx.rollback()
@@ -108,11 +108,11 @@ def test_a_handler_that_ends_its_transaction_is_refused(driver, ended):
     tx.rollback()
 
 
-def test_a_commit_inside_a_procedure_is_noticed_by_its_savepoint(driver, empty_mariadb, mariadb_server):
+def test_a_commit_inside_a_procedure_is_noticed_by_its_savepoint(driver, empty_either, either_server):
     """A handler's own COMMIT that no text shows: its savepoint is gone, and the record follows by itself."""
-    name = empty_mariadb.rpartition("/")[2]
-    mariadb_server.say("DROP PROCEDURE IF EXISTS sneak", name)
-    mariadb_server.say("CREATE PROCEDURE sneak() BEGIN COMMIT; START TRANSACTION; END", name)
+    name = empty_either.rpartition("/")[2]
+    either_server.say("DROP PROCEDURE IF EXISTS sneak", name)
+    either_server.say("CREATE PROCEDURE sneak() BEGIN COMMIT; START TRANSACTION; END", name)
     claim = a_claim("sneaks")
     tx, look = locked(driver, claim)
     with tx.connection.cursor() as cursor:
@@ -124,9 +124,9 @@ def test_a_commit_inside_a_procedure_is_noticed_by_its_savepoint(driver, empty_m
     assert said(driver, STORE.find(claim.id)).record is not None
     # The row of its lock was committed, so it is nobody's, and the next worker's upkeep takes it away.
     assert said(driver, STORE.locks.holder(lock_for(claim))) is Holder.NOBODY
-    assert mariadb_server.say("SELECT count(*) FROM oncekey_lock", name) == ((1,),)
+    assert either_server.say("SELECT count(*) FROM oncekey_lock", name) == ((1,),)
     said(driver, STORE.upkeep.forget_workers(0))
-    assert mariadb_server.say("SELECT count(*) FROM oncekey_lock", name) == ((0,),)
+    assert either_server.say("SELECT count(*) FROM oncekey_lock", name) == ((0,),)
 
 
 def test_what_a_handler_leaves_in_its_session_is_gone(driver):
@@ -139,8 +139,10 @@ def test_what_a_handler_leaves_in_its_session_is_gone(driver):
     tx.rollback()
     tx = driver.begin()
     with tx.connection.cursor() as cursor:
-        cursor.execute("SELECT CONNECTION_ID(), @@sql_mode, @@time_zone, @@tx_isolation")
-        number, mode, zone, isolation = cursor.fetchone()
+        cursor.execute("SELECT CONNECTION_ID(), @@sql_mode, @@time_zone")
+        number, mode, zone = cursor.fetchone()
+        cursor.execute("SHOW VARIABLES WHERE variable_name IN ('tx_isolation', 'transaction_isolation')")
+        (_, isolation) = cursor.fetchone()
         with pytest.raises(pymysql.ProgrammingError):
             cursor.execute("SELECT * FROM left_here")
     tx.rollback()
@@ -173,10 +175,10 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_client_frees_its_key(driver, empty_mariadb):
+def test_a_killed_client_frees_its_key(driver, empty_either):
     """R74: the server notices the closed socket, rolls back, and the key is anybody's."""
     client = subprocess.Popen(
-        [sys.executable, "-c", KILLED, empty_mariadb],
+        [sys.executable, "-c", KILLED, empty_either],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -198,9 +200,9 @@ def test_a_killed_client_frees_its_key(driver, empty_mariadb):
     wait_until(free)
 
 
-def test_a_killed_server_keeps_what_it_committed(crashable_mariadb):
+def test_a_killed_server_keeps_what_it_committed(crashable):
     """R75, R76: what was acknowledged is there after kill -9; what was under way is not."""
-    url = migrated(crashable_mariadb.create_database("crash"))
+    url = migrated(crashable.create_database("crash"))
     with closing(PymysqlDriver(url)) as driver:
         done, under_way = a_claim("done"), a_claim("under-way")
         tx, look = locked(driver, done)
@@ -209,12 +211,12 @@ def test_a_killed_server_keeps_what_it_committed(crashable_mariadb):
         claimed = said(driver, STORE.claim(a_claim("claimed"))).record
         tx, look = locked(driver, under_way)
         assert tx.step(STORE.locks.completing(under_way, NEW, ANSWER, look.begun)) is not None
-        crashable_mariadb.kill()
+        crashable.kill()
         with pytest.raises(CommitAmbiguousError):
             tx.commit()
         with pytest.raises(StoreUnavailableError):
             said(driver, STORE.find(done.id))
-        crashable_mariadb.start()
+        crashable.start()
         assert said(driver, STORE.find(done.id)).record.response == ANSWER.response
         assert said(driver, STORE.find(claimed.id)).record == claimed
         assert said(driver, STORE.find(under_way.id)).record is None
@@ -223,9 +225,9 @@ def test_a_killed_server_keeps_what_it_committed(crashable_mariadb):
         tx.rollback()
 
 
-@pytest.fixture
-def crashable_mariadb():
-    with MariadbServer() as server:
+@pytest.fixture(params=[MariadbInstallation, MysqlInstallation], ids=["mariadb", "mysql"])
+def crashable(request):
+    with MariadbServer(kind=request.param) as server:
         yield server
 
 
@@ -247,13 +249,13 @@ def test_what_is_too_long_is_refused_and_not_cut(driver):
         said(driver, STORE.claim(replace(claim, id=long)))
 
 
-def test_a_statement_that_waited_too_long_undoes_itself_only(empty_mariadb, mariadb_server):
+def test_a_statement_that_waited_too_long_undoes_itself_only(empty_either, either_server):
     """1205 leaves the rest of a transaction: what is ours is rolled back by the driver, and none of it committed."""
-    with closing(PymysqlDriver(empty_mariadb, statement_timeout=1)) as driver:
+    with closing(PymysqlDriver(empty_either, statement_timeout=1)) as driver:
         claim = a_claim("waits")
         record = said(driver, STORE.claim(claim)).record
-        name = empty_mariadb.rpartition("/")[2]
-        with mariadb_server.connect(name) as connection, connection.cursor() as cursor:
+        name = empty_either.rpartition("/")[2]
+        with either_server.connect(name) as connection, connection.cursor() as cursor:
             cursor.execute("START TRANSACTION")
             cursor.execute("SELECT * FROM oncekey_record FOR UPDATE")
 
@@ -263,7 +265,7 @@ def test_a_statement_that_waited_too_long_undoes_itself_only(empty_mariadb, mari
 
             with pytest.raises(StoreUnavailableError, match="1205"):
                 driver.run(Transaction("both", Mode.ATOMIC, body))
-        assert mariadb_server.say("SELECT count(*) FROM oncekey_lock", name) == ((0,),)
+        assert either_server.say("SELECT count(*) FROM oncekey_lock", name) == ((0,),)
         assert said(driver, STORE.find(claim.id)).record == record
 
 
@@ -300,11 +302,11 @@ def test_what_errors_of_a_commit_mean(number, kind):
     assert type(commit_error(pymysql.OperationalError(number, "said"), "it")).__name__ == kind
 
 
-def test_a_crowd_of_threads_on_one_key_executes_once(driver, empty_mariadb, mariadb_server):
+def test_a_crowd_of_threads_on_one_key_executes_once(driver, empty_either, either_server):
     """No deadlock either: nobody waits for the row of a lock (60 in 180 where they did)."""
-    name = empty_mariadb.rpartition("/")[2]
-    mariadb_server.say("CREATE TABLE IF NOT EXISTS effect (item VARCHAR(64))", name)
-    mariadb_server.say("DELETE FROM effect", name)
+    name = empty_either.rpartition("/")[2]
+    either_server.say("CREATE TABLE IF NOT EXISTS effect (item VARCHAR(64))", name)
+    either_server.say("DELETE FROM effect", name)
     start = threading.Barrier(6)
     failures: list[BaseException] = []
 
@@ -332,13 +334,72 @@ def test_a_crowd_of_threads_on_one_key_executes_once(driver, empty_mariadb, mari
     for thread in threads:
         thread.join()
     assert not failures
-    assert mariadb_server.say("SELECT count(*), count(DISTINCT item) FROM effect", name) == ((20, 20),)
+    assert either_server.say("SELECT count(*), count(DISTINCT item) FROM effect", name) == ((20, 20),)
+
+
+def test_a_success_after_a_deadlock_is_refused(driver, empty_either, either_server):
+    """1213 has rolled everything back: a handler that goes on has no rows to tell success of."""
+    name = empty_either.rpartition("/")[2]
+    places = [said(driver, STORE.claim(a_claim(key))).record.id for key in ("one", "two")]
+    rows = [
+        f"UPDATE oncekey_record SET version = version + 1 WHERE scope = '{place.scope}' AND `key` = '{place.key}'"
+        for place in places
+    ]
+    claim = a_claim("deadlock")
+    tx, look = locked(driver, claim)
+    with (
+        either_server.connect(name, autocommit=False) as other,
+        other.cursor() as theirs,
+        tx.connection.cursor() as ours,
+    ):
+        theirs.execute(rows[0])
+        # InnoDB lets the one live that has written more.
+        theirs.executemany("INSERT INTO oncekey_lock VALUES (%s, %s)", [(n, 1) for n in range(1000, 1100)])
+        ours.execute(rows[1])
+        waiting = threading.Thread(target=theirs.execute, args=(rows[1],))
+        waiting.start()
+        with pytest.raises(pymysql.OperationalError, match="1213"):
+            ours.execute(rows[0])
+        waiting.join()
+    with pytest.raises(TransactionControlError, match="rolled the handler's transaction back"):
+        tx.step(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
+    tx.rollback()
+    assert said(driver, STORE.find(claim.id)).record is None
+
+
+def test_a_crowd_whose_first_ones_roll_back_is_refused_and_not_broken(driver):
+    """MySQL lets who comes at the very same moment wait, and may find a deadlock: that is somebody at it as well."""
+    start = threading.Barrier(6)
+    failures: list[BaseException] = []
+    got: list[int] = []
+
+    def requests():
+        try:
+            for turn in range(30):
+                start.wait(PATIENCE)
+                tx, look = locked(driver, a_claim(f"undone-{turn}"))
+                if look.got:
+                    got.append(turn)
+                assert tx.step(STORE.locks.locking(lock_for(a_claim(f"free-{id(tx)}")), a_claim(f"free-{id(tx)}"))).got
+                tx.rollback()
+        except BaseException as error:
+            failures.append(error)
+            start.abort()
+            raise
+
+    threads = [threading.Thread(target=requests) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert set(got) == set(range(30))
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])
-async def test_a_duplicate_over_http_is_told_so_while_the_first_runs(mariadb_url, blocking):
+async def test_a_duplicate_over_http_is_told_so_while_the_first_runs(either_url, blocking):
     """The same as a client sees it: 409 in flight, 422 for another request, then the same answer again."""
-    shop = RealShop(MariadbDatabase(mariadb_url, "aiomysql", pool_size=6))
+    shop = RealShop(MariadbDatabase(either_url, "aiomysql", pool_size=6))
     inside, free, go_on = asyncio.Event(), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -376,30 +437,30 @@ async def test_a_duplicate_over_http_is_told_so_while_the_first_runs(mariadb_url
 
 
 @pytest.mark.parametrize("committed", [True, False])
-async def test_a_record_inside_of_the_callers_own_transaction(empty_mariadb, mariadb_server, committed):
+async def test_a_record_inside_of_the_callers_own_transaction(empty_either, either_server, committed):
     """L7: what is written there is the caller's to commit, through either package, with one statement at a time."""
-    name = empty_mariadb.rpartition("/")[2]
+    name = empty_either.rpartition("/")[2]
     ends = "COMMIT" if committed else "ROLLBACK"
     claims = [a_claim("within"), a_claim("within-async")]
-    with mariadb_server.connect(name, autocommit=False) as connection, connection.cursor() as cursor:
+    with either_server.connect(name, autocommit=False) as connection, connection.cursor() as cursor:
         engine = wire.within(connection)
         verdict = engine.begin(claims[0], Policy())
         assert engine.settle(verdict.lease, ANSWER).ours
         cursor.execute(ends)
-    options = MariadbAddress.parse(empty_mariadb).options()
+    options = MariadbAddress.parse(empty_either).options()
     raw = await aiomysql.connect(**options, db=name, autocommit=False)
     within = wire.awithin(raw)
     verdict = await within.begin(claims[1], Policy())
     assert (await within.settle(verdict.lease, ANSWER)).ours
     await raw.query(ends)
     raw.close()
-    with closing(PymysqlDriver(empty_mariadb)) as driver:
+    with closing(PymysqlDriver(empty_either)) as driver:
         found = [said(driver, STORE.find(claim.id)).record for claim in claims]
     assert [record is not None for record in found] == [committed, committed]
 
 
-def test_a_transaction_has_to_be_begun_by_its_caller(mariadb_server):
-    with mariadb_server.connect() as connection, pytest.raises(ConfigurationError, match="begin a transaction"):
+def test_a_transaction_has_to_be_begun_by_its_caller(either_server):
+    with either_server.connect() as connection, pytest.raises(ConfigurationError, match="begin a transaction"):
         wire.within(connection)
 
 

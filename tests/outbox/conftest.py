@@ -1,4 +1,4 @@
-"""Real stores for the outbox: SQLite, and PostgreSQL behind both of its client libraries and SQLAlchemy."""
+"""Real stores for the outbox: SQLite, PostgreSQL by both of its client libraries and SQLAlchemy, MariaDB, MySQL."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from oncekey.drivers.aiomysql import AiomysqlDriver
 from oncekey.drivers.asyncpg import AsyncpgDriver
 from oncekey.drivers.psycopg import PsycopgDriver
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
@@ -26,7 +27,7 @@ def outbox_dsn(postgres_server):
         yield dsn
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "sqlalchemy", "aiomysql"])
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "sqlalchemy", "mariadb", "mysql", "sqlalchemy-mariadb"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
@@ -35,8 +36,14 @@ def world(request, tmp_path):
         with blocking(SqliteStore, driver) as world:
             yield world
         return
-    if request.param == "aiomysql":
-        with under_asyncio(MariadbStore, AiomysqlDriver(request.getfixturevalue("empty_mariadb"))) as world:
+    if request.param in {"mariadb", "mysql"}:
+        url = request.getfixturevalue(f"empty_{request.param}")
+        with under_asyncio(MariadbStore, AiomysqlDriver(url)) as world:
+            yield world
+        return
+    if request.param == "sqlalchemy-mariadb":
+        engine = create_async_engine(request.getfixturevalue("empty_mariadb").replace("://", "+aiomysql://", 1))
+        with under_asyncio(MariadbStore, MariadbOwner(engine)) as world:
             yield world
         return
     dsn = request.getfixturevalue("outbox_dsn")
@@ -50,6 +57,14 @@ def world(request, tmp_path):
         engine = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:"))
         with under_asyncio(PostgresStore, Owner(engine)) as world:
             yield world
+
+
+class MariadbOwner(SqlalchemyMariadbDriver):
+    """Disposes of the engine, too."""
+
+    async def close(self):
+        await super().close()
+        await self._engine.dispose()
 
 
 class Owner(SqlalchemyDriver):

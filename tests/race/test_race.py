@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import closing
 
 import pytest
@@ -16,7 +17,7 @@ from race.grounds import OnMariadb, OnPostgres, OnSqlite, Tally, WithLedger, cou
 from race.racing import Course, Report
 
 RACERS = 5
-ROUNDS = {"postgresql": 250, "sqlite": 120, "mariadb": 50, "redis": 100}
+ROUNDS = {"postgresql": 250, "sqlite": 120, "mariadb": 50, "mysql": 50, "redis": 100}
 """Of four kinds of keys each: on PostgreSQL a thousand races."""
 BY_FUNCTION = 20
 
@@ -32,8 +33,9 @@ def ground(store, request, tmp_path):
         case "redis":
             with StoringValkey() as server:
                 yield WithLedger(server.url, tmp_path / "executed")
-        case "mariadb":
-            yield OnMariadb(request.getfixturevalue("mariadb_server"), request.getfixturevalue("mariadb_url"))
+        case "mariadb" | "mysql":
+            server = request.getfixturevalue(f"{store}_server")
+            yield OnMariadb(server, server.create_database(f"race_{uuid.uuid4().hex}"))
         case "sqlite":
             yield OnSqlite(tmp_path / "race.db")
         case _:

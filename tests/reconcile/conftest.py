@@ -30,15 +30,15 @@ def empty_dsn(reconcile_dsn):
     return empty_tables(reconcile_dsn)
 
 
-@pytest.fixture(params=["sqlite", "asyncpg", "mariadb"])
+@pytest.fixture(params=["sqlite", "asyncpg", "mariadb", "mysql"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
         driver = SqliteDriver(tmp_path / "reconcile.db")
         drive(migrate.up(SqliteStore().schema), driver.run)
         made = blocking(SqliteStore, driver)
-    elif request.param == "mariadb":
-        made = blocking(MariadbStore, PymysqlDriver(request.getfixturevalue("empty_mariadb")))
+    elif request.param in {"mariadb", "mysql"}:
+        made = blocking(MariadbStore, PymysqlDriver(request.getfixturevalue(f"empty_{request.param}")))
     else:
         made = under_asyncio(PostgresStore, AsyncpgDriver(request.getfixturevalue("empty_dsn")))
     with made as world:

@@ -11,12 +11,12 @@ from oncekey import cli
 from sealing.looking import VARIABLE
 
 
-@pytest.fixture(params=("sqlite", "postgres", "mariadb"))
+@pytest.fixture(params=("sqlite", "postgres", "mariadb", "mysql"))
 def url(request, tmp_path):
     """The URL of an empty one."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/shop.db"
-    return request.getfixturevalue("postgres_dsn" if request.param == "postgres" else "mariadb_url")
+    return request.getfixturevalue("postgres_dsn" if request.param == "postgres" else f"{request.param}_url")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def execute(url: str, sql: str, *given: Any) -> list[tuple[Any, ...]]:
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
             return connection.execute(sql.replace("oncekey.", "oncekey_").replace("%s", "?"), given).fetchall()
-    if url.startswith("mariadb"):
+    if url.startswith(("mariadb", "mysql")):
         address = MariadbAddress.parse(url)
         with (
             pymysql.connect(**address.options(), database=address.database, autocommit=True) as connection,
@@ -49,7 +49,7 @@ def tables(url: str) -> list[str]:
     """All of the database's own."""
     if url.startswith("sqlite"):
         return [name for (name,) in execute(url, "SELECT name FROM sqlite_master WHERE type = 'table'")]
-    if url.startswith("mariadb"):
+    if url.startswith(("mariadb", "mysql")):
         return [name for (name,) in execute(url, "SHOW TABLES")]
     where = "table_schema NOT IN ('pg_catalog', 'information_schema') AND table_type = 'BASE TABLE'"
     return [

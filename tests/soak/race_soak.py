@@ -26,7 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.dynamo import CREDENTIALS, Dynalite, Moto
-from harness.mariadb import MariadbServer
+from harness.mariadb import MariadbInstallation, MariadbServer, MysqlInstallation
 from harness.postgres import PostgresServer
 from harness.postgres_binaries import Installation, installations
 from harness.valkeys import Cluster, StoringValkey
@@ -77,11 +77,15 @@ def on_postgres(installation: Installation) -> Callable[[Path], AbstractContextM
     return opened
 
 
-@contextmanager
-def on_mariadb(_: Path) -> Iterator[Ground]:
-    """A server."""
-    with MariadbServer() as server:
-        yield OnMariadb(server, server.create_database("race"))
+def on_mariadb(kind: type[MariadbInstallation]) -> Callable[[Path], AbstractContextManager[Ground]]:
+    """A server of MariaDB, or of MySQL."""
+
+    @contextmanager
+    def opened(_: Path) -> Iterator[Ground]:
+        with MariadbServer(kind=kind) as server:
+            yield OnMariadb(server, server.create_database("race"))
+
+    return opened
 
 
 @contextmanager
@@ -118,7 +122,7 @@ def contests() -> list[Contest]:
     return [
         Contest("sqlite", on_sqlite),
         *(Contest(f"postgresql-{one.major}", on_postgres(one)) for one in installations()),
-        Contest("mariadb", on_mariadb),
+        *(Contest(kind.name, on_mariadb(kind)) for kind in (MariadbInstallation, MysqlInstallation)),
         Contest("redis", on_valkey),
         Contest("redis-cluster", on_cluster),
         Contest("dynamodb-moto", on_moto, 10),

@@ -1,4 +1,4 @@
-"""`oncekey torture` for long, on a private PostgreSQL of every version, a MariaDB and a SQLite file.
+"""`oncekey torture` for long, on a private PostgreSQL of every version, a MariaDB, a MySQL and a SQLite file.
 
     python tests/soak/torture_soak.py --seconds 300
 
@@ -17,7 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.mariadb import MariadbServer
+from harness.mariadb import MariadbInstallation, MariadbServer, MysqlInstallation
 from harness.postgres import PostgresServer, installations
 
 TORTURE = (sys.executable, "-c", "from oncekey.cli import main; main()", "torture")
@@ -41,9 +41,10 @@ def main() -> None:
         with PostgresServer(installation) as server:
             if not torture(server.create_database("torture"), options.seconds, options.seed):
                 failed.append(str(installation))
-    with MariadbServer() as mariadb:
-        if not torture(mariadb.create_database("torture"), options.seconds, options.seed):
-            failed.append("MariaDB")
+    for kind in (MariadbInstallation, MysqlInstallation):
+        with MariadbServer(kind=kind) as mariadb:
+            if not torture(mariadb.create_database("torture"), options.seconds, options.seed):
+                failed.append(kind.name)
     if not torture("sqlite:///torture.db", options.seconds, options.seed):
         failed.append("SQLite")
     raise SystemExit(f"{', '.join(failed)}: see above, seed {options.seed}" if failed else 0)

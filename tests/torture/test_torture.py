@@ -71,16 +71,16 @@ def test_sqlite_for_programs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # neither the store that it made nor a temporary file
 
 
-def test_mariadb(tmp_path: Path, mariadb_url: str, mariadb_server: MariadbServer) -> None:
+def test_mariadb_and_mysql(tmp_path: Path, either_url: str, either_server: MariadbServer) -> None:
     # R75, R76 at large: the same shop, and a proxy that loses replies of COMMITs
-    done = run(tmp_path, "--store", mariadb_url, "--seconds", "5", "--seed", "7", "--json")
+    done = run(tmp_path, "--store", either_url, "--seconds", "5", "--seed", "7", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert (told["ok"], told["duplicates"], told["lost"], told["violations"]) == (True, 0, 0, [])
     assert told["crashes"] > 0
-    name = mariadb_url.rpartition("/")[2]
-    assert mariadb_server.say("SELECT count(*) FROM oncekey_record", name) == ((0,),)
-    assert mariadb_server.say("SHOW TABLES LIKE '%torture%'", name) == ()
+    name = either_url.rpartition("/")[2]
+    assert either_server.say("SELECT count(*) FROM oncekey_record", name) == ((0,),)
+    assert either_server.say("SHOW TABLES LIKE '%torture%'", name) == ()
 
 
 def test_postgres_for_people(tmp_path: Path, postgres_dsn: str) -> None:

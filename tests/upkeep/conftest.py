@@ -39,22 +39,22 @@ def _world(kind, request, tmp_path):
         driver = SqliteDriver(tmp_path / "upkeep.db")
         drive(migrate.up(SqliteStore().schema), driver.run)
         return blocking(SqliteStore, driver)
-    if kind == "mariadb":
-        return blocking(MariadbStore, PymysqlDriver(request.getfixturevalue("empty_mariadb")))
+    if kind in {"mariadb", "mysql"}:
+        return blocking(MariadbStore, PymysqlDriver(request.getfixturevalue(f"empty_{kind}")))
     dsn = request.getfixturevalue("empty_dsn")
     if kind == "psycopg":
         return blocking(PostgresStore, PsycopgDriver(dsn))
     return under_asyncio(PostgresStore, AsyncpgDriver(dsn))
 
 
-@pytest.fixture(params=["memory", "sqlite", "psycopg", "mariadb"])
+@pytest.fixture(params=["memory", "sqlite", "psycopg", "mariadb", "mysql"])
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     with _world(request.param, request, tmp_path) as world:
         yield world
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "mariadb"])
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "mariadb", "mysql"])
 def sql_world(request, tmp_path):
     """The same, of those that have an outbox."""
     with _world(request.param, request, tmp_path) as world:

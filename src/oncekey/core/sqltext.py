@@ -169,6 +169,7 @@ ONLY_READS: Final = (
 
 _READ_ONLY_TRANSACTION: Final = "25006"
 _READ_ONLY_FILE: Final = "SQLITE_READONLY"
+_READ_ONLY_MARIADB: Final = 1792
 _READS: Final = re.compile(
     r"\s*(?:SELECT|VALUES|SHOW)\b(?!.*\b(?:FOR\s+(?:UPDATE|NO|KEY|SHARE)|INTO|set_config|pg_\w*advisory\w*)\b)",
     re.IGNORECASE | re.DOTALL,
@@ -198,4 +199,6 @@ def refused_to_write(error: BaseException) -> bool:
     """Whether the database refused a write because its transaction is read-only."""
     origin = getattr(error, "orig", None) or error
     name = str(getattr(origin, "sqlite_errorname", None) or "")
-    return getattr(origin, "sqlstate", None) == _READ_ONLY_TRANSACTION or name.startswith(_READ_ONLY_FILE)
+    if name.startswith(_READ_ONLY_FILE) or origin.args[:1] == (_READ_ONLY_MARIADB,):
+        return True
+    return getattr(origin, "sqlstate", None) == _READ_ONLY_TRANSACTION

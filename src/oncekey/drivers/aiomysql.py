@@ -25,10 +25,12 @@ from oncekey.drivers.mariadb_saying import (
     MAX_AGE,
     MIGRATE,
     NOTHING_LEFT,
+    OURS,
     POOL_SIZE,
     RESET,
     STATEMENT_TIMEOUT,
     TIMEOUT,
+    Manner,
     Result,
     begun,
     committing,
@@ -125,6 +127,16 @@ class Session:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
+    async def run(self, transaction: Transaction[T], limit: float, manner: Manner = OURS) -> T:
+        """Run one transaction of ours; each message but those of a migration has so long to be answered."""
+        migrates = transaction.name == MIGRATE
+        try:
+            return await self.talk(running(transaction, manner), None if migrates else limit)
+        except BaseException:
+            if migrates:
+                self.sever()  # its lock is the session's
+            raise
+
     async def said(self, message: bytes) -> list[Result]:
         """Send a message, and read all replies to it."""
         return await _heard(self.raw, message)
@@ -146,6 +158,23 @@ async def _heard(raw: Any, message: bytes) -> list[Result]:  # noqa: ANN401  (ai
 def _result(raw: Any) -> Result:  # noqa: ANN401
     result = raw._result  # noqa: SLF001  (a cursor would hide what was answered to each sentence)
     return Result(result.description, result.rows or ())
+
+
+async def severed(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
+    """End a connection of somebody else's, whatever is under way on it."""
+    raw.close()
+
+
+async def cleaned(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
+    """Make a session of somebody else's what it was when aiomysql had opened it."""
+    said = [f"SET NAMES {raw.charset}"]
+    if raw.sql_mode is not None:
+        said.append(f"SET sql_mode={raw.sql_mode}")
+    if raw.init_command is not None:
+        said.append(raw.init_command)
+    if raw.autocommit_mode is not None:
+        said.append(f"SET autocommit = {int(raw.autocommit_mode)}")
+    await Session(raw, ";\n".join(said).encode()).clean()
 
 
 class Pool:
@@ -272,13 +301,8 @@ class AiomysqlDriver:
 
     async def _once(self, transaction: Transaction[T]) -> T:
         session = await self._pool.take(business=False)
-        migrates = transaction.name == MIGRATE
         try:
-            return await session.talk(running(transaction), None if migrates else self._limit + GRACE)
-        except BaseException:
-            if migrates:
-                session.sever()  # the lock belongs to the session
-            raise
+            return await session.run(transaction, self._limit + GRACE)
         finally:
             self._pool.give(session, business=False)
 
@@ -304,7 +328,8 @@ class AiomysqlTransaction:
         if session is None:
             raise TransactionControlError(OVER)
         ended = session.open and not session.in_transaction
-        return await session.talk(stepping(steps, ended=ended), self._limit + GRACE)
+        talk = stepping(steps, ended=ended, undone=self._lending.undone)
+        return await session.talk(talk, self._limit + GRACE)
 
     async def commit(self) -> None:
         """Commit, and return the connection."""

@@ -82,24 +82,35 @@ _IMPLICIT: Final = frozenset(
         "RESET",
     }
 )
-"""Statements for which MariaDB and MySQL commit a transaction by themselves."""
+"""What MariaDB and MySQL commit a transaction for by themselves."""
+UNDONE: Final = (
+    "the database rolled the handler's transaction back to end a deadlock, and the handler went on: its rows are gone, "
+    "so a success cannot be stored. Let such an error out of the handler, and the request may be sent again"
+)
+_DEADLOCK: Final = 1213
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
 class Lending:
     """Whether a handler may still use the connection that it got, and whether it ever did."""
 
-    __slots__ = ("over", "used")
+    __slots__ = ("over", "undone", "used")
 
     def __init__(self) -> None:
         self.over = False
         self.used = False
+        self.undone = False
 
     def check(self) -> None:
         """Raise if the operation is over."""
         if self.over:
             raise TransactionControlError(OVER)
         self.used = True
+
+
+def undoes(error: BaseException) -> bool:
+    """Whether MariaDB or MySQL has rolled a whole transaction back with the statement that failed."""
+    return error.args[:1] == (_DEADLOCK,)
 
 
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES) -> None:

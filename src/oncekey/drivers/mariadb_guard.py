@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import Lending, refusal, refuse_transaction_control
+from oncekey.drivers.guard import Lending, refusal, refuse_transaction_control, undoes
 
 _REFUSED: Final = frozenset(
     {"commit", "rollback", "begin", "close", "autocommit", "query", "select_db", "kill", "ensure_closed", "connect"}
@@ -38,6 +39,15 @@ class Guarded:
         text = query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query)
         refuse_transaction_control(text, Dialect.MARIADB)
 
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Remember an error with which the server has rolled the whole transaction back."""
+        try:
+            yield
+        except Exception as error:
+            self._lending.undone = self._lending.undone or undoes(error)
+            raise
+
 
 class _GuardedConnection(Guarded):
     __slots__ = ()
@@ -67,12 +77,14 @@ class GuardedCursor(Guarded):
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
         """Execute a statement."""
         self._check(query)
-        return self._raw.execute(query, *args, **kwargs)
+        with self._noting():
+            return self._raw.execute(query, *args, **kwargs)
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
         """Execute a statement for each of many parameters."""
         self._check(query)
-        return self._raw.executemany(query, *args, **kwargs)
+        with self._noting():
+            return self._raw.executemany(query, *args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
         self._lending.check()
@@ -129,12 +141,14 @@ class AsyncGuardedCursor(Guarded):
     async def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
         """Execute a statement."""
         self._check(query)
-        return await self._raw.execute(query, *args, **kwargs)
+        with self._noting():
+            return await self._raw.execute(query, *args, **kwargs)
 
     async def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
         """Execute a statement for each of many parameters."""
         self._check(query)
-        return await self._raw.executemany(query, *args, **kwargs)
+        with self._noting():
+            return await self._raw.executemany(query, *args, **kwargs)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         self._lending.check()

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.core.sqltext import Dialect, sentences
+from oncekey.drivers.guard import UNDONE
 from oncekey.drivers.mariadb_errors import FAILURES, commit_error, is_answer, number_of, statement_error
 from oncekey.drivers.placeholders import parted
 from oncekey.flow import Mode
@@ -57,8 +58,8 @@ COMMIT: Final = b"COMMIT"
 ROLLBACK: Final = b"ROLLBACK"
 IN_TRANSACTION: Final = 1
 """The bit of the server's status (SERVER_STATUS_IN_TRANS)."""
-_VARBINARY: Final = frozenset({15, 253, 254})
-"""Column types that hold our texts, compared byte by byte; columns that hold bytes are BLOBs."""
+_BYTES: Final = frozenset({"seed", "response_body", "request"})
+"""Columns that hold bytes. All others hold text, compared byte by byte; MySQL calls some of those a BLOB in a UNION."""
 
 _SPECIAL: Final = re.compile(rb"['\\\x00\x1a\x80-\xff]")
 """Bytes that may end or change a quoted literal."""
@@ -78,6 +79,21 @@ Talk: TypeAlias = Generator[bytes, list[Result], T]
 """A conversation on one connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How transactions are begun in a session, and whether it commits by itself what is said outside of one."""
+
+    begin: bytes
+    commits: bool
+
+
+OURS: Final = Manner(BEGIN, commits=True)
+"""Of sessions that were greeted."""
+
+THEIRS: Final = Manner(b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN, commits=False)
+"""Of an application's sessions, which are left as they are: whatever is said there ends what it has begun."""
+
+
 def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
     """The first message of a session: read what is committed, refuse values that do not fit, end when idle."""
     return (
@@ -87,15 +103,15 @@ def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
     ).encode("ascii")
 
 
-def running(transaction: Transaction[T]) -> Talk[T]:
-    """One transaction of oncekey's own."""
+def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
+    """One transaction of ours."""
     mode, steps = transaction.mode, transaction.body()
     if mode is not Mode.ATOMIC:
-        return (yield from _stepping(steps, mode))
+        return (yield from _stepping(steps, mode, manner))
     try:
-        yield from _said(BEGIN, mode, transaction.name)
-        result = yield from _stepping(steps, mode)
-    except Exception:  # a caller that is interrupted closes the connection
+        yield from _said(manner.begin, mode, transaction.name)
+        result = yield from _stepping(steps, mode, manner)
+    except Exception:  # whoever is interrupted closes the connection
         steps.close()
         yield from undoing()
         raise
@@ -108,23 +124,26 @@ def running(transaction: Transaction[T]) -> Talk[T]:
     return result
 
 
-def begun() -> Talk[None]:
+def begun(manner: Manner = OURS) -> Talk[None]:
     """Begin a business transaction."""
-    yield from _said(BEGIN, Mode.ATOMIC, WHAT)
+    yield from _said(manner.begin, Mode.ATOMIC, WHAT)
 
 
-def only_reading() -> Talk[None]:
-    """Begin a transaction in which the server itself refuses writes."""
-    yield from _said(b"START TRANSACTION READ ONLY", Mode.ATOMIC, WHAT)
+def only_reading(manner: Manner = OURS) -> Talk[None]:
+    """Begin one in which the server itself refuses to write."""
+    yield from _said(manner.begin + b" READ ONLY", Mode.ATOMIC, WHAT)
 
 
-def stepping(steps: Steps[T], *, ended: bool) -> Talk[T]:
-    """Run statements of oncekey's own in a business transaction, which a handler may have ended."""
+def stepping(steps: Steps[T], *, ended: bool, undone: bool, manner: Manner = OURS) -> Talk[T]:
+    """Statements of ours in a business transaction, which a handler may have ended, or the server itself."""
+    if undone:  # which its last answer did not tell: an error comes without the server's status
+        steps.close()
+        raise TransactionControlError(UNDONE)
     if ended:
         # The handler has committed its rows already, so the record has to follow them.
         log.error(ENDED_EARLY)
-        yield from begun()
-    return (yield from _stepping(steps, Mode.ATOMIC))
+        yield from begun(manner)
+    return (yield from _stepping(steps, Mode.ATOMIC, manner))
 
 
 def committing() -> Talk[None]:
@@ -155,23 +174,23 @@ def within(statement: Statement) -> Talk[Rows]:
     return rows
 
 
-def _stepping(steps: Steps[T], mode: Mode) -> Talk[T]:
+def _stepping(steps: Steps[T], mode: Mode, manner: Manner) -> Talk[T]:
     try:
         statement = next(steps)
         while True:
-            statement = steps.send((yield from _executed(statement, mode)))
+            statement = steps.send((yield from _executed(statement, mode, manner)))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
         steps.close()
 
 
-def _executed(statement: Statement, mode: Mode) -> Talk[Rows]:
+def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
     """One statement. Several sentences that commit by themselves are one transaction."""
     texts = [rendered(sentence, statement.params) for sentence in _sentences(_text(statement))]
-    alone = mode is Mode.SINGLE and len(texts) > 1
+    alone = mode is not Mode.ATOMIC and not (manner.commits and (mode is Mode.READ or len(texts) == 1))
     if alone:
-        texts = [BEGIN, *texts, COMMIT]
+        texts = [*texts, ROLLBACK] if mode is Mode.READ else [manner.begin, *texts, COMMIT]
     try:
         results = yield b"\n;\n".join(texts)  # a sentence may end with a comment
     except FAILURES as error:
@@ -202,7 +221,7 @@ def named(result: Result) -> list[Row]:
     """The rows by their columns' names."""
     columns = result.columns or ()
     names = [str(column[0]) for column in columns]
-    texts = [index for index, column in enumerate(columns) if column[1] in _VARBINARY]
+    texts = [index for index, name in enumerate(names) if name not in _BYTES]
     found: list[Row] = []
     for row in result.rows:
         values = list(row)

@@ -320,7 +320,10 @@ class PymysqlTransaction:
             raise TransactionControlError(OVER)
         result: T = session.hold(
             self._limit + GRACE,
-            partial(session.talk, stepping(steps, ended=session.raw.open and not session.in_transaction)),
+            partial(
+                session.talk,
+                stepping(steps, ended=session.raw.open and not session.in_transaction, undone=self._lending.undone),
+            ),
         )
         return result
 

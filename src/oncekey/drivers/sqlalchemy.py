@@ -17,7 +17,7 @@ from oncekey.drivers.postgres_doubt import CONFIRM, WHAT, AsyncAsking, Doubt
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
-from oncekey.drivers.sqlalchemy_guard import GuardedConnection, guarding, open_guarded
+from oncekey.drivers.sqlalchemy_guard import GuardedConnection, Watch, guarding, open_guarded
 from oncekey.drivers.sqlalchemy_raw import as_opened, raw_of, severed
 from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute, forsaken, sure
 from oncekey.drivers.sqlalchemy_sessions import OrdinarySession, SteppingSession, only_reading, placed
@@ -38,7 +38,7 @@ OURS: Final = "READ COMMITTED"
 GRACE: Final = 1.0
 """Seconds for a statement to end after its connection was closed, and for a standby to confirm a commit."""
 
-DIALECTS: Final = frozenset({"postgresql", "sqlite"})
+DIALECTS: Final = frozenset({"postgresql", "sqlite", "mysql", "mariadb"})
 TOO_SMALL: Final = (
     "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
     "create_async_engine(..., pool_size=2) or more"
@@ -57,7 +57,8 @@ class SqlalchemyDriver:
     def __init__(self, engine: AsyncEngine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
         if engine.dialect.name not in DIALECTS:
             raise ConfigurationError(
-                f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL or SQLite"
+                f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, "
+                "MariaDB or MySQL"
             )
         self._engine = engine
         self._statement_timeout = statement_timeout
@@ -115,13 +116,16 @@ class SqlalchemyDriver:
             if isinstance(error, FAILURES):
                 raise not_connected(error) from error
             raise
-        transaction = SqlalchemyTransaction(connection, watch, self._end, self._doubt)
+        transaction = self._begun(connection, watch, reads=engine is self._guarded_reader)
         try:
             await transaction.start()
         except BaseException:
             await transaction.rollback()
             raise
         return transaction
+
+    def _begun(self, connection: GuardedConnection, watch: Watch, *, reads: bool) -> SqlalchemyTransaction:  # noqa: ARG002
+        return SqlalchemyTransaction(connection, watch, self._end, self._doubt)
 
     def session(self) -> OrdinarySession:
         """An ordinary session, which the application commits; it takes a connection when it is first used."""

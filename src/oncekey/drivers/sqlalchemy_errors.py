@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final, cast
 
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -38,6 +39,8 @@ def not_connected(error: BaseException) -> StoreError:
     """The meaning of an error before anything was sent."""
     if isinstance(error, PoolTimeoutError):
         return StoreBusyError("no connection of the engine's pool became free in time")
+    if _is_mysql(error):
+        return cast("StoreError", _mariadb().unreachable(_origin(error)))
     return postgres_errors.unreachable(_kind(error))
 
 
@@ -45,6 +48,8 @@ def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
     """The meaning of an error of a statement."""
     if _is_sqlite(error):
         return sqlite_errors.store_error(_origin(error), what)
+    if _is_mysql(error):
+        return cast("StoreError", _mariadb().statement_error(_origin(error), mode, what))
     if _was_lost(error):
         return postgres_errors.lost(mode, what)
     return postgres_errors.refused(sqlstate(error), what, _kind(error))
@@ -54,6 +59,8 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
     """The meaning of an error of a COMMIT: the server's own is a roll-back, a lost connection is ambiguous (L5)."""
     if _is_sqlite(error):
         return sqlite_errors.commit_error(_origin(error), what)
+    if _is_mysql(error):
+        return cast("StoreError", _mariadb().commit_error(_origin(error), what))
     if _was_lost(error):
         return postgres_errors.lost_commit(what)
     return postgres_errors.refused_commit(sqlstate(error), what, _kind(error))
@@ -75,6 +82,15 @@ def sqlstate(error: BaseException) -> str | None:
 
 def _is_sqlite(error: BaseException) -> bool:
     return hasattr(_origin(error), "sqlite_errorname")
+
+
+def _is_mysql(error: BaseException) -> bool:
+    return any(kind.__module__.startswith("pymysql") for kind in type(_origin(error)).__mro__)
+
+
+def _mariadb() -> Any:  # noqa: ANN401  (a module)
+    """What its errors mean; asked for only by those who have PyMySQL."""
+    return import_module("oncekey.drivers.mariadb_errors")
 
 
 def _kind(error: BaseException) -> str:

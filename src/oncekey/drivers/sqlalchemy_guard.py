@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
+from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control, undoes
 from oncekey.drivers.sqlalchemy_raw import is_in_transaction, raw_of
 from oncekey.drivers.sqlalchemy_saying import OWN
 
@@ -26,18 +26,25 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 WATCH: Final = "oncekey_watch"
+_DIALECTS: Final = {
+    "sqlite": Dialect.SQLITE,
+    "postgresql": Dialect.POSTGRES,
+    "mysql": Dialect.MARIADB,
+    "mariadb": Dialect.MARIADB,
+}
 
 
 class Watch:
     """What happened on one connection. It guards from the begin of the transaction until oncekey ends it."""
 
-    __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said", "used")
+    __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said", "undone", "used")
 
     def __init__(self) -> None:
         self.guards = False
         self.over = False
         self.released = False
         self.used = False
+        self.undone = False
         self.said = 0
         self.heard = 0
         self.running: set[object] = set()
@@ -130,7 +137,7 @@ class GuardedConnection(AsyncConnection):
 def guarding(engine: AsyncEngine) -> AsyncEngine:
     """An engine on the same pool whose connections, once watched, only oncekey can end."""
     ours = engine.execution_options(oncekey=True)
-    harmless = _checked(Dialect.SQLITE if engine.dialect.name == "sqlite" else Dialect.POSTGRES)
+    harmless = _checked(_DIALECTS[engine.dialect.name])
 
     def before(
         connection: Connection,
@@ -161,6 +168,7 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
         watch = None if error.connection is None else error.connection.get_execution_options().get(WATCH)
         if watch is not None:
             watch.ends(error.execution_context)
+            watch.undone = watch.undone or undoes(error.original_exception)
             if watch.over:
                 # We closed this connection, which says nothing about the others of the pool.
                 error.invalidate_pool_on_disconnect = False

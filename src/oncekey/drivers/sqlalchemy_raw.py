@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.util import greenlet_spawn
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection
 
+
+_MODULES: Final = {"asyncpg": "asyncpg_connections", "psycopg": "psycopg_connections", "aiomysql": "aiomysql"}
+"""Where is written how a connection of a package is ended and cleaned."""
 
 log = logging.getLogger("oncekey")
 
@@ -35,21 +38,23 @@ def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psy
     """Whether the driver's own connection is in a transaction. None: it does not say."""
     if hasattr(raw, "is_in_transaction"):
         return bool(raw.is_in_transaction())
+    if hasattr(raw, "get_transaction_status"):
+        return bool(raw.get_transaction_status())
     status = getattr(getattr(raw, "info", None), "transaction_status", None)
     return None if status is None else status.name != "IDLE"
 
 
 def package_of(raw: object) -> str | None:
-    """The package of a connection: asyncpg or psycopg. None: SQLite, or there is no connection any more."""
+    """Whose connection it is, or extends: asyncpg's, psycopg's or aiomysql's. None: SQLite's, or there is none."""
     packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
-    return next((one for one in ("asyncpg", "psycopg") if one in packages), None)
+    return next((one for one in _MODULES if one in packages), None)
 
 
 async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
     """Close the driver's own connection although a statement is under way and its reply may be waited for."""
     package = package_of(raw)
     if package is not None:
-        await import_module(f"oncekey.drivers.{package}_connections").severed(raw)
+        await import_module(f"oncekey.drivers.{_MODULES[package]}").severed(raw)
     elif hasattr(raw, "interrupt"):
         await raw.interrupt()
 
@@ -66,8 +71,13 @@ async def as_opened(connection: Connection | None) -> bool:
     try:
         if package is None:
             return not await _has_temporaries(raw)
-        await import_module(f"oncekey.drivers.{package}_connections").cleaned(raw)
-        listeners = [listener for listener in connection.engine.pool.dispatch.connect if _is_the_applications(listener)]
+        await import_module(f"oncekey.drivers.{_MODULES[package]}").cleaned(raw)
+        # MariaDB resets what SQLAlchemy itself has set for a session, too.
+        listeners = [
+            listener
+            for listener in connection.engine.pool.dispatch.connect
+            if package == "aiomysql" or _is_the_applications(listener)
+        ]
         if listeners:
             await greenlet_spawn(_connected, connection, listeners)
     except Exception as error:  # noqa: BLE001  (a listener of the application's may raise anything)

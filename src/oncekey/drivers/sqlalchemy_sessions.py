@@ -108,8 +108,8 @@ def placed(
 
 
 def only_reading(engine: AsyncEngine) -> AsyncEngine:
-    """An engine on the same pool that refuses writes; PostgreSQL itself refuses them, too."""
-    options = {} if engine.dialect.name == "sqlite" else {"postgresql_readonly": True}
+    """An engine on the same pool through which nothing is written: PostgreSQL itself refuses it, too."""
+    options = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
     ours = engine.execution_options(oncekey_reads=True, **options)
 
     def before(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:

@@ -3,10 +3,10 @@
 -- The lock's name is per database; it belongs to the session, so it has to be released.
 
 -- name: lock
-SELECT GET_LOCK(CONCAT('oncekey_migration_', MD5(DATABASE())), 60) AS got;
+SELECT GET_LOCK(CONCAT('oncekey_migration_', LEFT(SHA2(DATABASE(), 256), 32)), 60) AS got;
 
 -- name: unlock
-SELECT RELEASE_LOCK(CONCAT('oncekey_migration_', MD5(DATABASE()))) AS given_back;
+SELECT RELEASE_LOCK(CONCAT('oncekey_migration_', LEFT(SHA2(DATABASE(), 256), 32))) AS given_back;
 
 -- name: table
 CREATE TABLE IF NOT EXISTS oncekey_migration (

@@ -45,8 +45,12 @@ JSON_TABLE(:held, '$[*]' COLUMNS (id VARCHAR(36) PATH '$.id', fence BIGINT PATH 
 STRAIGHT_JOIN oncekey_outbox AS parcel ON parcel.id = CAST(held.id AS BINARY) AND parcel.fence = held.fence
     AND parcel.state = 'held'
 
+-- part: of_parcel
+-- MySQL locks rows of a list no more than it locks the list; MariaDB takes this for a comment.
+/*!80000 OF parcel */
+
 -- name: sent
-SELECT parcel.id FROM {held} AND parcel.kind = 'emit' FOR UPDATE;
+SELECT parcel.id FROM {held} AND parcel.kind = 'emit' FOR UPDATE {of_parcel};
 DELETE parcel FROM {held} AND parcel.kind = 'emit';
 
 -- name: remaining
@@ -54,7 +58,7 @@ SELECT parcel.id FROM JSON_TABLE(:held, '$[*]' COLUMNS (id VARCHAR(36) PATH '$.i
 STRAIGHT_JOIN oncekey_outbox AS parcel ON parcel.id = CAST(held.id AS BINARY);
 
 -- name: hand_back
-SELECT parcel.id FROM {held} FOR UPDATE;
+SELECT parcel.id FROM {held} FOR UPDATE {of_parcel};
 UPDATE {held}
 SET parcel.state = 'ready', parcel.owner = NULL, parcel.lease_until = NULL, parcel.attempts = parcel.attempts - 1,
     parcel.due_at = {now};
