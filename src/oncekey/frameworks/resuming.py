@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -61,7 +62,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
     The application's authentication asks this first: a completer has no credentials, only the reference that the
     principal's (or else the tenant's) resolver gave when the client's request was claimed.
     """
-    scope = request if isinstance(request, dict) else getattr(request, "scope", None)
+    scope = request if isinstance(request, Mapping) else getattr(request, "scope", None)
     if scope is None:
         scope = request.environ
     resumption = scope.get(RESUMPTION)
