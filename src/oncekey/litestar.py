@@ -20,31 +20,24 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from litestar import Litestar, Request, Response, get
-from litestar.exceptions import LitestarException
 from litestar.plugins import InitPlugin, ReceiveRoutePlugin
 from litestar.response import ServerSentEvent
 from litestar.routes import HTTPRoute
-from litestar.types import Empty
-from litestar.utils.scope.state import ScopeState
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
-from oncekey.frameworks.asgi.delivery import send_answer
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
-from oncekey.frameworks.asgi.lending import lend
-from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
-from oncekey.frameworks.asgi.nesting import current, enrolment_of
-from oncekey.frameworks.asgi.places import UnsettledError
+from oncekey.frameworks.asgi.intake import TooSlowError
+from oncekey.frameworks.asgi.nesting import enrolment_of
 from oncekey.frameworks.listing import check_served
+from oncekey.frameworks.litestar_exchange import AnsweredError, AnswerResponse, HandlerMiddleware, answered, respond
 from oncekey.frameworks.litestar_routes import (
     databases_of,
     depends_on,
     enrolment_by,
     handlers_of,
     installations_of,
-    protected_in,
     walk,
 )
 from oncekey.frameworks.openapi import describe_one
@@ -58,7 +51,6 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi.types import App, Receive, Scope, Send
     from oncekey.once import Once
 
     Named = Callable[[Request[Any, Any, Any]], str | Awaitable[str]]
@@ -113,11 +105,10 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             principal=None if principal is None else by_request(principal, "principal", _request),
             status_path=status,
             enrol=enrol,
-            respond=_respond,
+            respond=respond,
             keep_headers=keep_headers,
         )
         self._app: Litestar | None = None
-        self.compresses = False
         self._placed: set[HTTPRouteHandler] = set()
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
@@ -127,7 +118,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             app_config.plugins.append(self)  # Litestar comes to it again when it has asked the others
             return app_config
         app_config.lifespan.append(self.once.lifespan)
-        app_config.exception_handlers.update({_AnsweredError: _answer, TooSlowError: self._too_slow})
+        app_config.exception_handlers.update({AnsweredError: answered, TooSlowError: self._too_slow})
         installation, policy = self.installation, self.once.policy
         if is_served(policy):
             page = get(policy.docs_url, include_in_schema=False)(_documentation_of(documentation(policy)))
@@ -149,17 +140,25 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             if handler in self._placed:
                 continue  # one handler may serve several paths
             self._placed.add(handler)
-            ours: Any = functools.partial(_Middleware, plugin=self, handler=handler)
-            handler.middleware = [*(handler.middleware or ()), ours]
+            handler.middleware = [*(handler.middleware or ()), self._middleware_of(app, handler)]
             enrolment = enrolment_by(self.once, handler)
             if enrolment is not None:
                 handler.operation_class = _described(handler.operation_class, enrolment)
                 if enrolment.blocking:
                     _await(handler)
 
+    def _middleware_of(self, app: Litestar, handler: HTTPRouteHandler) -> Any:  # noqa: ANN401  (Litestar's type for it)
+        return functools.partial(
+            HandlerMiddleware,
+            installation=self.installation,
+            handler=handler,
+            sessions=self._sessions_of(app, handler),
+            compresses=app.compression_config is not None,
+        )
+
     def _adopted_by(self, app: Litestar) -> None:
         if self._app is None:
-            self._app, self.compresses = app, app.compression_config is not None
+            self._app = app
             self.installation.check = functools.partial(self._check, app)
             self.once.adopt(app, self.installation)
 
@@ -182,17 +181,17 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
     def _shares(self, config: Any) -> bool:  # noqa: ANN401  (a class of advanced-alchemy's)
         return not isinstance(self.once.store, str) and config.get_engine() is self.once.store
 
-    def sessions_of(self, handler: HTTPRouteHandler) -> list[str]:
+    def _sessions_of(self, app: Litestar, handler: HTTPRouteHandler) -> list[str]:
         """Where the SQLAlchemy plugin looks for the sessions that a handler's transaction is lent as."""
         enrolment = enrolment_by(self.once, handler)
-        if enrolment is None or enrolment.effects is Effects.INLINE or self._app is None:
+        if enrolment is None or enrolment.effects is Effects.INLINE:
             return []
-        used = [one for one in databases_of(self._app) if one.session_dependency_key in depends_on(handler)]
+        used = [one for one in databases_of(app) if one.session_dependency_key in depends_on(handler)]
         return [config.session_scope_key for config in used if self._shares(config)]
 
     def _too_slow(self, request: Request[Any, Any, Any], _: Exception) -> Response[Any]:
         enrolment = enrolment_of(request.scope, self.once)  # type: ignore[arg-type]  # Litestar's scope is a TypedDict
-        return _Answer(self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), enrolment))
+        return AnswerResponse(self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), enrolment))
 
 
 def _await(handler: HTTPRouteHandler) -> None:
@@ -205,81 +204,9 @@ def _request(scope: Any) -> Request[Any, Any, Any]:  # noqa: ANN401  (Litestar's
     return Request(scope)
 
 
-class _Middleware(OncekeyMiddleware):
-    """The middleware of one route handler."""
-
-    def __init__(self, app: App, plugin: OncePlugin, handler: HTTPRouteHandler) -> None:
-        super().__init__(self._lend if (sessions := plugin.sessions_of(handler)) else app, plugin.installation)
-        self._endpoint: Any = protected_in(handler)
-        self._inner = app
-        self._sessions = sessions
-        self._compresses = plugin.compresses
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; Litestar has made another exception of what tells us that there is nothing to add."""
-        scope["endpoint"] = self._endpoint
-        if self._compresses and any(name == KEY_FIELD for name, _ in scope["headers"]):
-            # Litestar compresses inside of all middleware, and what is stored is for clients of every kind.
-            scope["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
-            ScopeState.from_scope(scope).headers = Empty  # type: ignore[arg-type]  # a copy that somebody has read
-        try:
-            await super().__call__(scope, receive, send)
-        except LitestarException as error:
-            if not isinstance(error.__cause__, UnsettledError | ClientLeftError):
-                raise
-
-    async def _lend(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Put our session where the SQLAlchemy plugin would put one of its own."""
-        from advanced_alchemy.extensions.litestar._utils import set_aa_scope_state  # noqa: PLC0415  (optional)
-
-        request = current.get()
-        assert request is not None
-        await request.read_ahead(self._endpoint.__oncekey__.policy)
-        for key in self._sessions:
-            set_aa_scope_state(scope, key, lend(request).following())  # type: ignore[arg-type]
-        await self._inner(scope, receive, send)
-
-
-class _Answer(Response[bytes]):
-    """An answer of ours, with its header lines as they are."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.body, status_code=answer.status)
-        self._said = answer
-
-    def to_asgi_response(self, *_: Any, **__: Any) -> Any:  # noqa: ANN401  (as its parent's)
-        """Send it."""
-
-        async def say(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
-            await send_answer(send, self._said)
-
-        return say
-
-
-class _AnsweredError(Exception):
-    """An answer that is given instead of the handler's, where Litestar would take it for the handler's data."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__()
-        self.answer = answer
-
-
-def _respond(answer: Answer) -> Response[bytes]:
-    request = current.get()
-    assert request is not None
-    if request.scope["route_handler"].resolve_return_dto() is not None:
-        raise _AnsweredError(answer)
-    return _Answer(answer)
-
-
-def _answer(_: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    assert isinstance(error, _AnsweredError)
-    return _Answer(error.answer)
-
-
 def _documentation_of(page: Answer) -> Callable[..., Any]:
     async def idempotency_documentation() -> Response[bytes]:
-        return _Answer(page)
+        return AnswerResponse(page)
 
     return idempotency_documentation
 
@@ -291,7 +218,7 @@ def _status_of(installation: Installation) -> Callable[..., Any]:
         path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
         key = unquote(path.partition(f"{installation.status_path}/")[2])
         runtime, site = installation.life()
-        return _Answer(await runtime.drive(status_of(installation, site.store, caller, key)))
+        return AnswerResponse(await runtime.drive(status_of(installation, site.store, caller, key)))
 
     return idempotency_key_status
 

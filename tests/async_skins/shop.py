@@ -1,7 +1,7 @@
 """A shop behind Litestar and behind aiohttp's own server, over real sockets; its own process can be killed.
 
-`application(url, kind)` is the application alone, and `served(app)` serves it. `python -m async_skins.shop URL KIND mortal 60`
-says its port, and serves until it is killed: by an order, if it is mortal.
+`application(url, kind)` is the application alone, and `served(app)` serves it. `python -m async_skins.shop URL KIND
+mortal 60` says its port, and serves until it is killed: by an order, if it is mortal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 from litestar import Litestar, Request, Response, post
@@ -190,7 +190,7 @@ class Runner:
         self.port = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._ready.wait(PATIENCE)
         if self._error is not None:
@@ -228,11 +228,15 @@ class Runner:
             self._ready.set()
 
 
+def server_of(app: Any, **options: Any) -> Runner | Served:
+    """A real server on loopback: uvicorn for ASGI, or aiohttp's own."""
+    return Runner(app, **options) if isinstance(app, web.Application) else Served(app, **options)
+
+
 @contextmanager
 def served(app: Any, **options: Any) -> Iterator[int]:
-    """A real server on loopback: uvicorn for ASGI, aiohttp's own; its port."""
-    server: Any = Runner(app, **options) if isinstance(app, web.Application) else Served(app, **options)
-    with server:
+    """The same, while it serves; its port."""
+    with server_of(app, **options) as server:
         yield server.port
 
 

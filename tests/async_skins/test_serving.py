@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from async_skins.shop import Shop, served
+from async_skins.shop import Shop, served, server_of
 from conformance.aiming import broken
 from harness.patience import PATIENCE, wait_until
 from harness.served import Wire
@@ -37,7 +37,7 @@ def new_key() -> str:
 
 
 def test_a_repeat_gets_the_same_bytes_and_another_request_is_refused(shop: Shop, kind: str) -> None:
-    # R5, R9: byte for byte, whatever the line of the key looks like; 422 for another body; a stranger has keys of its own
+    # R5, R9: byte for byte, however the key is written; 422 for another body; a stranger has keys of its own
     with served(shop.application(kind)) as port:
         key, order = new_key(), {"item": "tea"}
         first = send(port, "/local", order, key=key)
@@ -190,7 +190,9 @@ def test_the_status_of_a_key(shop: Shop, kind: str) -> None:
         path = "/idempotency-keys/" + key.replace("/", "%2F").replace(" ", "%20")
         mine = send(port, path, key=None, method="GET")
         strange = send(port, path, key=None, method="GET", Tenant="other")
-        waiting = threading.Thread(target=send, args=(port, "/local", {"item": "milk", "does": "wait"}), kwargs={"key": "k" * 20})
+        waiting = threading.Thread(
+            target=send, args=(port, "/local", {"item": "milk", "does": "wait"}), kwargs={"key": "k" * 20}
+        )
         waiting.start()
         assert shop.entered.acquire(timeout=PATIENCE)
         running = send(port, f"/idempotency-keys/{'k' * 20}", key=None, method="GET")
@@ -270,11 +272,12 @@ def test_a_stop_waits_for_what_runs(shop: Shop, kind: str) -> None:
     # P5: what a server has begun is settled before its process ends
     key, order = new_key(), {"item": "tea", "does": "wait"}
     replies: list[Reply] = []
-    with served(shop.application(kind)) as port:
-        asking = threading.Thread(target=lambda: replies.append(send(port, "/local", order, key=key)))
+    with server_of(shop.application(kind)) as server:
+        asking = threading.Thread(target=lambda: replies.append(send(server.port, "/local", order, key=key)))
         asking.start()
         assert shop.entered.acquire(timeout=PATIENCE)
-        threading.Timer(0.1, shop.go_on.set).start()
+        server.stop()
+        shop.go_on.set()
     asking.join()
     assert [reply.status for reply in replies] == [201]
     again = Shop(shop.url)
@@ -378,7 +381,9 @@ def test_workers_of_the_same_process_go_on(url: str, kind: str) -> None:
     with served(shop.application(kind)) as port:
         key, order = new_key(), {"item": "tea", "does": "stumble"}
         assert send(port, "/phased", order, key=key).status == 500
-        wait_until(lambda: send(port, f"/idempotency-keys/{key}", key=None, method="GET").json()["state"] == "completed")
+        wait_until(
+            lambda: send(port, f"/idempotency-keys/{key}", key=None, method="GET").json()["state"] == "completed"
+        )
         reply = send(port, "/phased", order, key=key)
     assert (reply.status, reply.replayed, len(shop.charges)) == (201, True, 1)
     assert shop.sold == ["tea", "tea paid"]
@@ -419,5 +424,3 @@ def test_its_routes_are_listed(small_shop: Shop, kind: str) -> None:
         "/phased": ("POST", "phased", "required"),
         "/outbox": ("POST", "outbox", "required"),
     }
-
-

@@ -1,4 +1,4 @@
-"""A shop on Litestar with its SQLAlchemy plugin, as advanced-alchemy makes it: models, an injected session, a repository."""
+"""A shop on Litestar with the SQLAlchemy plugin of advanced-alchemy: models, and sessions that are injected."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from oncekey.once import Once
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from advanced_alchemy.extensions.litestar import SQLAlchemyAsyncConfig, SQLAlchemyPlugin
+
+
+__all__ = ["SQLAlchemyAsyncConfig", "SQLAlchemyPlugin", "SqlShop"]
 
 
 class Base(DeclarativeBase):
@@ -125,13 +128,15 @@ class SqlShop:
 
         @post("/phases")
         @once.protect(effects=PHASED)
-        async def phases(request: Request[Any, Any, Any], db_session: AsyncSession, op: Operation[Any]) -> Response[Any]:
+        async def phases(
+            request: Request[Any, Any, Any], db_session: AsyncSession, op: Operation[Any]
+        ) -> Response[Any]:
             shop.runs.append("phases")
             item = (await request.json())["item"]
 
             async def sold(_: Any) -> str:
                 db_session.add(Sale(item=item))
-                return item
+                return str(item)
 
             async def paid(_: Any) -> None:
                 sale = (await db_session.scalars(select(Sale).where(Sale.item == item))).one()

@@ -11,7 +11,7 @@ from litestar import Litestar, post
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from harness.patience import wait_until
-from litestar_server.sqlshop import SqlShop, SQLAlchemyAsyncConfig, SQLAlchemyPlugin
+from litestar_server.sqlshop import SQLAlchemyAsyncConfig, SQLAlchemyPlugin, SqlShop
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import LOCAL
 from oncekey.litestar import OncePlugin
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*will stop working in Litestar 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    found: str = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
+    found: str = (
+        f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
+    )
     return found
 
 
@@ -132,7 +134,11 @@ def test_no_connection_is_left_behind(url: str) -> None:
     pool: Any = shop.engine.pool
     with shop.served() as port:
         key = new_key()
-        for path, order in [("/sales", {"item": "a"}), ("/sales", {"item": "b", "does": "raise"}), ("/served", {"item": "c"})]:
+        for path, order in [
+            ("/sales", {"item": "a"}),
+            ("/sales", {"item": "b", "does": "raise"}),
+            ("/served", {"item": "c"}),
+        ]:
             send(port, path, order, key=key if path == "/sales" else new_key())
         send(port, "/sales", {"item": "a"}, key=key)
         wait_until(lambda: pool.checkedout() == 0, lambda: f"{pool.checkedout()} connections are out")

@@ -143,7 +143,10 @@ async def _say(response: Any, send: Send) -> None:  # noqa: ANN401  (whatever a 
         body = response.body or b""
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if isinstance(body, payload.Payload):
-        await body.write(_Pieces(send))
+        try:
+            await body.write(_Pieces(send))
+        finally:
+            await body.close()
         body = b""
     await send({"type": "http.response.body", "body": bytes(body), "more_body": False})
 

@@ -46,9 +46,8 @@ def walk(app: web.Application) -> Iterator[Served]:
                 if answering is not None:
                     yield Served(path, frozenset({method}), answering, patterns)
         else:
-            yield Served(
-                path, _METHODS if route.method == hdrs.METH_ANY else frozenset({route.method}), handler, patterns
-            )
+            methods = _METHODS if route.method == hdrs.METH_ANY else frozenset({route.method})
+            yield Served(path, methods, getattr(handler, "__func__", handler), patterns)
 
 
 def door_of(app: web.Application) -> App:

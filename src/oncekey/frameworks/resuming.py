@@ -6,7 +6,7 @@ import asyncio
 import io
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 from wsgiref.util import setup_testing_defaults
@@ -91,7 +91,7 @@ async def resume(app: App, record: Record, policy: Policy) -> int | None:
         RESUMPTION: Resumption(record, kept.principal),
     }
     answer = _Answer()
-    await app(scope, _receiver(kept.body), answer.send)
+    await app(scope, _receiver(kept.body, answer.over), answer.send)
     return answer.status
 
 
@@ -140,13 +140,14 @@ def _unheard(_: bytes) -> None:
     """The answer is in the record; this client needs no bytes."""
 
 
-def _receiver(body: bytes) -> Any:  # noqa: ANN401  (an ASGI receive)
+def _receiver(body: bytes, over: asyncio.Event) -> Any:  # noqa: ANN401  (an ASGI receive)
     sent = False
 
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await asyncio.Event().wait()  # this client never leaves
+            await over.wait()  # this client leaves when it has its answer, which some streams wait for
+            return {"type": "http.disconnect"}
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -156,7 +157,10 @@ def _receiver(body: bytes) -> Any:  # noqa: ANN401  (an ASGI receive)
 @dataclass(slots=True)
 class _Answer:
     status: int | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.over.set()
