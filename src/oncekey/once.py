@@ -269,7 +269,6 @@ class Once:
             raised=starlette.raised(app),
             keep_headers=options.get("keep_headers", ()),
         )
-        self._admit_all(installation)
         installation.ready = lambda: starting.check_running(self, app)
         starlette.place(app, installation)
         starlette.add_documentation(app, installation)
@@ -281,7 +280,7 @@ class Once:
             fastapi.describe(app)
         elif status is not None:
             starlette.add_status(app, installation)
-        self._installed[app] = installation
+        self.adopt(app, installation)
 
     def webhook(
         self,
@@ -325,9 +324,8 @@ class Once:
         It runs `lifespan` itself, around the application's own: a server needs to know of nothing else.
         """
         installation = Installation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
-        self._admit_all(installation)
         wrapped = OncekeyMiddleware(app, installation, self.lifespan)
-        self._installed[wrapped] = installation
+        self.adopt(wrapped, installation)
         return wrapped
 
     def wsgi(
@@ -357,9 +355,8 @@ class Once:
             status_path=status,
             keep_headers=keep_headers,
         )
-        self._admit_all(threads)
         wrapped = installed(app, threads)
-        self._threaded[wrapped] = threads
+        self.adopt(wrapped, threads)
         return wrapped
 
     # Running
@@ -541,7 +538,8 @@ class Once:
             app = starting.serving_threads(handler, tuple(self._threaded))
             return None if app is None else wsgi_door(app)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
-        return cast("App | None", starting.serving(self, handler, routed))
+        app = starting.serving(self, handler, routed)
+        return cast("App | None", app if app is None else self._installed[app].door or app)
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
@@ -576,7 +574,8 @@ class Once:
         for threads in self._in_threads:
             threads.start_anew()
 
-    def _admit_all(self, installation: Premises) -> None:
+    def adopt(self, app: Any, installation: Installation | Threads) -> None:  # noqa: ANN401
+        """Know an application, and what was put into it; whoever makes the skin of a framework calls this."""
         installation.inline_calls = lambda: self.resolvers.inline_calls
         installation.tell = self.tell
         for handler in self.enrolled.values():
@@ -585,6 +584,8 @@ class Once:
             if enrolment.owner is not self:
                 raise ConfigurationError(STRANGE_ENROLMENT.format(operation=enrolment.operation))
             installation.admit(enrolment)
+        among: dict[Any, Any] = self._threaded if isinstance(installation, Threads) else self._installed
+        among[app] = installation
 
 
 _ALL: Final[WeakSet[Once]] = WeakSet()

@@ -17,6 +17,7 @@ from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks import limits
 from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.listing import check_handlers, listed
 from oncekey.options import NO_LIFESPAN
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import NO_COUNT
@@ -125,6 +126,9 @@ def check_routes(
     enrolled: Iterable[Callable[..., Any]],
 ) -> None:
     """Refuse an application whose routes, enrolments and installations do not fit together."""
+    if installation is not None and installation.check is not None:
+        installation.check(enrolled)
+        return
     if not hasattr(app, "routes") and not hasattr(app, "app"):
         return  # what it serves cannot be seen
     from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
@@ -138,9 +142,9 @@ def check_routes(
         return
     routes.check_placing(app)
     if len(owner.apps) == 1:
-        routes.check_handlers(served, enrolled)
+        check_handlers(served, enrolled)
     else:
-        routes.check_handlers([route for one in owner.apps for route in routes.routed(one)], enrolled)
+        check_handlers([route for one in owner.apps for route in routes.routed(one)], enrolled)
     if hasattr(app, "openapi"):
         from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
@@ -177,9 +181,13 @@ def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[An
         return None
     if len(apps) == 1:
         return apps[0]
-    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
-
     for app in apps:
+        if not hasattr(app, "user_middleware"):
+            if any(route.serves(handler) for route in listed(app) or ()):
+                return app
+            continue
+        from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
+
         # Where two installations of one Once are in each other, the inner one claims.
         ours = [route for route in routes.routed(app) if route.serves(handler)]
         if any(sum(one.engines is owner for one in route.passed) == 1 for route in ours):

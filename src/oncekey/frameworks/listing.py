@@ -7,13 +7,16 @@ audit`, `oncekey openapi` and the line at start-up say of an application is all 
 
 from __future__ import annotations
 
+import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.nesting import layers
 
@@ -22,10 +25,14 @@ if TYPE_CHECKING:
 
     from oncekey.engine.enrolment import Enrolment, Patterns
 
+log = logging.getLogger("oncekey")
+
 LISTERS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "litestar": "oncekey.frameworks.litestar_routes",
         "starlette": "oncekey.frameworks.routes",
         "flask": "oncekey.frameworks.flask_routes",
+        "aiohttp": "oncekey.frameworks.aiohttp_routes",
     }
 )
 """The package of a framework, and the module of ours whose function `listed` knows its routes."""
@@ -48,6 +55,10 @@ class Served:
             by_path = (patterns.find(method, self.path) for patterns in reversed(self.patterns))
             found = next((enrolment for enrolment in by_path if enrolment is not None), None)
         return found
+
+    def serves(self, handler: Callable[..., Any]) -> bool:
+        """Whether a handler is called here, below whatever decorators."""
+        return any(layer is handler for layer in layers(self.endpoint))
 
     @property
     def changing(self) -> frozenset[str]:
@@ -76,3 +87,72 @@ def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
             if found is not None:
                 return iter(found)
     return None
+
+
+BARE: Final = (
+    "{handler} is served without its protection: put @once.protect(...) directly above the function and below the "
+    "route decorator"
+)
+ONLY_SAFE: Final = (
+    "{operation} is served at {path} by {methods} only, where a key has no effect: leave @once.protect out there, or "
+    "serve it by POST, PUT, PATCH or DELETE"
+)
+TWICE: Final = "{method} {path} is enrolled twice, by its path and by @once.protect: leave one of them out"
+NO_ROUTE: Final = (
+    "enrol={{{pattern!r}: ...}} protects nothing: no route of the application matches it; write the path as the routes "
+    "do, without root_path, and add the routes before the application starts"
+)
+STRANGER: Final = (
+    "{operation} is served at {path}, and the Once that protects it is not installed there: install that Once in this "
+    "application, too"
+)
+
+
+class Place(Protocol):
+    """Where an endpoint is served."""
+
+    @property
+    def path(self) -> str:
+        """The path."""
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The methods; none are all."""
+
+    def serves(self, handler: Callable[..., Any]) -> bool:
+        """Whether a handler is called here."""
+
+
+def check_handlers(served: Iterable[Place], protected: Iterable[Callable[..., Any]]) -> None:
+    """Refuse to start with a protection that does not protect."""
+    served = list(served)
+    for handler in protected:
+        places = [route for route in served if route.serves(handler)]
+        if not places:
+            if any(route.serves(inspect.unwrap(handler)) for route in served):
+                raise ConfigurationError(BARE.format(handler=handler.__qualname__))
+            log.warning("oncekey: %s is protected, but no route serves it", handler.__qualname__)
+            continue
+        methods = {method for route in places for method in route.methods}
+        if methods and methods <= SAFE and all(route.methods for route in places):
+            named = ", ".join(sorted(methods))
+            operation = handler.__oncekey__.operation  # type: ignore[attr-defined]  # every protected handler has one
+            raise ConfigurationError(ONLY_SAFE.format(operation=operation, path=places[0].path, methods=named))
+
+
+def check_served(
+    served: Sequence[Served], protected: Iterable[Callable[..., Any]], patterns: Patterns, owners: Iterable[object]
+) -> None:
+    """Refuse an application whose routes, enrolments and installations do not fit together."""
+    known = {id(owner) for owner in owners}
+    for route in served:
+        for method in route.methods:
+            enrolment, by_path = route.enrolment(method), patterns.find(method, route.path)
+            if enrolment is not None and enrolment is not by_path and by_path is not None:
+                raise ConfigurationError(TWICE.format(method=method, path=route.path))
+            if enrolment is not None and id(enrolment.owner) not in known:
+                raise ConfigurationError(STRANGER.format(operation=enrolment.operation, path=route.path))
+    for pattern in patterns.patterns:
+        if not any(pattern.matches(method, route.path) for route in served for method in route.methods):
+            raise ConfigurationError(NO_ROUTE.format(pattern=pattern.text))
+    check_handlers(served, protected)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -63,9 +64,17 @@ def describe(document: dict[str, Any], routes: Iterable[Served]) -> list[str]:
             about = _operation(paths, by_shape, bases, route.path, method)
             if about is None:
                 missing.append(f"{method} {route.path}")
-            elif "x-oncekey" not in about:
-                _describe(about, enrolment, document)
+            else:
+                describe_one(about, enrolment, document)
     return missing
+
+
+def describe_one(
+    about: dict[str, Any], enrolment: Enrolment, document: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Write it into the description of one operation, once; `document` is where its references lead."""
+    if "x-oncekey" not in about:
+        _describe(about, enrolment, document)
 
 
 def _operation(

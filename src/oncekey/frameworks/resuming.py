@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 from wsgiref.util import setup_testing_defaults
@@ -61,7 +62,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
     The application's authentication asks this first: a completer has no credentials, only the reference that the
     principal's (or else the tenant's) resolver gave when the client's request was claimed.
     """
-    scope = request if isinstance(request, dict) else getattr(request, "scope", None)
+    scope = request if isinstance(request, Mapping) else getattr(request, "scope", None)
     if scope is None:
         scope = request.environ
     resumption = scope.get(RESUMPTION)
@@ -90,7 +91,7 @@ async def resume(app: App, record: Record, policy: Policy) -> int | None:
         RESUMPTION: Resumption(record, kept.principal),
     }
     answer = _Answer()
-    await app(scope, _receiver(kept.body), answer.send)
+    await app(scope, _receiver(kept.body, answer.over), answer.send)
     return answer.status
 
 
@@ -139,13 +140,14 @@ def _unheard(_: bytes) -> None:
     """The answer is in the record; this client needs no bytes."""
 
 
-def _receiver(body: bytes) -> Any:  # noqa: ANN401  (an ASGI receive)
+def _receiver(body: bytes, over: asyncio.Event) -> Any:  # noqa: ANN401  (an ASGI receive)
     sent = False
 
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await asyncio.Event().wait()  # this client never leaves
+            await over.wait()  # this client leaves when it has its answer, which some streams wait for
+            return {"type": "http.disconnect"}
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -155,7 +157,10 @@ def _receiver(body: bytes) -> Any:  # noqa: ANN401  (an ASGI receive)
 @dataclass(slots=True)
 class _Answer:
     status: int | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.over.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from starlette.routing import BaseRoute, Host, Match, Mount
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
-from oncekey.frameworks.listing import Served
+from oncekey.frameworks.listing import NO_ROUTE, TWICE, Served
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -24,28 +22,13 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment, Pattern
     from oncekey.frameworks.asgi.installation import Installation
 
-log = logging.getLogger("oncekey")
-
 NOT_PLACED: Final = (
     "the middleware of oncekey must be there once and innermost: call once.install(app) and use "
     "app.add_middleware for everything else"
 )
-BARE: Final = (
-    "{handler} is served without its protection: put @once.protect(...) directly above the function and below the "
-    "route decorator"
-)
 NOT_INSTALLED: Final = (
     "{operation} is served at {path}, and the Once that protects it is not installed there: call "
     "install(app, tenant=...) of that Once on this application"
-)
-ONLY_SAFE: Final = (
-    "{operation} is served at {path} by {methods} only, where a key has no effect: leave @once.protect out there, or "
-    "serve it by POST, PUT, PATCH or DELETE"
-)
-TWICE: Final = "{method} {path} is enrolled twice, by its path and by @once.protect: leave one of them out"
-NO_ROUTE: Final = (
-    "enrol={{{pattern!r}: ...}} protects nothing: no route of the application matches it; write the path as the routes "
-    "do, without root_path, and add the routes before the application starts"
 )
 _UNWRAPPED: Final = 20
 
@@ -97,23 +80,6 @@ def check_placing(app: Starlette) -> None:
     innermost = True in placed and all(placed[placed.index(True) :])
     if not innermost or len(owners) != placed.count(True):
         raise ConfigurationError(NOT_PLACED)
-
-
-def check_handlers(served: Iterable[Routed], protected: Iterable[Callable[..., Any]]) -> None:
-    """Refuse to start with a protection that does not protect."""
-    served = list(served)
-    for handler in protected:
-        places = [route for route in served if route.serves(handler)]
-        if not places:
-            if any(route.serves(inspect.unwrap(handler)) for route in served):
-                raise ConfigurationError(BARE.format(handler=handler.__qualname__))
-            log.warning("oncekey: %s is protected, but no route serves it", handler.__qualname__)
-            continue
-        methods = {method for route in places for method in route.methods}
-        if methods and methods <= SAFE and all(route.methods for route in places):
-            named = ", ".join(sorted(methods))
-            operation = handler.__oncekey__.operation  # type: ignore[attr-defined]  # every protected handler has one
-            raise ConfigurationError(ONLY_SAFE.format(operation=operation, path=places[0].path, methods=named))
 
 
 def check_owners(served: Iterable[Routed], around: Callable[[object], Iterable[Any]]) -> None:

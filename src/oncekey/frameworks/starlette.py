@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.frameworks.asgi.claiming import caller_of
+from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.resources import documentation, is_served, status_of
 from oncekey.frameworks.routes import installations_of
@@ -38,8 +37,6 @@ DOCS_TAKEN = "another Once serves {path} of this application already: give this 
 NO_RESOLVER = (
     "once.install(app, {what}=...) takes a function of the request that returns a text, or, in FastAPI, Depends(...)"
 )
-
-Tenant = Callable[[Request], "str | Awaitable[str]"]
 
 
 def place(app: Starlette, installation: Installation) -> None:
@@ -193,35 +190,9 @@ def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (Fas
     if given is SINGLE_TENANT:
         return given  # no request has to be made for what does not look at it
     if callable(given):
-        return by_request(given, what)
+        return by_request(given, what, Request)
     if hasattr(app, "openapi") and hasattr(given, "dependency"):
         from oncekey.frameworks.depending import by_dependency  # noqa: PLC0415  (an optional package)
 
         return by_dependency(app, given, what)
     raise ConfigurationError(NO_RESOLVER.format(what=what))
-
-
-def by_request(resolver: Tenant, what: str) -> Resolver:
-    """A resolver that takes the framework's request; one that finds nothing is named in the error."""
-
-    def resolve(scope: Scope) -> str | Awaitable[str]:
-        try:
-            value = resolver(Request(scope))
-        except AttributeError as error:
-            raise _not_there(error, what) from error
-        return value if type(value) is str else later(value)
-
-    async def later(value: str | Awaitable[str]) -> str:
-        try:
-            return await value if inspect.isawaitable(value) else value
-        except AttributeError as error:
-            raise _not_there(error, what) from error
-
-    return resolve
-
-
-def _not_there(error: AttributeError, what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
-        "before the handler is called, for example as a dependency of the route"
-    )

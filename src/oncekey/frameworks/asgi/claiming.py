@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.engine.claiming import Caller, Parts, chosen_of, fingerprint_for, key_of, question_of
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import Question
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.intake import Intake
-    from oncekey.frameworks.asgi.types import Scope
+    from oncekey.frameworks.asgi.types import Resolver, Scope
 
 SMALL_BODY: Final = 32 * 1024
 """Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""
@@ -88,6 +89,34 @@ async def _fingerprint_aside(parts: Parts, enrolment: Enrolment) -> str | Refuse
 async def resolved(named: str | Awaitable[str]) -> str:
     """What a resolver returned, or what is awaited of it."""
     return await named if inspect.isawaitable(named) else named
+
+
+def by_request(
+    resolver: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
+) -> Resolver:
+    """A resolver that takes the framework's request; one that finds nothing is named in the error."""
+
+    def resolve(scope: Scope) -> str | Awaitable[str]:
+        try:
+            value = resolver(request_of(scope))
+        except AttributeError as error:
+            raise _not_there(error, what) from error
+        return value if type(value) is str else later(value)
+
+    async def later(value: str | Awaitable[str]) -> str:
+        try:
+            return await resolved(value)
+        except AttributeError as error:
+            raise _not_there(error, what) from error
+
+    return resolve
+
+
+def _not_there(error: AttributeError, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
+        "before the handler is called, for example as a dependency of the route"
+    )
 
 
 def _field(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:

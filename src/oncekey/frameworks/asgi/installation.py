@@ -14,7 +14,7 @@ from oncekey.runtimes.aio import AsyncRuntime, Drain
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
@@ -69,6 +69,14 @@ class Installation(Premises):
         self.drain = Drain()
         self.ready: Callable[[], None] = _nobody
         """Raises, when the application says that it has started, if something that it needs has not."""
+        self.check: Callable[[Iterable[Callable[..., Any]]], None] | None = None
+        """Raises, when the application starts, if these protected handlers and its routes do not fit together."""
+        self.door: App | None = None
+        """Where a completer's request goes in, if the application itself is no ASGI one."""
+        self.answers: tuple[type[Exception], ...] = ()
+        """Successes that handlers of this framework may raise instead of returning them."""
+        self.seen: Callable[[Any], Any] = _as_it_is
+        """What says the status of a handler's response by `status_code`, or as Flask does, if that itself does not."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._life: tuple[AsyncRuntime, Site] | None = None
@@ -146,6 +154,10 @@ class Installation(Premises):
     def _interrupt(self) -> None:
         for running in tuple(self.interruptible):
             running.interrupt()
+
+
+def _as_it_is(response: Any) -> Any:  # noqa: ANN401  (of any framework)
+    return response
 
 
 def _nobody() -> None:

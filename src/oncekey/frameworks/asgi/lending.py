@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
-    from oncekey.ports import AsyncOpenTransaction, LentSession, SessionTransaction
+    from oncekey.ports import AsyncOpenTransaction, LentSession, SessionTransaction, SteppingSession
 
 NOT_LOCAL = (
     "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL or "
@@ -79,6 +79,10 @@ class Lending:
         if self._follows(enrolment):
             return self._loaned().session()
         return cast("SessionTransaction", await self.business()).session
+
+    def following(self) -> SteppingSession:
+        """A session that reads until there is a transaction to write through, and opens nothing before it is used."""
+        return self._loaned().session()
 
     async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
         """The connection of the business transaction or of the phase; one to read through where there is no such."""

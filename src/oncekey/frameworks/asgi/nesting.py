@@ -16,13 +16,14 @@ from oncekey.frameworks.asgi.places import Phase
 from oncekey.frameworks.blocking import ONE_OPERATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.places import Visit
     from oncekey.frameworks.asgi.types import Receive, Scope
 
+    Entrance = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 __all__ = ["Passage", "current", "enclosing", "enrolment_of", "passage_of", "request_for", "request_of"]
 
 NOT_INSTALLED: Final = (
@@ -43,8 +44,18 @@ _MARK: Final = "oncekey"
 _DEEPEST: Final = 50
 _ASGI: Final = ["scope", "receive", "send"]
 
+entrances: Final[list[Callable[[Enrolment, tuple[Any, ...]], Entrance | None]]] = []
+"""Of frameworks that are no ASGI ones: each finds its own request in the arguments of a handler, and lets it in."""
+
 current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=None)
 """The request in the innermost installation that it has reached."""
+
+
+def entrance_of(enrolment: Enrolment, args: tuple[Any, ...]) -> Entrance | None:
+    """What has to be gone through before a handler is called with these arguments; None: nothing has to."""
+    if current.get() is not None:
+        return None
+    return next((found for find in entrances if (found := find(enrolment, args)) is not None), None)
 
 
 class Passage:

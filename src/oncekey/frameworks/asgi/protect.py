@@ -23,7 +23,7 @@ from oncekey.frameworks import blocking
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
 from oncekey.frameworks.asgi.lending import LendingRuntime
-from oncekey.frameworks.asgi.nesting import current, request_for
+from oncekey.frameworks.asgi.nesting import current, entrance_of, entrances, request_for
 from oncekey.frameworks.asgi.threads import in_thread
 from oncekey.frameworks.asgi.unkeyed import run_unkeyed
 from oncekey.frameworks.blocking import NoConnectionError, called
@@ -56,6 +56,9 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if (name is not None and name in kwargs) or (args and any(isinstance(arg, _OPERATIONS) for arg in args)):
             return await _plainly(handler, args, kwargs)
+        enter = entrance_of(enrolment, args) if entrances else None
+        if enter is not None:
+            return await enter(lambda: awaited(*args, **kwargs))
         request = request_for(enrolment)
         if type(request) is not Exchange or request.scope["method"] in SAFE:
             return await _without_key(request, enrolment, _invocation(handler, name, args, kwargs))
@@ -138,6 +141,8 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
         ended.entered = True
         try:
             result = await handler(*args, **kwargs)
+        except exchange.installation.answers as answer:
+            result = answer
         finally:
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
         if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):

@@ -53,8 +53,11 @@ async def run_unkeyed(
     operation = unkeyed_operation(Operation, claim, run)
     try:
         lend(request).joins(run.tx, enrolment)
-        result = await invoke(operation)
-        rows = rows_of(enrolment, operation, result, raised=False)
+        try:
+            result = await invoke(operation)
+        except installation.answers as answer:
+            result = answer
+        rows = rows_of(enrolment, operation, installation.seen(result), raised=False)
     except BaseException as error:
         # In a scope that was cancelled even a roll-back would be cancelled.
         await shielded(runtime.finish(flow, rows_of(enrolment, operation, error, raised=True)))

@@ -1,0 +1,232 @@
+"""Litestar: a plugin that protects its route handlers, and lends them the session of its SQLAlchemy plugin.
+
+    once = Once("sqlite:///shop.db", migrate=True)
+
+    @post("/orders")
+    @once.protect(effects=LOCAL)
+    async def create_order(data: Order, op: Operation) -> Receipt: ...
+
+    app = Litestar([create_order], plugins=[OncePlugin(once, tenant=lambda request: request.user.shop)])
+
+Each route handler gets the middleware as its innermost one, so that what the application, its routers and controllers
+put around it is fresh on every replay. Guards, dependencies and validation come before the claim, as Litestar has them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote
+
+from litestar import Litestar, Request, Response, get
+from litestar.plugins import InitPlugin, ReceiveRoutePlugin
+from litestar.response import ServerSentEvent
+from litestar.routes import HTTPRoute
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Code, Effects, Refuse
+from oncekey.frameworks.asgi.claiming import by_request, caller_of
+from oncekey.frameworks.asgi.installation import Installation
+from oncekey.frameworks.asgi.intake import TooSlowError
+from oncekey.frameworks.asgi.nesting import enrolment_of
+from oncekey.frameworks.listing import check_served
+from oncekey.frameworks.litestar_exchange import AnsweredError, AnswerResponse, HandlerMiddleware, answered, respond
+from oncekey.frameworks.litestar_routes import (
+    databases_of,
+    depends_on,
+    enrolment_by,
+    handlers_of,
+    installations_of,
+    walk,
+)
+from oncekey.frameworks.openapi import describe_one
+from oncekey.frameworks.resources import documentation, is_served, status_of
+
+if TYPE_CHECKING:
+    from litestar.config.app import AppConfig
+    from litestar.handlers import HTTPRouteHandler
+    from litestar.routes import BaseRoute
+    from litestar.types import Guard
+
+    from oncekey.core.answers import Answer
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.once import Once
+
+    Named = Callable[[Request[Any, Any, Any]], str | Awaitable[str]]
+
+__all__ = ["OncePlugin"]
+
+NO_TENANT: Final = (
+    "OncePlugin(once, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
+    "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
+)
+CACHED: Final = (
+    "{operation} has cache=..., and Litestar would answer from its cache before the handler could claim: leave cache "
+    "out of a protected route"
+)
+STREAMS: Final = (
+    "{operation} answers with server-sent events, which cannot be stored before they are sent: leave @once.protect "
+    "out, or return the whole answer"
+)
+OTHER_ENGINE: Final = (
+    "{operation} depends on {session}, whose rows would not commit with the key: make it Once(alchemy.get_engine()), "
+    "of the SQLAlchemyAsyncConfig that {session} comes from"
+)
+
+
+class OncePlugin(InitPlugin, ReceiveRoutePlugin):
+    """Puts a `Once` into a Litestar application: its middleware, its lifespan, the status resource and OpenAPI.
+
+    `tenant` and `principal` are functions that are handed the request. `status` is the path of the status resource, or
+    None; `status_guards` authenticate it. `enrol` enrols by path what cannot be decorated. `keep_headers` are request
+    headers that a completer needs besides those that describe the body, so never one that authenticates.
+    """
+
+    def __init__(
+        self,
+        once: Once,
+        *,
+        tenant: Named,
+        principal: Named | None = None,
+        status: str | None = "/idempotency-keys",
+        status_guards: Sequence[Guard] = (),
+        enrol: Mapping[str, Enrolment] | None = None,
+        keep_headers: Sequence[str] = (),
+    ) -> None:
+        if not callable(tenant):
+            raise ConfigurationError(NO_TENANT)
+        self.once = once
+        self._status_guards = status_guards
+        self.installation = Installation(
+            once,
+            once.policy,
+            tenant=by_request(tenant, "tenant", _request),
+            principal=None if principal is None else by_request(principal, "principal", _request),
+            status_path=status,
+            enrol=enrol,
+            respond=respond,
+            keep_headers=keep_headers,
+        )
+        self._app: Litestar | None = None
+        self._placed: set[HTTPRouteHandler] = set()
+
+    def on_app_init(self, app_config: AppConfig) -> AppConfig:
+        """Join the application's lifespan inside of all others: what closes a pool has to wait for settlements."""
+        last = len(app_config.plugins) - app_config.plugins[::-1].index(self)
+        if not all(isinstance(later, OncePlugin) for later in app_config.plugins[last:]):
+            app_config.plugins.append(self)  # Litestar comes to it again when it has asked the others
+            return app_config
+        app_config.lifespan.append(self.once.lifespan)
+        app_config.exception_handlers.update({AnsweredError: answered, TooSlowError: self._too_slow})
+        installation, policy = self.installation, self.once.policy
+        if is_served(policy):
+            page = get(policy.docs_url, include_in_schema=False)(_documentation_of(documentation(policy)))
+            app_config.route_handlers.append(page)
+        if installation.status_path is not None:
+            path, guards = f"{installation.status_path}/{{key:path}}", list(self._status_guards)
+            served = get(path, guards=guards, summary="What became of a request", tags=["idempotency"])
+            app_config.route_handlers.append(served(_status_of(installation)))
+        return app_config
+
+    def receive_route(self, route: BaseRoute) -> None:
+        """Put the middleware innermost, and describe a protected operation in OpenAPI."""
+        if not isinstance(route, HTTPRoute):
+            return
+        for handler in route.route_handlers:
+            app = handler.ownership_layers[0]
+            assert isinstance(app, Litestar)
+            self._adopted_by(app)
+            if handler in self._placed:
+                continue  # one handler may serve several paths
+            self._placed.add(handler)
+            handler.middleware = [*(handler.middleware or ()), self._middleware_of(app, handler)]
+            enrolment = enrolment_by(self.once, handler)
+            if enrolment is not None:
+                handler.operation_class = _described(handler.operation_class, enrolment)
+                if enrolment.blocking:
+                    _await(handler)
+
+    def _middleware_of(self, app: Litestar, handler: HTTPRouteHandler) -> Any:  # noqa: ANN401  (Litestar's type for it)
+        return functools.partial(
+            HandlerMiddleware,
+            installation=self.installation,
+            handler=handler,
+            sessions=self._sessions_of(app, handler),
+            compresses=app.compression_config is not None,
+        )
+
+    def _adopted_by(self, app: Litestar) -> None:
+        if self._app is None:
+            self._app = app
+            self.installation.check = functools.partial(self._check, app)
+            self.once.adopt(app, self.installation)
+
+    def _check(self, app: Litestar, protected: Iterable[Callable[..., Any]]) -> None:
+        owners = [installation.engines for installation in installations_of(app)]
+        check_served(list(walk(app)), protected, self.installation.patterns, owners)
+        for handler in handlers_of(app):
+            enrolment = enrolment_by(self.once, handler)
+            if enrolment is None:
+                continue
+            if handler.cache:
+                raise ConfigurationError(CACHED.format(operation=enrolment.operation))
+            if handler.parsed_fn_signature.return_type.is_subclass_of(ServerSentEvent):
+                raise ConfigurationError(STREAMS.format(operation=enrolment.operation))
+            for config in databases_of(app):
+                session = config.session_dependency_key
+                if enrolment.transactional and not self._shares(config) and session in depends_on(handler):
+                    raise ConfigurationError(OTHER_ENGINE.format(operation=enrolment.operation, session=session))
+
+    def _shares(self, config: Any) -> bool:  # noqa: ANN401  (a class of advanced-alchemy's)
+        return not isinstance(self.once.store, str) and config.get_engine() is self.once.store
+
+    def _sessions_of(self, app: Litestar, handler: HTTPRouteHandler) -> list[str]:
+        """Where the SQLAlchemy plugin looks for the sessions that a handler's transaction is lent as."""
+        enrolment = enrolment_by(self.once, handler)
+        if enrolment is None or enrolment.effects is Effects.INLINE:
+            return []
+        used = [one for one in databases_of(app) if one.session_dependency_key in depends_on(handler)]
+        return [config.session_scope_key for config in used if self._shares(config)]
+
+    def _too_slow(self, request: Request[Any, Any, Any], _: Exception) -> Response[Any]:
+        enrolment = enrolment_of(request.scope, self.once)  # type: ignore[arg-type]  # Litestar's scope is a TypedDict
+        return AnswerResponse(self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), enrolment))
+
+
+def _await(handler: HTTPRouteHandler) -> None:
+    """A protected `def` goes to a thread by itself, after its claim; Litestar has to call it where it claims."""
+    handler.has_sync_callable = False
+    handler._fn = getattr(handler.fn, "func", handler.fn)  # noqa: SLF001  (what `sync_to_thread=True` has wrapped)
+
+
+def _request(scope: Any) -> Request[Any, Any, Any]:  # noqa: ANN401  (Litestar's scope is a TypedDict)
+    return Request(scope)
+
+
+def _documentation_of(page: Answer) -> Callable[..., Any]:
+    async def idempotency_documentation() -> Response[bytes]:
+        return AnswerResponse(page)
+
+    return idempotency_documentation
+
+
+def _status_of(installation: Installation) -> Callable[..., Any]:
+    async def idempotency_key_status(request: Request[Any, Any, Any]) -> Response[bytes]:
+        scope: Any = request.scope
+        caller = await caller_of(installation, installation.policy, scope)
+        path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+        key = unquote(path.partition(f"{installation.status_path}/")[2])
+        runtime, site = installation.life()
+        return AnswerResponse(await runtime.drive(status_of(installation, site.store, caller, key)))
+
+    return idempotency_key_status
+
+
+def _described(operation: type[Any], enrolment: Enrolment) -> type[Any]:
+    def to_schema(self: Any) -> dict[str, Any]:  # noqa: ANN401  (Litestar's own operation, or the application's)
+        about: dict[str, Any] = operation.to_schema(self)
+        describe_one(about, enrolment)
+        return about
+
+    return type(operation.__name__, (operation,), {"to_schema": to_schema})
