@@ -65,7 +65,7 @@ _PRUNE: Final = "DELETE FROM operations WHERE state = 'answered' AND begun_at < 
 _PATIENCE: Final = 30.0
 
 
-class Standing(StrEnum):
+class Progress(StrEnum):
     """How far an operation got, by what its own client knows."""
 
     OPEN = "open"
@@ -79,7 +79,7 @@ class Entry:
 
     key: str
     name: str | None
-    standing: Standing
+    standing: Progress
     digest: str
     profile: str
     call: Call
@@ -160,7 +160,7 @@ class Journal:
 
     def unfinished(self) -> list[Entry]:
         """Those without an answer."""
-        return [entry for entry in self.entries() if entry.standing is not Standing.ANSWERED]
+        return [entry for entry in self.entries() if entry.standing is not Progress.ANSWERED]
 
     def forget(self, key: str) -> None:
         """Remove an operation, whatever became of it."""
@@ -241,7 +241,7 @@ def _entry(row: sqlite3.Row) -> Entry:
     return Entry(
         key=row["key"],
         name=row["name"],
-        standing=Standing(row["state"]),
+        standing=Progress(row["state"]),
         digest=row["digest"],
         profile=row["profile"],
         call=Call(row["method"], row["url"], _fields(row["headers"]), row["body"]),
