@@ -12,7 +12,7 @@ import pytest
 
 from client.scripted import ScriptedServer, answer
 from oncekey.client.exchange import Call, Reply
-from oncekey.client.journal import Journal, Standing
+from oncekey.client.journal import Journal, Progress
 
 ONCEKEY = Path(sys.executable).with_name("oncekey")
 KEY = "key-of-the-first-order"
@@ -81,7 +81,7 @@ def test_credentials_go_to_one_origin_only(journal, tmp_path):
     assert "2 origins" in refused.stderr
     assert done.returncode == 0
     assert (len(server.seen), len(other.seen)) == (1, 0)
-    assert [entry.standing for entry in journal.unfinished()] == [Standing.OPEN]
+    assert [entry.standing for entry in journal.unfinished()] == [Progress.OPEN]
 
 
 @pytest.mark.parametrize(

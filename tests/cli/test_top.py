@@ -18,7 +18,7 @@ from console.trouble import INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, fill, ope
 from harness.postgres import PostgresServer
 from harness.terminal import Terminal
 from oncekey.cli.glance import LISTED, Glance
-from oncekey.cli.top_frame import Place, Setting, Sheet, frame
+from oncekey.cli.top_frame import Position, Setting, Sheet, frame
 from oncekey.cli.top_screen import Keyboard
 from oncekey.core.audit import AuditEntry, Mover, Note
 from oncekey.core.model import MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
@@ -292,7 +292,7 @@ def test_a_store_that_goes_away_is_asked_again_until_it_is_back():
 
 def drawn(seen, width=80, height=24, place=None, **changes):
     setting = Setting("sqlite:///shop.db", "SQLite 3.50", datetime.fromtimestamp(0, UTC), **changes)
-    return [line.plain for line in frame(seen, setting, place or Place(), width, height)]
+    return [line.plain for line in frame(seen, setting, place or Position(), width, height)]
 
 
 def seen_with(*unknown, letters=(), workers=(), audit=(), found=None):
@@ -315,7 +315,7 @@ def hostile():
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (119, 30), (120, 34), (300, 100)])
-@pytest.mark.parametrize("place", [Place(), Place(sheet=Sheet(ESCAPING, (ESCAPING, "word " * 100)))])
+@pytest.mark.parametrize("place", [Position(), Position(sheet=Sheet(ESCAPING, (ESCAPING, "word " * 100)))])
 def test_a_frame_fits_its_window_whatever_clients_wrote(width, height, place):
     lines = drawn(hostile(), width, height, place, trouble=ESCAPING)
 
@@ -335,7 +335,7 @@ def test_many_unknown_ones_are_said_to_be_more():
 
 def test_the_chosen_line_stays_in_sight():
     records = [a_row(State.UNKNOWN, Effects.INLINE, id=RecordId("s", f"key-{n:03}"), last_error="x") for n in range(99)]
-    place = Place()
+    place = Position()
     place.rows[place.panel] = 57
 
     text = "\n".join(drawn(seen_with(*records), place=place))
@@ -348,7 +348,7 @@ def test_times_are_in_utc_and_in_the_readers_zone():
     at = datetime.fromtimestamp(1_794_850_000, timezone(timedelta(hours=1), "CET"))
     setting = Setting("sqlite:///shop.db", "", at)
 
-    lines = [line.plain for line in frame(None, setting, Place(), 120, None)]
+    lines = [line.plain for line in frame(None, setting, Position(), 120, None)]
 
     assert "2026-11-16 17:26:40 UTC, 18:26:40 CET" in lines[0]
 

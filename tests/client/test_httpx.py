@@ -16,7 +16,7 @@ from harness.ports import free_port
 from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, Rules
 from oncekey.client import httpx as adapter
 from oncekey.client.httpx import AsyncOncekeyTransport, OncekeyTransport
-from oncekey.client.journal import Standing
+from oncekey.client.journal import Progress
 from oncekey.client.profiles import SQUARE, STRIPE
 from oncekey.core.model import Code
 
@@ -265,7 +265,7 @@ def test_resume_sends_what_is_open_with_the_same_keys_and_the_headers_that_are_g
         with pytest.raises(OutcomeUnknownError):
             way.send(way.transport(journal=journal), "POST", server.url, json={"a": 1})
         way.send(way.transport(journal=journal), "POST", server.url, json={"a": 2})
-        assert [entry.standing for entry in journal.unfinished()] == [Standing.UNKNOWN, Standing.OPEN]
+        assert [entry.standing for entry in journal.unfinished()] == [Progress.UNKNOWN, Progress.OPEN]
         transport = way.transport(journal=journal)
         done = way.ask(transport, "resume", lambda entry: {"Authorization": f"Bearer {entry.call.method}"})
     assert [outcome.status_code for _, outcome in done] == [201, 201]
@@ -308,7 +308,7 @@ def test_a_cancelled_request_stays_open_in_the_journal(tmp_path):
     with ScriptedServer(HANG) as server:
         asyncio.run(exercise(server.url, server.arrived))
     assert len(server.seen) == 1
-    assert [entry.standing for entry in journal.entries()] == [Standing.OPEN]
+    assert [entry.standing for entry in journal.entries()] == [Progress.OPEN]
 
 
 def test_cancelling_a_pause_ends_the_tries():

@@ -23,7 +23,7 @@ from oncekey.client.exchange import (
     PersonalKeyWarning,
     Reply,
 )
-from oncekey.client.journal import Journal, Standing
+from oncekey.client.journal import Journal, Progress
 
 SECRET = "Bearer s3cr3t-token"
 CALL = Call(
@@ -51,13 +51,13 @@ def test_an_entry_is_open_until_its_answer_and_then_holds_that(journal):
     # R218, R225
     begin(journal, name="invoice-7")
     (entry,) = journal.unfinished()
-    assert (entry.key, entry.name, entry.standing, entry.call.body) == (KEY, "invoice-7", Standing.OPEN, CALL.body)
+    assert (entry.key, entry.name, entry.standing, entry.call.body) == (KEY, "invoice-7", Progress.OPEN, CALL.body)
     journal.answer(KEY, DONE)
     assert journal.unfinished() == []
     answered = journal.named("invoice-7")
     assert answered == journal.entry(KEY)
     assert answered is not None
-    assert (answered.standing, answered.call.body) == (Standing.ANSWERED, b"")
+    assert (answered.standing, answered.call.body) == (Progress.ANSWERED, b"")
     assert answered.reply == Reply(201, (("Location", "/orders/1"), ("Content-Type", "application/json")), b'{"id": 1}')
 
 
@@ -96,12 +96,12 @@ def test_another_request_under_a_name_or_key_is_refused_before_it_is_sent(journa
 def test_an_answer_is_not_taken_back(journal):
     begin(journal)
     journal.doubt(KEY, "why")
-    assert journal.entries()[0].standing is Standing.UNKNOWN
+    assert journal.entries()[0].standing is Progress.UNKNOWN
     journal.answer(KEY, DONE)
     journal.doubt(KEY, "late")
     journal.answer(KEY, Reply(500))
     (entry,) = journal.entries()
-    assert (entry.standing, entry.note, entry.reply and entry.reply.status) == (Standing.ANSWERED, "", 201)
+    assert (entry.standing, entry.note, entry.reply and entry.reply.status) == (Progress.ANSWERED, "", 201)
 
 
 def test_what_is_answered_is_pruned_by_age_and_anything_is_forgotten_by_its_key(tmp_path):
@@ -172,7 +172,7 @@ def test_processes_and_threads_write_at_the_same_time(journal):
         thread.join()
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     standings = [entry.standing for entry in journal.entries()]
-    assert (standings.count(Standing.ANSWERED), standings.count(Standing.OPEN)) == (60, 10)
+    assert (standings.count(Progress.ANSWERED), standings.count(Progress.OPEN)) == (60, 10)
 
 
 # The desk
@@ -223,7 +223,7 @@ def test_a_key_older_than_servers_keep_keys_is_not_sent(tmp_path):
         desk.begin(named)
     assert desk.journal is not None
     (entry,) = desk.journal.unfinished()
-    assert (entry.standing, entry.note) == (Standing.UNKNOWN, "its key is older than servers keep keys")
+    assert (entry.standing, entry.note) == (Progress.UNKNOWN, "its key is older than servers keep keys")
 
 
 def test_every_outcome_is_written_down_and_handed_on(journal):
@@ -251,7 +251,7 @@ def test_every_outcome_is_written_down_and_handed_on(journal):
     assert expired.value.reply == Reply(410)
     with pytest.raises(KeyReusedError):
         ended(Misused(Reply(422)), "e" * 16)
-    answered, still_open, doubt = Standing.ANSWERED, Standing.OPEN, Standing.UNKNOWN
+    answered, still_open, doubt = Progress.ANSWERED, Progress.OPEN, Progress.UNKNOWN
     assert standings == [answered, still_open, doubt, doubt, answered]
 
 

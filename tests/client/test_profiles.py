@@ -7,7 +7,7 @@ import json
 import pytest
 
 from oncekey.client.exchange import Call, Reply
-from oncekey.client.profiles import ADYEN, IETF, PAYPAL, PROFILES, SQUARE, STRIPE, Place, Profile
+from oncekey.client.profiles import ADYEN, IETF, PAYPAL, PROFILES, SQUARE, STRIPE, KeyPlace, Profile
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import parse_key
 
@@ -101,7 +101,7 @@ def test_a_made_up_key_fits_every_profile():
 
 
 def test_an_api_of_ones_own():
-    mine = Profile("checkout", Place.BARE, "Cko-Idempotency-Key")
+    mine = Profile("checkout", KeyPlace.BARE, "Cko-Idempotency-Key")
     assert mine.put(CALL, KEY).field("Cko-Idempotency-Key") == KEY
 
 

@@ -13,7 +13,7 @@ from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
 from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, Rules
 from oncekey.client.exchange import Loss
-from oncekey.client.journal import Standing
+from oncekey.client.journal import Progress
 from oncekey.client.requests import OncekeyAdapter, _loss
 from oncekey.core.model import Code
 
@@ -132,7 +132,7 @@ def test_the_journal_answers_the_second_time_and_resumes_what_is_open(make, tmp_
         assert (again.status_code, again.json(), again.headers["Location"]) == (201, {"id": 1}, "/orders/1")
         with pytest.raises(OutcomeUnknownError):
             session.post(server.url, json={"a": 2}, timeout=10)
-        assert [entry.standing for entry in journal.unfinished()] == [Standing.UNKNOWN]
+        assert [entry.standing for entry in journal.unfinished()] == [Progress.UNKNOWN]
         ((_, response),) = adapter.resume(lambda _: {"Authorization": "Bearer t"}, timeout=0.2)
     assert isinstance(response, requests.Response)
     assert response.status_code == 201

@@ -24,7 +24,7 @@ import pytest
 from harness.provider import COMMAND, Provider
 from oncekey.core.errors import ConfigurationError
 from oncekey.demo.charging import AnswerLostError, NothingSentError, ask, http_url
-from oncekey.demo.provider_ledger import NAMES, Fault, Kind, StandingFault, UnknownFaultError
+from oncekey.demo.provider_ledger import NAMES, Fault, FaultKind, StandingFault, UnknownFaultError
 
 ORDER: dict[str, object] = {"amount_cents": 1999, "currency": "EUR", "customer_id": "cus_1"}
 IMPATIENT = 0.3
@@ -162,8 +162,8 @@ def test_faults_read_and_write_themselves() -> None:
     with pytest.raises(UnknownFaultError):
         Fault.parse("delay:nan")
     standing = StandingFault()
-    standing.set(Fault(Kind.DECLINE), 2)
-    assert [standing.strike() for _ in range(3)] == [Fault(Kind.DECLINE), Fault(Kind.DECLINE), None]
+    standing.set(Fault(FaultKind.DECLINE), 2)
+    assert [standing.strike() for _ in range(3)] == [Fault(FaultKind.DECLINE), Fault(FaultKind.DECLINE), None]
 
 
 def test_the_ledger_outlives_kill_9_and_keeps_its_keys(tmp_path: Path) -> None:

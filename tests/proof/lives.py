@@ -16,7 +16,7 @@ from oncekey.core.model import Bypass, Code, Effects
 from oncekey.engine import serve as lifecycle
 from oncekey.engine.deciding import Ended, decided
 from oncekey.engine.effects import Interrupted, Invoke, Life
-from oncekey.testing.history import Kind
+from oncekey.testing.history import Ending
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
@@ -78,13 +78,13 @@ class Heard:
         """Whether it says that it is a replay."""
         return any(name == b"idempotent-replayed" for name, _ in self.headers)
 
-    def kind(self, effects: Effects) -> Kind:
+    def kind(self, effects: Effects) -> Ending:
         """What a client may conclude from it; whoever has steps may have taken some before it heard a no."""
         code = self.code
         if code is None and self.status != ACCEPTED:
-            return Kind.OK if self.status < FAILED else Kind.INFO
+            return Ending.OK if self.status < FAILED else Ending.INFO
         nothing = code in _NOTHING_HAPPENED and self.status != ACCEPTED
-        return Kind.FAIL if nothing or (effects is Effects.LOCAL and code in _NOTHING_IN_ONE_COMMIT) else Kind.INFO
+        return Ending.FAIL if nothing or (effects is Effects.LOCAL and code in _NOTHING_IN_ONE_COMMIT) else Ending.INFO
 
 
 _NOTHING_HAPPENED: Final = frozenset({Code.STORE_UNAVAILABLE, Code.KEY_REUSED})

@@ -13,7 +13,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.sqlite import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
-from oncekey.reconcile import Kind, LedgerEntry, compare
+from oncekey.reconcile import DifferenceKind, LedgerEntry, compare
 from oncekey.reconcile.books import Books, Pointers, entries, read
 from oncekey.reconcile.ledger import MEANING, Belief, Expected
 from oncekey.resolvers import Declined, Executed
@@ -36,21 +36,21 @@ def theirs(key="k1", provider_id="ch_1", **more):
     [
         ([theirs()], [ours()], []),
         ([], [], []),
-        ([theirs("planted")], [], [Kind.ORPHAN]),
-        ([theirs(None, "ch_9")], [ours()], [Kind.ORPHAN, Kind.MISSING]),
+        ([theirs("planted")], [], [DifferenceKind.ORPHAN]),
+        ([theirs(None, "ch_9")], [ours()], [DifferenceKind.ORPHAN, DifferenceKind.MISSING]),
         ([theirs(None, "ch_9")], [ours(provider_id="ch_9")], []),
-        ([], [ours()], [Kind.MISSING]),
+        ([], [ours()], [DifferenceKind.MISSING]),
         ([], [ours(belief=Belief.REFUSED), ours("k2", Belief.OPEN), ours("k3", Belief.GONE)], []),
-        ([theirs(), theirs(provider_id="ch_2")], [ours()], [Kind.TWICE]),
+        ([theirs(), theirs(provider_id="ch_2")], [ours()], [DifferenceKind.TWICE]),
         ([theirs(), theirs()], [ours()], []),  # the same charge, listed twice
-        ([theirs()], [ours(belief=Belief.REFUSED)], [Kind.REFUSED]),
-        ([theirs()], [ours(belief=Belief.OPEN)], [Kind.OPEN]),
+        ([theirs()], [ours(belief=Belief.REFUSED)], [DifferenceKind.REFUSED]),
+        ([theirs()], [ours(belief=Belief.OPEN)], [DifferenceKind.OPEN]),
         ([theirs()], [ours(belief=Belief.GONE)], []),
         ([theirs(amount=Decimal(7))], [ours(amount=Decimal("7.00"))], []),
-        ([theirs(amount=Decimal(8))], [ours(amount=Decimal(7))], [Kind.AMOUNT]),
+        ([theirs(amount=Decimal(8))], [ours(amount=Decimal(7))], [DifferenceKind.AMOUNT]),
         ([theirs(amount=Decimal(8))], [ours()], []),
         ([theirs(currency="eur")], [ours(currency="EUR")], []),
-        ([theirs(currency="USD")], [ours(currency="EUR")], [Kind.CURRENCY]),
+        ([theirs(currency="USD")], [ours(currency="EUR")], [DifferenceKind.CURRENCY]),
         ([theirs()], [ours(belief=Belief.REFUSED), ours()], []),  # refused in one life, made in another
         ([theirs()], [ours(), ours(belief=Belief.REFUSED)], []),
     ],
@@ -59,7 +59,7 @@ def test_where_books_differ(ledger, expected, kinds):
     report = compare(ledger, expected)
     assert [one.kind for one in report.differences] == kinds
     assert report.agree == (not kinds)
-    assert set(MEANING) == set(Kind)
+    assert set(MEANING) == set(DifferenceKind)
 
 
 def test_our_side_is_what_records_say(world):

@@ -98,7 +98,7 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """Something to be done, by a name that stays the same while lines move."""
 
     id: str
@@ -148,17 +148,19 @@ def audit(
         raise typer.Exit(1)
 
 
-def _findings(one: Surveying) -> Iterator[Finding]:
+def _findings(one: Surveying) -> Iterator[AuditFinding]:
     line = one.line
     if line.verdict.is_finding:
-        yield Finding(f"{line.verdict} {line.named}", line.named, TODO[line.verdict])
+        yield AuditFinding(f"{line.verdict} {line.named}", line.named, TODO[line.verdict])
     for call in one.unannounced:
         assert one.enrolment is not None
         todo = UNANNOUNCED[one.enrolment.effects]
-        yield Finding(f"unannounced {line.named} {call.what}", f"{call.file}:{call.line}", todo)
+        yield AuditFinding(f"unannounced {line.named} {call.what}", f"{call.file}:{call.line}", todo)
 
 
-def _tell_programs(surveyed: list[Surveying], findings: list[Finding], known: frozenset[str], gone: list[str]) -> None:
+def _tell_programs(
+    surveyed: list[Surveying], findings: list[AuditFinding], known: frozenset[str], gone: list[str]
+) -> None:
     from oncekey.outside_calls import outside_calls
 
     def calls(one: Surveying) -> list[dict[str, Any]]:
@@ -173,7 +175,7 @@ def _tell_programs(surveyed: list[Surveying], findings: list[Finding], known: fr
     )
 
 
-def _tell(surveyed: list[Surveying], findings: list[Finding], known: frozenset[str], gone: list[str]) -> None:
+def _tell(surveyed: list[Surveying], findings: list[AuditFinding], known: frozenset[str], gone: list[str]) -> None:
     lines = [one.line for one in surveyed]
     rows = [(line.method, line.path, line.verdict, line.operation, line.effects, line.key) for line in lines]
     head = ("method", "path", "verdict", "operation", "effects", "key")

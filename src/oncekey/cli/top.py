@@ -118,8 +118,8 @@ def _line(url: str, server: str, seen: Glance | None, trouble: str) -> str:
 
 
 def _text(url: str, server: str, seen: Glance | None, trouble: str) -> str:
-    from oncekey.cli.top_frame import Place, Setting, frame
+    from oncekey.cli.top_frame import Position, Setting, frame
 
     setting = Setting(address(url), server, datetime.now().astimezone(), trouble)
     width = shutil.get_terminal_size((_COLUMNS, 24)).columns
-    return "\n".join(line.plain.rstrip() for line in frame(seen, setting, Place(), width, None)) + "\n"
+    return "\n".join(line.plain.rstrip() for line in frame(seen, setting, Position(), width, None)) + "\n"

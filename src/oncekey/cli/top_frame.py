@@ -82,7 +82,7 @@ class Sheet:
 
 
 @dataclass(slots=True)
-class Place:
+class Position:
     """Where the person is."""
 
     panel: Panel = Panel.WAITING
@@ -110,7 +110,7 @@ class Setting:
     """Why the store does not answer, if it does not."""
 
 
-def frame(seen: Glance | None, setting: Setting, place: Place, width: int, height: int | None) -> list[Text]:
+def frame(seen: Glance | None, setting: Setting, place: Position, width: int, height: int | None) -> list[Text]:
     """So many lines of so many columns; without a height as many as there are, and none for keys."""
     wide, high = SMALLEST
     if width < wide or (height is not None and height < high):
@@ -131,7 +131,7 @@ def frame(seen: Glance | None, setting: Setting, place: Place, width: int, heigh
     return [*head, *body, _foot(place, width)]
 
 
-def _head(setting: Setting, place: Place, width: int, *, live: bool) -> list[Text]:
+def _head(setting: Setting, place: Position, width: int, *, live: bool) -> list[Text]:
     local, utc = setting.at, setting.at.astimezone(UTC)
     times = f"{utc:%Y-%m-%d %H:%M:%S} UTC" + ("" if local.tzname() == "UTC" else f", {local:%H:%M:%S} {local.tzname()}")
     pace = "paused" if place.paused else f"every {place.every:g} s"
@@ -203,7 +203,7 @@ def _bars(counts: Sequence[int]) -> str:
     return "".join(" " if not one else BARS[-(-one * len(BARS) // most) - 1] for one in counts)
 
 
-def _stack(seen: Glance, place: Place, width: int, room: int | None) -> list[Text]:
+def _stack(seen: Glance, place: Position, width: int, room: int | None) -> list[Text]:
     """The three panels, one over the other: what waits gets what the others leave."""
     if room is None:
         return [line for panel in Panel for line in (*_panel(seen, panel, place, width, None), Text())][:-1]
@@ -220,7 +220,7 @@ def _stack(seen: Glance, place: Place, width: int, room: int | None) -> list[Tex
     ]
 
 
-def _beside(seen: Glance, place: Place, width: int, room: int) -> list[Text]:
+def _beside(seen: Glance, place: Position, width: int, room: int) -> list[Text]:
     """What waits on the left; workers and the audit on the right."""
     right = width * 2 // 5
     left = width - right - 2
@@ -237,7 +237,7 @@ def _beside(seen: Glance, place: Place, width: int, room: int) -> list[Text]:
     return lines
 
 
-def _panel(seen: Glance, panel: Panel, place: Place, width: int, room: int | None) -> list[Text]:
+def _panel(seen: Glance, panel: Panel, place: Position, width: int, room: int | None) -> list[Text]:
     """A title and `room` lines, with the one in sight that the person is at."""
     rows: Sequence[Text]
     now = seen.tally.now
@@ -324,7 +324,7 @@ def _note(entry: AuditEntry) -> Text:
     )
 
 
-def _sheet(sheet: Sheet, place: Place, width: int, room: int) -> list[Text]:
+def _sheet(sheet: Sheet, place: Position, width: int, room: int) -> list[Text]:
     """A text from where it was gone to; commands are to be copied, so lines are folded and not cut."""
     title = _cut(Text(f"▸ {plain(sheet.title)} ".ljust(width, "─"), "bold"), width)
     if sheet.choices:
@@ -338,7 +338,7 @@ def _sheet(sheet: Sheet, place: Place, width: int, room: int) -> list[Text]:
     return [title, *lines[first : first + room - 1]]
 
 
-def _foot(place: Place, width: int) -> Text:
+def _foot(place: Position, width: int) -> Text:
     if place.typed is not None:
         return _cut(Text.assemble(("Find a key: ", "bold"), plain(place.typed), ("▏", "bold")), width)
     if place.said:

@@ -26,7 +26,7 @@ from oncekey.cli.keys_show import said as key_said
 from oncekey.cli.keys_show import shown, shown_entry
 from oncekey.cli.options import Several, age, find, typed
 from oncekey.cli.printing import address, pairs
-from oncekey.cli.top_frame import HELP, Panel, Place, Setting, Sheet, frame
+from oncekey.cli.top_frame import HELP, Panel, Position, Setting, Sheet, frame
 from oncekey.core.errors import StoreError
 from oncekey.core.model import DeadLetter
 from oncekey.core.operate import Forbidden
@@ -177,7 +177,7 @@ class Live:
         self._source = source
         self._screen = Screen(target)
         self._keyboard = Keyboard()
-        self._place = Place(every=every)
+        self._place = Position(every=every)
         self._setting = Setting(address(url), "", datetime.now().astimezone())
         self._seen: Glance | None = None
         self._engine: AsyncEngine | None = None

@@ -15,7 +15,7 @@ import typer
 from oncekey.cli import observing
 from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
-from oncekey.observe.measuring import Page
+from oncekey.observe.measuring import MetricsPage
 from oncekey.wire import called
 from oncekey.workers.health import health as serve_health
 from oncekey.workers.relay import CONCURRENCY, Relay
@@ -148,7 +148,7 @@ async def _serve(
 def _metrics(once: Once) -> Metrics | None:
     """The page of the first observer that has one."""
     observers: tuple[object, ...] = once.observers
-    shown = next((one for one in observers if isinstance(one, Page)), None)
+    shown = next((one for one in observers if isinstance(one, MetricsPage)), None)
     if shown is None:
         return None
 

@@ -66,7 +66,7 @@ _PRUNE: Final = "DELETE FROM operations WHERE state = 'answered' AND begun_at < 
 _PATIENCE: Final = 30.0
 
 
-class Standing(StrEnum):
+class Progress(StrEnum):
     """How far an operation got, as its own client knows it."""
 
     OPEN = "open"
@@ -80,7 +80,7 @@ class Entry:
 
     key: str
     name: str | None
-    standing: Standing
+    standing: Progress
     digest: str
     profile: str
     call: Call
@@ -161,7 +161,7 @@ class Journal:
 
     def unfinished(self) -> list[Entry]:
         """Those without an answer."""
-        return [entry for entry in self.entries() if entry.standing is not Standing.ANSWERED]
+        return [entry for entry in self.entries() if entry.standing is not Progress.ANSWERED]
 
     def forget(self, key: str) -> None:
         """Remove an operation, whatever its outcome."""
@@ -242,7 +242,7 @@ def _entry(row: sqlite3.Row) -> Entry:
     return Entry(
         key=row["key"],
         name=row["name"],
-        standing=Standing(row["state"]),
+        standing=Progress(row["state"]),
         digest=row["digest"],
         profile=row["profile"],
         call=Call(row["method"], row["url"], _fields(row["headers"]), row["body"]),

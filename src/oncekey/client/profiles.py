@@ -26,7 +26,7 @@ _QUOTABLE: Final = re.compile(r"[\x20-\x7e]+", re.ASCII)
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
-class Place(StrEnum):
+class KeyPlace(StrEnum):
     """What contains the key."""
 
     QUOTED = "quoted"
@@ -79,7 +79,7 @@ class Profile:
     """One way to carry keys. `transient` and `busy` are an answer's field and code that ask for the same key again."""
 
     name: str
-    place: Place = Place.QUOTED
+    place: KeyPlace = KeyPlace.QUOTED
     field: str = "Idempotency-Key"
     max_length: int = 255
     replayed: str = "Idempotent-Replayed"
@@ -89,7 +89,7 @@ class Profile:
 
     def key_of(self, call: Call) -> str | None:
         """The key that the caller put there, if any."""
-        if self.place is Place.BODY:
+        if self.place is KeyPlace.BODY:
             key = _object(call.body).get(self.field)
             return key if isinstance(key, str) else None
         value = call.field(self.field)
@@ -106,12 +106,12 @@ class Profile:
         if self.key_of(call) == key:
             return call
         match self.place:
-            case Place.QUOTED:
+            case KeyPlace.QUOTED:
                 escaped = key.replace("\\", "\\\\").replace('"', '\\"')
                 return call.with_field(self.field, f'"{escaped}"')
-            case Place.BARE:
+            case KeyPlace.BARE:
                 return call.with_field(self.field, key)
-            case Place.BODY:
+            case KeyPlace.BODY:
                 return call.with_body(_with_member(call.body, self.field, key))
             case _:
                 assert_never(self.place)
@@ -135,7 +135,7 @@ class Profile:
         return (reply.field(self.replayed) or "").strip().lower() == "true"
 
     def _check(self, key: str) -> None:
-        pattern = _VISIBLE if self.place is Place.BARE else _QUOTABLE
+        pattern = _VISIBLE if self.place is KeyPlace.BARE else _QUOTABLE
         if not pattern.fullmatch(key) or not key.strip():
             raise ConfigurationError("a key is printable ASCII, and not empty")
         if len(key) > self.max_length:
@@ -143,11 +143,11 @@ class Profile:
 
 
 IETF: Final = Profile("ietf")
-STRIPE: Final = Profile("stripe", Place.BARE)
-PAYPAL: Final = Profile("paypal", Place.BARE, "PayPal-Request-Id", max_length=38)
-ADYEN: Final = Profile("adyen", Place.BARE, max_length=64, transient="Transient-Error", busy="704")
+STRIPE: Final = Profile("stripe", KeyPlace.BARE)
+PAYPAL: Final = Profile("paypal", KeyPlace.BARE, "PayPal-Request-Id", max_length=38)
+ADYEN: Final = Profile("adyen", KeyPlace.BARE, max_length=64, transient="Transient-Error", busy="704")
 # The shortest time of its endpoints is taken, so that a key is valid for all of them.
-SQUARE: Final = Profile("square", Place.BODY, "idempotency_key", max_length=45)
+SQUARE: Final = Profile("square", KeyPlace.BODY, "idempotency_key", max_length=45)
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (IETF, STRIPE, PAYPAL, ADYEN, SQUARE)}
 

@@ -24,7 +24,7 @@ from oncekey.stores.queries import load
 LONGEST_DELAY: Final = 600.0
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """`-after` means that the charge is in the ledger, although the client never hears of it."""
 
     DELAY = "delay"
@@ -36,8 +36,8 @@ class Kind(StrEnum):
     DECLINE = "decline"
 
 
-NAMES: Final = tuple("delay:SECONDS" if kind is Kind.DELAY else kind.value for kind in Kind)
-BEFORE: Final = frozenset({Kind.ERROR_BEFORE, Kind.DROP_BEFORE, Kind.DECLINE})
+NAMES: Final = tuple("delay:SECONDS" if kind is FaultKind.DELAY else kind.value for kind in FaultKind)
+BEFORE: Final = frozenset({FaultKind.ERROR_BEFORE, FaultKind.DROP_BEFORE, FaultKind.DECLINE})
 """The faults that leave the ledger as it was."""
 
 
@@ -49,7 +49,7 @@ class UnknownFaultError(ValueError):
 class Fault:
     """One fault, as a header or `POST /faults` names it."""
 
-    kind: Kind
+    kind: FaultKind
     seconds: float = 0.0
 
     @classmethod
@@ -57,17 +57,17 @@ class Fault:
         """Read `drop-after` or `delay:2.5`."""
         name, _, rest = text.strip().partition(":")
         try:
-            kind = Kind(name)
-            seconds = float(rest) if kind is Kind.DELAY else 0.0
+            kind = FaultKind(name)
+            seconds = float(rest) if kind is FaultKind.DELAY else 0.0
         except ValueError:
-            kind, seconds = Kind.DELAY, math.nan
-        if not 0 <= seconds <= LONGEST_DELAY or (rest and kind is not Kind.DELAY):
+            kind, seconds = FaultKind.DELAY, math.nan
+        if not 0 <= seconds <= LONGEST_DELAY or (rest and kind is not FaultKind.DELAY):
             shown = ", ".join(NAMES)
             raise UnknownFaultError(f"A fault is one of {shown} (0 to {LONGEST_DELAY:g} seconds).")
         return cls(kind, seconds)
 
     def __str__(self) -> str:
-        return f"{self.kind.value}:{self.seconds:g}" if self.kind is Kind.DELAY else self.kind.value
+        return f"{self.kind.value}:{self.seconds:g}" if self.kind is FaultKind.DELAY else self.kind.value
 
 
 class StandingFault:

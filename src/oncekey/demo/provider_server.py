@@ -33,7 +33,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.demo.charging import AnswerLostError, NothingSentError, ask, http_url
-from oncekey.demo.provider_ledger import BEFORE, Booking, Fault, Kind, Ledger, Order, StandingFault, UnknownFaultError
+from oncekey.demo.provider_ledger import (
+    BEFORE,
+    Booking,
+    Fault,
+    FaultKind,
+    Ledger,
+    Order,
+    StandingFault,
+    UnknownFaultError,
+)
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -198,7 +207,7 @@ class Provider:
         order = _order(await _data(request))
         key = request.headers.get("idempotency-key")
         fault = self._fault(request)
-        if fault is not None and fault.kind is Kind.DELAY:
+        if fault is not None and fault.kind is FaultKind.DELAY:
             await asyncio.sleep(fault.seconds)
         elif fault is not None and fault.kind in BEFORE:
             return _faulty(fault)
@@ -206,7 +215,7 @@ class Provider:
         booking = await self._ledger.book(order, key, deduplicate=deduplicate)
         if not booking.repeated:
             self._webhooks.tell(booking.charge)
-        if fault is not None and fault.kind is not Kind.DELAY:
+        if fault is not None and fault.kind is not FaultKind.DELAY:
             return _faulty(fault)
         return _booked(order, booking)
 
@@ -274,15 +283,15 @@ def create_provider(ledger: Ledger, webhook_url: str | None, secret: str) -> Sta
 
 def _faulty(fault: Fault) -> Response:
     match fault.kind:
-        case Kind.HANG_AFTER:
+        case FaultKind.HANG_AFTER:
             return Hung()
-        case Kind.DROP_BEFORE | Kind.DROP_AFTER:
+        case FaultKind.DROP_BEFORE | FaultKind.DROP_AFTER:
             return Dropped()
-        case Kind.DECLINE:
+        case FaultKind.DECLINE:
             return _error(HTTPStatus.PAYMENT_REQUIRED, "card_declined", "The card was declined; nothing was charged.")
-        case Kind.ERROR_BEFORE | Kind.ERROR_AFTER:
+        case FaultKind.ERROR_BEFORE | FaultKind.ERROR_AFTER:
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Something went wrong at the provider.")
-        case Kind.DELAY:
+        case FaultKind.DELAY:
             raise AssertionError("a delay is no answer")
 
 

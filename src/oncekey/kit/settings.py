@@ -30,7 +30,7 @@ class Part(StrEnum):
     RUNBOOKS = "runbooks"
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What a value has to look like, and what to say if it does not."""
 
     SPAN = (re.compile(r"[1-9]\d*[smhd]"), "a span of time: say 90s, 15m, 2h or 3d")
@@ -58,7 +58,7 @@ class Setting:
 
     name: str
     default: str
-    kind: Kind
+    kind: ValueKind
     meaning: str
     parts: tuple[Part, ...] = (Part.ALERTS,)
 
@@ -79,44 +79,58 @@ SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType(
     {
         one.name: one
         for one in (
-            Setting("by", "job", Kind.LABELS, "the labels that tell applications apart", _SHOWN),
+            Setting("by", "job", ValueKind.LABELS, "the labels that tell applications apart", _SHOWN),
             Setting(
                 "runbooks",
                 "https://runbooks.example.com/oncekey",
-                Kind.URL,
+                ValueKind.URL,
                 "where your people read the runbooks; each alert links there",
             ),
-            Setting("page", "critical", Kind.WORD, "the severity of what wakes somebody up"),
-            Setting("ticket", "warning", Kind.WORD, "the severity of what can wait for the morning"),
-            Setting("reservation-failures", "1%", Kind.SHARE, "requests that are refused because of the store", _SHOWN),
-            Setting("store-errors", "5", Kind.COUNT, "failures of the store within ten minutes"),
-            Setting("unknown-age", _worded(_LIMITS.unknown), Kind.SPAN, "the oldest unknown outcome", _SHOWN),
-            Setting("dead-letters", "0", Kind.COUNT, "dead letters that are no alert", _SHOWN),
-            Setting("outbox-lag", _worded(_LIMITS.due), Kind.SPAN, "the parcel that is overdue for longest", _SHOWN),
-            Setting("zombies", "5", Kind.COUNT, "keys without their owner within a quarter of an hour"),
-            Setting("misuse", "20", Kind.COUNT, "misused keys of one tenant within a quarter of an hour"),
-            Setting("misuse-all", "100", Kind.COUNT, "misused keys of all tenants within a quarter of an hour"),
-            Setting("duplicates", "200", Kind.COUNT, "repeated requests of one tenant within a quarter of an hour"),
-            Setting("duplicates-times", "4", Kind.COUNT, "and how many times as many as an hour before"),
-            Setting("workers", str(_LIMITS.workers), Kind.COUNT, "living workers at least; 0 where a timer does it"),
-            Setting("worker-gone", "5m", Kind.SPAN, "how long fewer may live"),
-            Setting("stale-age", _worded(_LIMITS.stale), Kind.SPAN, "the key whose lease is over for longest"),
-            Setting("resumable-age", _worded(_LIMITS.resumable), Kind.SPAN, "the request not gone on with for longest"),
-            Setting("expired-age", _worded(_LIMITS.expired), Kind.SPAN, "the record that should long be reaped"),
-            Setting("metrics-gone", "10m", Kind.SPAN, "how long no metrics may come at all"),
-            Setting("app", "shop.main:once", Kind.PLACE, "where the application's Once object is", _RUN),
-            Setting("health-port", "9000", Kind.PORT, "the worker's /healthz, /readyz and /metrics", _RUN),
-            Setting("grace", "30", Kind.COUNT, "seconds that open calls have when a worker stops", _RUN),
-            Setting("program", "/opt/shop/.venv/bin/oncekey", Kind.PATH, "the command", (Part.SYSTEMD,)),
-            Setting("directory", "/opt/shop", Kind.PATH, "where the application's code lies", (Part.SYSTEMD,)),
-            Setting("user", "shop", Kind.WORD, "who the worker runs as", (Part.SYSTEMD,)),
+            Setting("page", "critical", ValueKind.WORD, "the severity of what wakes somebody up"),
+            Setting("ticket", "warning", ValueKind.WORD, "the severity of what can wait for the morning"),
             Setting(
-                "environment", "/etc/oncekey/environment", Kind.PATH, "a file with ONCEKEY_STORE=URL", (Part.SYSTEMD,)
+                "reservation-failures", "1%", ValueKind.SHARE, "requests that are refused because of the store", _SHOWN
             ),
-            Setting("image", "shop:1.0.0", Kind.IMAGE, "an image with the application's code", (Part.KUBERNETES,)),
-            Setting("secret", "oncekey", Kind.WORD, "the Secret that holds the store's URL", (Part.KUBERNETES,)),
-            Setting("secret-key", "store-url", Kind.WORD, "by which name it does", (Part.KUBERNETES,)),
-            Setting("replicas", "2", Kind.COUNT, "workers side by side", (Part.KUBERNETES,)),
+            Setting("store-errors", "5", ValueKind.COUNT, "failures of the store within ten minutes"),
+            Setting("unknown-age", _worded(_LIMITS.unknown), ValueKind.SPAN, "the oldest unknown outcome", _SHOWN),
+            Setting("dead-letters", "0", ValueKind.COUNT, "dead letters that are no alert", _SHOWN),
+            Setting(
+                "outbox-lag", _worded(_LIMITS.due), ValueKind.SPAN, "the parcel that is overdue for longest", _SHOWN
+            ),
+            Setting("zombies", "5", ValueKind.COUNT, "keys without their owner within a quarter of an hour"),
+            Setting("misuse", "20", ValueKind.COUNT, "misused keys of one tenant within a quarter of an hour"),
+            Setting("misuse-all", "100", ValueKind.COUNT, "misused keys of all tenants within a quarter of an hour"),
+            Setting(
+                "duplicates", "200", ValueKind.COUNT, "repeated requests of one tenant within a quarter of an hour"
+            ),
+            Setting("duplicates-times", "4", ValueKind.COUNT, "and how many times as many as an hour before"),
+            Setting(
+                "workers", str(_LIMITS.workers), ValueKind.COUNT, "living workers at least; 0 where a timer does it"
+            ),
+            Setting("worker-gone", "5m", ValueKind.SPAN, "how long fewer may live"),
+            Setting("stale-age", _worded(_LIMITS.stale), ValueKind.SPAN, "the key whose lease is over for longest"),
+            Setting(
+                "resumable-age", _worded(_LIMITS.resumable), ValueKind.SPAN, "the request not gone on with for longest"
+            ),
+            Setting("expired-age", _worded(_LIMITS.expired), ValueKind.SPAN, "the record that should long be reaped"),
+            Setting("metrics-gone", "10m", ValueKind.SPAN, "how long no metrics may come at all"),
+            Setting("app", "shop.main:once", ValueKind.PLACE, "where the application's Once object is", _RUN),
+            Setting("health-port", "9000", ValueKind.PORT, "the worker's /healthz, /readyz and /metrics", _RUN),
+            Setting("grace", "30", ValueKind.COUNT, "seconds that open calls have when a worker stops", _RUN),
+            Setting("program", "/opt/shop/.venv/bin/oncekey", ValueKind.PATH, "the command", (Part.SYSTEMD,)),
+            Setting("directory", "/opt/shop", ValueKind.PATH, "where the application's code lies", (Part.SYSTEMD,)),
+            Setting("user", "shop", ValueKind.WORD, "who the worker runs as", (Part.SYSTEMD,)),
+            Setting(
+                "environment",
+                "/etc/oncekey/environment",
+                ValueKind.PATH,
+                "a file with ONCEKEY_STORE=URL",
+                (Part.SYSTEMD,),
+            ),
+            Setting("image", "shop:1.0.0", ValueKind.IMAGE, "an image with the application's code", (Part.KUBERNETES,)),
+            Setting("secret", "oncekey", ValueKind.WORD, "the Secret that holds the store's URL", (Part.KUBERNETES,)),
+            Setting("secret-key", "store-url", ValueKind.WORD, "by which name it does", (Part.KUBERNETES,)),
+            Setting("replicas", "2", ValueKind.COUNT, "workers side by side", (Part.KUBERNETES,)),
         )
     }
 )
@@ -139,7 +153,7 @@ def chosen(pairs: Iterable[str]) -> Mapping[str, str]:
 
 def filled(values: Mapping[str, str]) -> Mapping[str, str]:
     """What templates may name: the values, and what follows from them."""
-    spans = {name: values[name] for name in values if SETTINGS[name].kind is Kind.SPAN}
+    spans = {name: values[name] for name in values if SETTINGS[name].kind is ValueKind.SPAN}
     labels = values["by"].split(",")
     return {
         **values,

@@ -53,7 +53,7 @@ class Engines(Protocol):
 
 
 @runtime_checkable
-class Page(Protocol):
+class MetricsPage(Protocol):
     """An observer that has a page for a metrics collector."""
 
     @property

@@ -1,5 +1,5 @@
 """The provider's books against ours: charges that one side lacks, and amounts that differ."""
 
-from oncekey.reconcile.ledger import Difference, Expected, Kind, LedgerEntry, Report, compare
+from oncekey.reconcile.ledger import Difference, DifferenceKind, Expected, LedgerEntry, Report, compare
 
-__all__ = ["Difference", "Expected", "Kind", "LedgerEntry", "Report", "compare"]
+__all__ = ["Difference", "DifferenceKind", "Expected", "LedgerEntry", "Report", "compare"]

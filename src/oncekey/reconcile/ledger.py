@@ -49,7 +49,7 @@ class Expected:
     currency: str | None = None
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """How the books differ."""
 
     ORPHAN = "orphan_charge"
@@ -62,13 +62,13 @@ class Kind(StrEnum):
 
 
 MEANING: Final = {
-    Kind.ORPHAN: "the provider charged, and we never announced such a call",
-    Kind.MISSING: "our record says that it was charged, and the provider has no such charge",
-    Kind.TWICE: "the provider charged one call more than once",
-    Kind.REFUSED: "our record says that it was not charged, and the provider has a charge",
-    Kind.OPEN: "the provider charged, and our record does not know it yet",
-    Kind.AMOUNT: "both have the charge, with different amounts",
-    Kind.CURRENCY: "both have the charge, in different currencies",
+    DifferenceKind.ORPHAN: "the provider charged, and we never announced such a call",
+    DifferenceKind.MISSING: "our record says that it was charged, and the provider has no such charge",
+    DifferenceKind.TWICE: "the provider charged one call more than once",
+    DifferenceKind.REFUSED: "our record says that it was not charged, and the provider has a charge",
+    DifferenceKind.OPEN: "the provider charged, and our record does not know it yet",
+    DifferenceKind.AMOUNT: "both have the charge, with different amounts",
+    DifferenceKind.CURRENCY: "both have the charge, in different currencies",
 }
 
 
@@ -76,7 +76,7 @@ MEANING: Final = {
 class Difference:
     """One thing that somebody has to look at."""
 
-    kind: Kind
+    kind: DifferenceKind
     ours: Expected | None
     theirs: LedgerEntry | None
     charges: int = 1
@@ -108,7 +108,7 @@ def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Repo
         charges += 1
         ours = calls.get(entry.downstream_key or "") or named.get(entry.provider_id or "")
         if ours is None:
-            differences.append(Difference(Kind.ORPHAN, None, entry))
+            differences.append(Difference(DifferenceKind.ORPHAN, None, entry))
         else:
             found[ours.downstream_key].append(entry)
     agreed = 0
@@ -116,7 +116,7 @@ def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Repo
         against = list(_against(ours, found.get(key, [])))
         differences.extend(against)
         agreed += not against
-    order = list(Kind)
+    order = list(DifferenceKind)
     ranked = sorted(differences, key=lambda one: order.index(one.kind))
     return Report(charges, len(calls), agreed, tuple(ranked))
 
@@ -134,17 +134,17 @@ def _by_key(expected: Iterable[Expected]) -> dict[str, Expected]:
 def _against(ours: Expected, theirs: list[LedgerEntry]) -> Iterable[Difference]:
     if not theirs:
         if ours.belief is Belief.MADE:
-            yield Difference(Kind.MISSING, ours, None, charges=0)
+            yield Difference(DifferenceKind.MISSING, ours, None, charges=0)
         return
     first = theirs[0]
     ids = Counter(entry.provider_id for entry in theirs)
     if len(ids) > 1 or (None in ids and len(theirs) > 1):
-        yield Difference(Kind.TWICE, ours, first, charges=len(theirs))
+        yield Difference(DifferenceKind.TWICE, ours, first, charges=len(theirs))
     if ours.belief is Belief.REFUSED:
-        yield Difference(Kind.REFUSED, ours, first, charges=len(theirs))
+        yield Difference(DifferenceKind.REFUSED, ours, first, charges=len(theirs))
     if ours.belief is Belief.OPEN:
-        yield Difference(Kind.OPEN, ours, first, charges=len(theirs))
+        yield Difference(DifferenceKind.OPEN, ours, first, charges=len(theirs))
     if ours.amount is not None and first.amount is not None and ours.amount != first.amount:
-        yield Difference(Kind.AMOUNT, ours, first)
+        yield Difference(DifferenceKind.AMOUNT, ours, first)
     if ours.currency is not None and first.currency is not None and ours.currency.upper() != first.currency.upper():
-        yield Difference(Kind.CURRENCY, ours, first)
+        yield Difference(DifferenceKind.CURRENCY, ours, first)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from oncekey.core import transitions
 from oncekey.core.model import Code, State
 from oncekey.core.transitions import ROWS, Fence
-from oncekey.testing.history import Kind, Lapse, Proof, stories
+from oncekey.testing.history import Ending, Lapse, Proof, stories
 
 if TYPE_CHECKING:
     from oncekey.testing.history import Effect, History, Operation, Story, Write
@@ -236,7 +236,7 @@ def _no_phantom(story: Story) -> Iterator[str]:
         if min(asked, default=effect.at) >= effect.at:
             yield f"{effect.id} was done for {effect.fingerprint}, which nobody had asked for"
         doer = by_id.get(effect.operation or "")
-        if doer is not None and doer.kind is Kind.FAIL:
+        if doer is not None and doer.kind is Ending.FAIL:
             yield f"{doer.id} was told that nothing happened ({doer.code}), and it did {effect.id}"
     for effect in story.effects:
         life = story.lives.get(story.life_of(effect))
@@ -257,7 +257,7 @@ def _no_phantom(story: Story) -> Iterator[str]:
 
 def _real_time(story: Story) -> Iterator[str]:
     for op in story.operations:
-        if op.ended is None or op.kind is Kind.INFO or op.code in OUTAGES | {Code.KEY_EXPIRED}:
+        if op.ended is None or op.kind is Ending.INFO or op.code in OUTAGES | {Code.KEY_EXPIRED}:
             continue
         for known in _ok(story):
             life = story.life_of(known)
@@ -266,14 +266,14 @@ def _real_time(story: Story) -> Iterator[str]:
             told_before = known.ended is not None and known.ended < op.invoked
             if not (told_before and lasted and known.fingerprint == op.fingerprint):
                 continue
-            if not (op.kind is Kind.OK and op.replayed and story.life_of(op) == life):
+            if not (op.kind is Ending.OK and op.replayed and story.life_of(op) == life):
                 yield f"{op.id} came after {known.id} had its answer, and heard {op.code or op.status} instead"
                 break
 
 
 def _mismatch(story: Story) -> Iterator[str]:
     for op in story.operations:
-        if op.ended is None or op.kind is Kind.INFO or op.code in OUTAGES:
+        if op.ended is None or op.kind is Ending.INFO or op.code in OUTAGES:
             continue
         for life in story.lives.values():
             other = life.fingerprint not in {None, op.fingerprint}
@@ -398,7 +398,7 @@ def _seen(story: Story, lapse: Lapse) -> Iterator[str]:
 
 
 def _ok(story: Story) -> list[Operation]:
-    return [op for op in story.operations if op.kind is Kind.OK]
+    return [op for op in story.operations if op.kind is Ending.OK]
 
 
 def _at(write: Write) -> int:

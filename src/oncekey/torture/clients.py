@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core.fingerprint import Request, fingerprint
 from oncekey.core.model import Code
 from oncekey.demo.charging import AnswerLostError, NothingSentError, Reply, ask
-from oncekey.demo.provider_ledger import Kind as Fault
-from oncekey.testing.history import Kind, Operation
+from oncekey.demo.provider_ledger import FaultKind as Fault
+from oncekey.testing.history import Ending, Operation
 from oncekey.torture.books import now
 from oncekey.torture.shop import FAULT, PAUSE, RAISE, Wanted
 
@@ -164,7 +164,7 @@ class Clients:
             code=code,
         )
         self.operations.append(operation)
-        return "answer" if kind is Kind.OK else code if code in _FINAL else None
+        return "answer" if kind is Ending.OK else code if code in _FINAL else None
 
 
 def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wish:
@@ -178,19 +178,19 @@ def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wis
     return Wish(key, route, wanted, rival, leaves)
 
 
-def heard(answer: Reply | None) -> tuple[Kind, str | None]:
+def heard(answer: Reply | None) -> tuple[Ending, str | None]:
     """What an answer is to its client, with the code of a refusal."""
     if answer is None:
-        return Kind.INFO, None
+        return Ending.INFO, None
     if answer.status in _ANSWERS:
-        return Kind.OK, None
+        return Ending.OK, None
     if answer.status == 202:  # noqa: PLR2004
-        return Kind.FAIL, ACCEPTED
+        return Ending.FAIL, ACCEPTED
     try:
         code = str(json.loads(answer.body)["code"])
     except (ValueError, KeyError, TypeError):
         code = f"status {answer.status}"
-    return (Kind.INFO if code == Code.STORE_UNAVAILABLE.value else Kind.FAIL), code
+    return (Ending.INFO if code == Code.STORE_UNAVAILABLE.value else Ending.FAIL), code
 
 
 def _trouble(wish: Wish, chance: Random) -> dict[str, str]:
@@ -205,9 +205,9 @@ def _trouble(wish: Wish, chance: Random) -> dict[str, str]:
     return headers
 
 
-def _name(answer: Reply | None, kind: Kind, code: str | None, *, replayed: bool) -> str:
+def _name(answer: Reply | None, kind: Ending, code: str | None, *, replayed: bool) -> str:
     if answer is None:
         return "no answer"
-    if kind is Kind.OK:
+    if kind is Ending.OK:
         return f"{answer.status}{' replayed' if replayed else ''}"
     return code or str(answer.status)

@@ -12,7 +12,7 @@ from oncekey.core.model import State
 from oncekey.testing.checker import Rule
 from oncekey.torture.nemesis import Trouble
 from oncekey.torture.proxy import Loss
-from oncekey.torture.verdict import Finding, story_of
+from oncekey.torture.verdict import BrokenPromise, story_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Outcome:
     delivered_again: int
     states: Mapping[str, int]
     charges: int
-    findings: tuple[Finding, ...]
+    findings: tuple[BrokenPromise, ...]
     stories: Mapping[str, tuple[str, ...]]
 
     @classmethod
@@ -60,7 +60,7 @@ class Outcome:
         cls,
         plan: Plan,
         evidence: Evidence,
-        findings: list[Finding],
+        findings: list[BrokenPromise],
         *,
         told: Counter[str],
         faults: Counter[Trouble],

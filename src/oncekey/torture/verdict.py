@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core.model import State
 from oncekey.demo.charging import ask
 from oncekey.testing.checker import Rule, check
-from oncekey.testing.history import Effect, History, Kind, Operation, Write, stories
+from oncekey.testing.history import Effect, Ending, History, Operation, Write, stories
 from oncekey.testing.history import Final as LastRecord
 from oncekey.torture.books import Books
 
@@ -100,7 +100,7 @@ class Evidence:
         )
 
     def _operation(self, op: Operation) -> Operation:
-        if op.kind is not Kind.OK:
+        if op.kind is not Ending.OK:
             return op
         meant = PROMISES[self.wishes[op.key].route]
         promises = meant if self.shares else tuple(one for one in meant if one != ROW)
@@ -182,7 +182,7 @@ _EMITTING: Final = frozenset({"/orders", "/payments"})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BrokenPromise:
     """A broken promise, with the key that it was broken for."""
 
     rule: Rule
@@ -190,21 +190,21 @@ class Finding:
     sentence: str
 
 
-def judge(evidence: Evidence) -> list[Finding]:
+def judge(evidence: Evidence) -> list[BrokenPromise]:
     """Every broken promise of a run; none is the answer hoped for."""
-    found: dict[Finding, None] = {}
+    found: dict[BrokenPromise, None] = {}
     for broken in check(evidence.history(), LOOKED_AT):
-        found[Finding(broken.rule, broken.key, broken.sentence)] = None
+        found[BrokenPromise(broken.rule, broken.key, broken.sentence)] = None
     for look in LOOKS:
         for finding in look(evidence):
             found[finding] = None
     return list(found)
 
 
-def stuck(left: Mapping[str, str]) -> Iterator[Finding]:
+def stuck(left: Mapping[str, str]) -> Iterator[BrokenPromise]:
     """What the workers had not done when all had been well for long, although nobody but they could do it."""
     for key, what in left.items():
-        yield Finding(Rule.PROGRESS, key, f"{what}: no worker has ended it")
+        yield BrokenPromise(Rule.PROGRESS, key, f"{what}: no worker has ended it")
 
 
 def story_of(evidence: Evidence, key: str) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ def story_of(evidence: Evidence, key: str) -> tuple[str, ...]:
     return next((story.lines() for story in stories(evidence.history()) if story.key == key), ())
 
 
-def _outbox(evidence: Evidence) -> Iterator[Finding]:
+def _outbox(evidence: Evidence) -> Iterator[BrokenPromise]:
     """Committed is delivered: every message of a committed request arrived, and none of a request that was not."""
     rule = Rule.OUTBOX
     if not evidence.shares:
@@ -221,17 +221,17 @@ def _outbox(evidence: Evidence) -> Iterator[Finding]:
         record, names = evidence.records.get(key), evidence.deliveries.get(key, {})
         due = wish.route in _EMITTING and record is not None and record.status == _CREATED
         if due and not names:
-            yield Finding(rule, key, "its message was committed, and never delivered")
+            yield BrokenPromise(rule, key, "its message was committed, and never delivered")
         if not due and names:
-            yield Finding(rule, key, "a message was delivered that no committed request has sent")
+            yield BrokenPromise(rule, key, "a message was delivered that no committed request has sent")
         if len(names) > 1:
-            yield Finding(rule, key, f"one message was delivered under {len(names)} downstream keys")
+            yield BrokenPromise(rule, key, f"one message was delivered under {len(names)} downstream keys")
     for row in evidence.dead_letters:
         if row["kind"] == "emit":
-            yield Finding(rule, row["key"], f"its message was given up: {row['last_error']}")
+            yield BrokenPromise(rule, row["key"], f"its message was given up: {row['last_error']}")
 
 
-def _money(evidence: Evidence) -> Iterator[Finding]:
+def _money(evidence: Evidence) -> Iterator[BrokenPromise]:
     """What was charged is what was acknowledged, to the cent, and what nobody can know is charged once at most."""
     rule = Rule.CONSERVED
     for key, wish in evidence.wishes.items():
@@ -239,51 +239,59 @@ def _money(evidence: Evidence) -> Iterator[Finding]:
         cents = [line.cents for line in lines]
         if not wish.charges:
             if lines:
-                yield Finding(rule, key, "it was charged, and nobody may charge for it")
+                yield BrokenPromise(rule, key, "it was charged, and nobody may charge for it")
         elif record is None or record.state is State.FAILED_RETRYABLE:
             if lines and not (record is not None and record.resumable):
-                yield Finding(rule, key, f"it was charged {cents}, and no record tells of it")
+                yield BrokenPromise(rule, key, f"it was charged {cents}, and no record tells of it")
         elif record.state is State.COMPLETED:
             expected = [_cents(record)] if record.status == _CREATED else []
             if cents != expected:
-                yield Finding(rule, key, f"it was answered {record.status} for {expected}, and charged {cents}")
+                yield BrokenPromise(rule, key, f"it was answered {record.status} for {expected}, and charged {cents}")
             elif lines and _charge_of(record) != lines[0].id:
-                yield Finding(rule, key, "its answer names another charge than the ledger")
+                yield BrokenPromise(rule, key, "its answer names another charge than the ledger")
     strangers = set(evidence.charges) - set(evidence.wishes)
     for key in sorted(strangers):
-        yield Finding(rule, key, "it was charged, and no client has asked for it")
+        yield BrokenPromise(rule, key, "it was charged, and no client has asked for it")
 
 
-def _left(evidence: Evidence) -> Iterator[Finding]:
+def _left(evidence: Evidence) -> Iterator[BrokenPromise]:
     """All is well again: nothing waits, and everybody has heard something final."""
     for key in evidence.wishes:
         record = evidence.records.get(key)
         if key not in evidence.answered:
-            yield Finding(Rule.PROGRESS, key, "its client never got an answer")
+            yield BrokenPromise(Rule.PROGRESS, key, "its client never got an answer")
         if record is not None and record.state is State.FAILED_RETRYABLE and record.resumable:
-            yield Finding(Rule.PROGRESS, key, "it can be gone on with, and nobody did")
+            yield BrokenPromise(Rule.PROGRESS, key, "it can be gone on with, and nobody did")
     for row in evidence.parcels:
-        yield Finding(Rule.EMPTY, row["key"], f"a parcel of {row['topic']} is still {row['state']}")
+        yield BrokenPromise(Rule.EMPTY, row["key"], f"a parcel of {row['topic']} is still {row['state']}")
 
 
-def _unknown(evidence: Evidence) -> Iterator[Finding]:
+def _unknown(evidence: Evidence) -> Iterator[BrokenPromise]:
     """Nobody knows only where nobody can: a call that may not be repeated."""
     rule = Rule.TRUTH
     for key, record in evidence.records.items():
         wish = evidence.wishes.get(key)
         if record.state is State.UNKNOWN and wish is not None and not _cannot_be_known(wish):
-            yield Finding(rule, key, f"it is unknown ({record.last_error}), and it could have been found out")
+            yield BrokenPromise(rule, key, f"it is unknown ({record.last_error}), and it could have been found out")
 
 
-def _last_owner(evidence: Evidence) -> Iterator[Finding]:
+def _last_owner(evidence: Evidence) -> Iterator[BrokenPromise]:
     """The answer that is stored is the one of whoever owned the record last."""
     for key, record in evidence.records.items():
         attempt = _body(record).get("attempt")
         if record.state is State.COMPLETED and attempt is not None and attempt != record.attempts:
-            yield Finding(Rule.FENCED, key, f"attempt {attempt} has answered, and the record was at {record.attempts}")
+            yield BrokenPromise(
+                Rule.FENCED, key, f"attempt {attempt} has answered, and the record was at {record.attempts}"
+            )
 
 
-LOOKS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (_outbox, _money, _left, _unknown, _last_owner)
+LOOKS: Final[tuple[Callable[[Evidence], Iterator[BrokenPromise]], ...]] = (
+    _outbox,
+    _money,
+    _left,
+    _unknown,
+    _last_owner,
+)
 
 
 def _cannot_be_known(wish: Wish) -> bool:

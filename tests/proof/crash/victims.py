@@ -25,7 +25,7 @@ from harness.provider import Provider
 from oncekey import wire
 from oncekey.flow import Mode, Rows, Statement, Steps, Transaction
 from oncekey.testing.checker import Rule, check
-from oncekey.testing.history import Kind, Operation
+from oncekey.testing.history import Ending, Operation
 from oncekey.wire import Kind as Store
 from proof.crash.places import Place
 from proof.crash.reading import history_of
@@ -115,7 +115,7 @@ class Cluster:
         sent = {"Authorization": f"Bearer {ALPHA}", "Idempotency-Key": key}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         at = next(self._count)
-        operation = Operation(f"op-{at}", "", key, "", at, None, Kind.INFO)
+        operation = Operation(f"op-{at}", "", key, "", at, None, Ending.INFO)
         try:
             answer = self._client.post(f"{server.url}{path}", json=body, headers=sent)
         except httpx.TransportError:
@@ -130,7 +130,7 @@ class Cluster:
                 "",
                 operation.invoked,
                 next(self._count),
-                Kind.OK if told else Kind.INFO,
+                Ending.OK if told else Ending.INFO,
                 answer.status_code,
                 answer.content if told else None,
                 replayed=answer.headers.get("idempotent-replayed") == "true",

@@ -40,7 +40,7 @@ from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.recent import Hints
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction
-from oncekey.testing.history import Kind, Lapse
+from oncekey.testing.history import Ending, Lapse
 from proof.lives import FAILED, life
 from proof.sim import steps
 from proof.sim.scenarios import CALL_TIMEOUT, DEADLINE, LEASE, POLICY, TTL
@@ -83,7 +83,7 @@ class Asked:
 class Answer:
     """What it hears. `incarnation`: the life of the key that the answer is from."""
 
-    kind: Kind
+    kind: Ending
     status: int | None = None
     body: bytes | None = None
     replayed: bool = False
@@ -184,11 +184,11 @@ class Serving:
         kind, code = heard.kind(self.asked.effects), heard.code
         let_in = run.lease is not None and self.plan.entered
         undone = code is None and heard.status == FAILED and self.asked.effects is Effects.LOCAL
-        if (kind is not Kind.OK and not let_in) or (heard.own and not let_in) or undone:
-            kind = Kind.FAIL  # this request has done nothing, whatever others do
+        if (kind is not Ending.OK and not let_in) or (heard.own and not let_in) or undone:
+            kind = Ending.FAIL  # this request has done nothing, whatever others do
         elif code is Code.IN_PROGRESS:
-            kind = Kind.INFO  # its own commit may be what is under way: "come back later" promises nothing
-        if kind is not Kind.OK:
+            kind = Ending.INFO  # its own commit may be what is under way: "come back later" promises nothing
+        if kind is not Ending.OK:
             return Answer(kind, heard.status, code=code)
         incarnation = heard.body.split(b" ")[0].decode()
         return Answer(kind, heard.status, heard.body, heard.replayed, incarnation=incarnation)
