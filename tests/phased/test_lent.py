@@ -13,7 +13,7 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from frameworks.realshop import SqliteFile
+from frameworks.realshop import MariadbDatabase, SqliteFile
 from frameworks.shop import tenant_of
 from harness.asgi import Caller, Reply
 from oncekey.core.errors import ConfigurationError, TransactionControlError
@@ -22,7 +22,7 @@ from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from phased.bank import KEY
 
-ENGINES = ["postgresql+asyncpg", "postgresql+psycopg", "sqlite+aiosqlite"]
+ENGINES = ["postgresql+asyncpg", "postgresql+psycopg", "sqlite+aiosqlite", "mysql+aiomysql"]
 SAYS_WHAT_TO_DO = r"op\.phase\(name, fn\)"
 
 
@@ -31,7 +31,7 @@ class Tables(DeclarativeBase):
 
 
 class Row(Tables):
-    __tablename__ = "rows"
+    __tablename__ = "wares"
     id: Mapped[int] = mapped_column(primary_key=True)
     item: Mapped[str]
 
@@ -73,7 +73,7 @@ class Shop:
 
     @property
     def items(self) -> list[str]:
-        return sorted(item for (item,) in self.database.execute("SELECT item FROM rows"))
+        return sorted(item for (item,) in self.database.execute("SELECT item FROM wares"))
 
     def refused(self) -> bool:
         """Whether the last request was told to write inside of a phase."""
@@ -81,15 +81,17 @@ class Shop:
         return isinstance(error, TransactionControlError) and "op.phase(name, fn)" in str(error)
 
 
-TABLE = "CREATE TABLE rows (id {id} PRIMARY KEY, item TEXT NOT NULL)"
+TABLE = "CREATE TABLE wares (id {id} PRIMARY KEY, item TEXT NOT NULL)"
 
 
 class Postgres:
     """The database that the tests of phases share, emptied."""
 
+    held = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self.execute("DROP TABLE IF EXISTS rows")
+        self.execute("DROP TABLE IF EXISTS wares")
         self.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.outbox, oncekey.dead_letter")
         self.execute(TABLE.format(id="SERIAL"))
 
@@ -97,6 +99,22 @@ class Postgres:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             cursor = connection.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
+
+
+class Mariadb(MariadbDatabase):
+    """A database of the test's own."""
+
+    held = "SELECT count(*) FROM information_schema.innodb_trx"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "aiomysql")
+        self.execute(TABLE.format(id="SERIAL"))
+
+
+def mariadb_shop(request: pytest.FixtureRequest) -> Shop:
+    url = request.getfixturevalue("mariadb_url")
+    address = url.replace("mariadb://", "mysql+aiomysql://", 1)
+    return Shop(create_async_engine(address, pool_size=2, max_overflow=0), Mariadb(url))
 
 
 def sqlite_file(path: Path) -> SqliteFile:
@@ -111,17 +129,21 @@ def orm(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     if request.param.startswith("sqlite"):
         database = sqlite_file(tmp_path)
         return Shop(create_async_engine(database.url.replace("sqlite", request.param)), database)
+    if request.param == "mysql+aiomysql":
+        return mariadb_shop(request)
     dsn = request.getfixturevalue("phased_dsn")
     engine = create_async_engine(dsn.replace("postgresql", request.param), pool_size=2, max_overflow=0)
     return Shop(engine, Postgres(dsn))
 
 
-@pytest.fixture(params=["asyncpg", "psycopg", "sqlite", "sqlalchemy"])
+@pytest.fixture(params=["asyncpg", "psycopg", "sqlite", "sqlalchemy", "sqlalchemy-mariadb"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     """Shops with a connection of every driver."""
     if request.param == "sqlite":
         database = sqlite_file(tmp_path)
         return Shop(database.url, database)
+    if request.param == "sqlalchemy-mariadb":
+        return mariadb_shop(request)
     dsn = request.getfixturevalue("phased_dsn")
     if request.param == "sqlalchemy":
         engine = create_async_engine(dsn.replace("postgresql", "postgresql+asyncpg"), pool_size=2, max_overflow=0)
@@ -135,7 +157,7 @@ def said(connection: Any, sql: str) -> Any:
     return connection.execute(text(sql) if isinstance(connection, AsyncConnection) else sql)
 
 
-INSERT = "INSERT INTO rows (item) VALUES ('tea')"
+INSERT = "INSERT INTO wares (item) VALUES ('tea')"
 
 
 # ------------------------------------------------------------------------------------------------ inside of a phase
@@ -196,7 +218,7 @@ async def test_rows_of_the_session_commit_with_the_recovery_point(orm: Shop) -> 
             row = (await session.scalars(select(Row))).one()
             row.item = "paid"
             await session.flush()
-            return str((await connection.execute(text("SELECT item FROM rows"))).scalar())
+            return str((await connection.execute(text("SELECT item FROM wares"))).scalar())
 
         await op.phase("order", order)
         orm.runs.append(1)
@@ -287,7 +309,7 @@ async def test_an_object_of_another_phase_is_not_changed_in_this_one(orm: Shop) 
 
 
 async def test_outside_of_a_phase_the_session_reads(orm: Shop) -> None:
-    orm.database.execute("INSERT INTO rows (item) VALUES ('before')")
+    orm.database.execute("INSERT INTO wares (item) VALUES ('before')")
 
     async def user(session: orm.session) -> Row:
         return (await session.scalars(select(Row))).one()
@@ -316,7 +338,7 @@ async def test_outside_of_a_phase_the_connection_reads(shop: Shop) -> None:
 
         await said(connection, "SELECT 1")
         await op.phase("write", write)
-        await said(connection, "SELECT item FROM rows")
+        await said(connection, "SELECT item FROM wares")
 
     shop.pay(pay)
     async with shop.open():
@@ -340,7 +362,7 @@ async def said_in_core(session: AsyncSession) -> None:
 
 
 async def said_in_text(session: AsyncSession) -> None:
-    await session.execute(text("INSERT INTO rows (item) VALUES ('lost')"))
+    await session.execute(text("INSERT INTO wares (item) VALUES ('lost')"))
     await session.commit()
 
 
@@ -367,7 +389,7 @@ PLACES = ("dependency", "before", "between", "after")
 
 async def test_outside_of_a_phase_changes_are_refused(orm: Shop) -> None:
     # R116: what would be lost, or come twice, is an error with the sentence that says what to do
-    orm.database.execute("INSERT INTO rows (item) VALUES ('first')")
+    orm.database.execute("INSERT INTO wares (item) VALUES ('first')")
 
     async def user(session: orm.session, change: str, place: str) -> None:
         if place == "dependency":
@@ -404,7 +426,7 @@ async def test_outside_of_a_phase_the_connection_refuses_changes(shop: Shop, how
     # R116
     async def pay(op: Operation, connection: shop.connection) -> Any:
         async def write(_: Any) -> None:
-            await said(connection, "INSERT INTO rows (item) VALUES ('milk')")
+            await said(connection, "INSERT INTO wares (item) VALUES ('milk')")
 
         await op.phase("one", write)
         with pytest.raises(TransactionControlError, match=SAYS_WHAT_TO_DO):
@@ -423,13 +445,12 @@ async def test_outside_of_a_phase_the_connection_refuses_changes(shop: Shop, how
 
 async def test_no_connection_is_held_between_steps(shop: Shop) -> None:
     """Neither while a call is made outside, nor when another connection is needed."""
-    held = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
 
     async def pay(op: Operation, connection: shop.connection) -> Any:
         async def call(_: str) -> int:
             if isinstance(shop.database, SqliteFile):
                 return 0
-            return int((await asyncio.to_thread(shop.database.execute, held))[0][0])
+            return int((await asyncio.to_thread(shop.database.execute, shop.database.held))[0][0])
 
         await said(connection, "SELECT 1")
         return {"held": await op.call("charge", call, repeatable=True)}

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from frameworks.realshop import MariadbDatabase
 from frameworks.shop import tenant_of
 from harness.asgi import Caller
 from oncekey.core.policy import Policy
@@ -17,12 +18,23 @@ from oncekey.engine.operation import Operation
 from oncekey.once import Once
 from oncekey.workers.completer import Completer
 from phased.bank import KEY, Provider
+from phased.conftest import EFFECT
 
 
-@pytest.mark.parametrize("kind", ["postgresql+asyncpg", "postgresql+psycopg"])
-async def test_phases_commit_with_their_rows(kind: str, phased_dsn: str, empty: None) -> None:
+@pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mariadb+aiomysql", "mysql+aiomysql"])
+def engine(request: pytest.FixtureRequest) -> AsyncEngine:
+    """An engine for a database with the table of effects."""
+    database, _, _ = request.param.partition("+")
+    if database == "postgresql":
+        request.getfixturevalue("empty")
+        return create_async_engine(request.getfixturevalue("phased_dsn").replace(database, request.param))
+    url = request.getfixturevalue(f"{database}_url")
+    MariadbDatabase(url, "aiomysql").execute(EFFECT)
+    return create_async_engine(url.replace(database, request.param, 1))
+
+
+async def test_phases_commit_with_their_rows(engine: AsyncEngine) -> None:
     # R115, R116, H7
-    engine = create_async_engine(phased_dsn.replace("postgresql", kind))
     once, app, provider = Once(engine, policy=Policy(lease=1, deadline=600), migrate=True), FastAPI(), Provider()
     once.install(app, tenant=tenant_of)
     runs: list[int] = []
