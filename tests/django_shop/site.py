@@ -190,7 +190,7 @@ def site(alias: str) -> tuple[Once, list]:
         op.emit("note", {"of": "an order"})
         return response or JsonResponse({"key": op.key}, status=201)
 
-    @once.protect(effects=LOCAL, operation="upload")
+    @once.protect(effects=LOCAL, operation="upload", max_request_bytes=8_000_000)
     def upload(request):
         world.runs.append("upload")
         file = request.FILES["file"]

@@ -2,8 +2,8 @@
 
 The application's rows and the key's record have to be in one transaction, and Django writes on one connection for each
 thread. So a business transaction is `transaction.atomic(durable=True)` on that connection, and nothing else is ever
-said on it while it is open. What has to be committed by itself meanwhile, and what other threads say (heartbeats, workers),
-has connections of its own, which are Django's as well: `CONN_MAX_AGE` says how long they live.
+said on it while it is open. What has to be committed by itself meanwhile, and what other threads say (heartbeats,
+workers), has connections of its own, which are Django's as well: `CONN_MAX_AGE` says how long they live.
 
 Statements of ours go past `connection.cursor()`: its log of queries, which `DEBUG` turns on, would show keys in clear.
 """
@@ -172,7 +172,7 @@ class DjangoDriver:
         if connection.in_atomic_block or current.get() is None:
             with self._spares.lent() as spare:
                 return _said(spare, transaction, _VERBS[spare.vendor])
-        if not connection.get_autocommit():
+        if connection.connection is not None and not connection.autocommit:
             raise ConfigurationError(NO_AUTOCOMMIT.format(alias=self._alias))
         return _said(connection, transaction, _VERBS[connection.vendor])
 
@@ -239,7 +239,7 @@ class DjangoTransaction:
             self.rollback()
             raise
         if self._is_inside():
-            self.rollback()
+            self.close()
             raise RolledBackError(f"{WHAT}: a view left an atomic block open")
         try:
             self._end(None)
@@ -279,7 +279,8 @@ class DjangoTransaction:
             _plainly(connection, _VERBS["sqlite"].begin, Mode.ATOMIC)
 
     def _is_inside(self) -> bool:
-        return self._connection.atomic_blocks[-1:] != [self._atomic]
+        blocks: list[Any] = self._connection.atomic_blocks
+        return blocks[-1:] != [self._atomic]
 
     def _end(self, error: Exception | None) -> None:
         self._over = True

@@ -18,7 +18,7 @@ from django.http import HttpResponse
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
-from oncekey.django.database import NESTED, Database
+from oncekey.django.database import NESTED, Database, DjangoTransaction
 from oncekey.django.steps import drive
 from oncekey.engine.claiming import Parts
 from oncekey.engine.effects import Call
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from oncekey.core.model import Claim
-    from oncekey.django.database import DjangoTransaction
     from oncekey.engine.effects import Effect, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.resuming import Resumption
@@ -280,10 +279,8 @@ class DjangoExchange(Exchange):
                 _refuse_nested(database.alias)
 
     def _look(self) -> None:
-        tx = None if self.run is None else self.run.tx
-        look = getattr(tx, "look", None)
-        if look is not None:
-            look()
+        if self.run is not None and isinstance(self.run.tx, DjangoTransaction):
+            self.run.tx.look()
 
     # What the lifecycle asks.
 
@@ -345,8 +342,9 @@ class DjangoExchange(Exchange):
     def end(self) -> None:
         """Whatever happened: no transaction and no heartbeat stays behind."""
         self.close()
-        if self._opened is not None and not self._opened.over:
-            self._opened.close()
+        for tx in (self._opened, None if self.run is None else self.run.tx):
+            if isinstance(tx, DjangoTransaction) and not tx.over:
+                tx.close()
 
 
 def request_in(args: tuple[Any, ...]) -> Any:  # noqa: ANN401

@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 NO_MIDDLEWARE: Final = (
     "{operation} is protected, and no middleware of oncekey serves this request: put 'oncekey.django.Middleware' last "
-    "into MIDDLEWARE; a unit test passes op=oncekey.testing.operation(...), or calls the view's __wrapped__"
+    "into MIDDLEWARE; a unit test passes op=oncekey.testing.sync_operation(...), or calls the view's __wrapped__"
 )
 NO_TENANT: Final = (
     "Once(tenant=...) needs to know whose key it is: pass a function that names the tenant of an authenticated "
