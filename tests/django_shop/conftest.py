@@ -39,7 +39,8 @@ def project(postgres_server: DatabaseServer, tmp_path_factory: pytest.TempPathFa
 
 
 def chosen(alias: str) -> dict[str, str]:
-    return {"SHOP_ALIAS": alias, "ROOT_URLCONF": f"django_shop.on_{alias}", "ONCEKEY": f"django_shop.on_{alias}.once"}
+    site = f"django_shop.on_{alias}"
+    return {"SHOP_ALIAS": alias, "ROOT_URLCONF": site, "ONCEKEY": f"{site}.once", "ONCEKEY_DATABASE": alias}
 
 
 @pytest.fixture(params=["default", "lite"])

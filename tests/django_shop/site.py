@@ -262,7 +262,7 @@ def site(alias: str) -> tuple[Once, list]:
         world.hooks.append(message.payload["of"])
 
     @csrf_exempt
-    def legacy(request):
+    def legacy(request, number):
         world.runs.append("legacy")
         return JsonResponse({"legacy": True}, status=201)
 

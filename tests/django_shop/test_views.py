@@ -378,7 +378,7 @@ def test_a_protection_above_a_login_is_refused(project: None) -> None:
         return None
 
     for inner in (login_required(view), permission_required("x")(view), method_decorator(login_required)(view)):
-        with pytest.raises(ConfigurationError, match="above a decorator of django.contrib.auth"):
+        with pytest.raises(ConfigurationError, match=r"above a decorator of django\.contrib\.auth"):
             once.protect(effects=LOCAL)(inner)
     with pytest.raises(ConfigurationError, match="above a whole view"):
         once.protect(effects=LOCAL)(api_view(["POST"])(view))
@@ -391,7 +391,7 @@ def test_views_are_called_plainly_in_unit_tests(project: None) -> None:
     request = RequestFactory().post("/private")
     request.user = type("User", (), {"username": "ann"})()
     assert view(request).status_code == 201
-    with pytest.raises(RuntimeError, match=r"put 'oncekey.django.Middleware' last"):
+    with pytest.raises(RuntimeError, match=r"put 'oncekey\.django\.Middleware' last"):
         on_default.once.enrolled["private"](request)
 
 

@@ -10,7 +10,7 @@ from django.db import connections
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.django.once import NO_TENANT
-from oncekey.django.settings import once_of_project
+from oncekey.django.settings import alias_of_project, once_of_project
 from oncekey.django.views import enrolment_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ WRAPPED: Final = (
 BESIDE: Final = (
     "{operation} is effects={effects}, and the keys are kept at a URL of their own, on another connection than the one "
     "your models use: rows and key would not commit together; say Once(Database({alias!r}))"
+)
+OTHER_DATABASE: Final = (
+    "Once keeps its keys in Database({alias!r}), and the pages for administrators look elsewhere: say "
+    "ONCEKEY_DATABASE = {alias!r}"
 )
 NO_AUTOCOMMIT: Final = (
     "the database {alias!r} has AUTOCOMMIT = False, so no claim can be committed by itself: leave it out"
@@ -74,6 +78,8 @@ def _unshared(once: Once) -> Iterator[Any]:
 
 def _database(once: Once, database: Database) -> Iterator[Any]:
     said = connections.settings[database.alias]
+    if database.alias != alias_of_project():
+        yield Error(OTHER_DATABASE.format(alias=database.alias), id="oncekey.E007")
     if not said["AUTOCOMMIT"]:
         yield Error(NO_AUTOCOMMIT.format(alias=database.alias), id="oncekey.E005")
     if database.dialect == "sqlite" and str(said["OPTIONS"].get("transaction_mode", "")).upper() != "IMMEDIATE":

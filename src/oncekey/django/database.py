@@ -27,6 +27,7 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.sqltext import Dialect
+from oncekey.django.settings import alias_of_project
 from oncekey.drivers import postgres_errors, sqlite_errors
 from oncekey.drivers.guard import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
@@ -86,10 +87,10 @@ _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
 
 
 class Database:
-    """One of `settings.DATABASES`, by its alias; what `Once` is given instead of a URL."""
+    """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; `Once` is given it instead of a URL."""
 
-    def __init__(self, alias: str = "default") -> None:
-        self.alias = alias
+    def __init__(self, alias: str | None = None) -> None:
+        self.alias = alias_of_project() if alias is None else alias
 
     @property
     def dialect(self) -> str:

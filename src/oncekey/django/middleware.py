@@ -96,14 +96,17 @@ class Middleware:
             exchange.end()
 
     async def _shielded(self, request: Any) -> Any:  # noqa: ANN401
-        """Serve to the end although the client has left, for whom Django cancels the view."""
-        work = asyncio.ensure_future(self._aserve(request))
-        while True:
+        """Serve to the end although the client has left, for whom Django cancels the view; the cancellation waits."""
+        work, cancelled = asyncio.ensure_future(self._aserve(request)), None
+        while not work.done():
             try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                if work.done():
-                    raise
+                await asyncio.wait([work])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            work.exception()
+            raise cancelled
+        return work.result()
 
     async def _aserve(self, request: Any) -> Any:  # noqa: ANN401
         exchange, enrolment = self._begun(request)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.core.handlers.base import BaseHandler
 from django.urls import URLPattern, get_resolver
+from django.views.generic import RedirectView
 
 from oncekey.django.once import Application
 from oncekey.django.settings import once_of_project
@@ -20,7 +21,8 @@ METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _ROUTE: Final = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
 _GROUP: Final = re.compile(r"\(\?P<(\w+)>(?:[^()]|\([^()]*\))*\)")
 _FORMAT: Final = re.compile(r"\{format\}|\.\{format\}")
-_OWN: Final = ("oncekey.django", "django.contrib.admin", "django.views.static")
+_OWN: Final = ("oncekey.django", "django.views.static")
+_ADMIN: Final = "admin"
 
 
 def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401  (an application of any kind)
@@ -37,7 +39,7 @@ def served() -> Iterator[Served]:
     """Every route of the project."""
     patterns = (once_of_project().threads.patterns,)
     for path, view in _walk(get_resolver().url_patterns, "/"):
-        if getattr(_class_of(view) or view, "__module__", "").startswith(_OWN):
+        if getattr(view, "__module__", "").startswith(_OWN) or _class_of(view) is RedirectView:
             continue
         for methods, handler in _handlers(view):
             endpoint = next((layer for layer in inner(handler) if hasattr(layer, "__oncekey__")), handler)
@@ -50,7 +52,7 @@ def _walk(found: Any, before: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
         if isinstance(one, URLPattern):
             if not _FORMAT.search(path):  # REST framework serves each route once more, with a suffix
                 yield path, one.callback
-        else:
+        elif one.app_name != _ADMIN:  # its forms are Django's, which take no keys
             yield from _walk(one.url_patterns, path)
 
 

@@ -1,4 +1,4 @@
-"""`settings.ONCEKEY`: where the project's `Once` is, as `"shop.once.once"`."""
+"""`settings.ONCEKEY`: where the project's `Once` is, as `"shop.once.once"`; `ONCEKEY_DATABASE`: where its keys are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ SETTING: Final = "ONCEKEY"
 NOT_SET: Final = 'settings.ONCEKEY is missing: say where the project\'s Once is, as in ONCEKEY = "shop.once.once"'
 NOT_THERE: Final = "settings.ONCEKEY = {place!r}: {why}"
 NOT_DJANGOS: Final = "that is a {kind}, and an oncekey.django.Once is needed"
+
+
+def alias_of_project() -> str:
+    """The database that keys are kept in, as `settings.ONCEKEY_DATABASE` says."""
+    alias: str = getattr(settings, "ONCEKEY_DATABASE", "default")
+    return alias
 
 
 def place_of_once() -> str:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections, migrations
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.django.database import Database, execute
-from oncekey.django.settings import once_of_project
+from oncekey.django.settings import alias_of_project, once_of_project
 from oncekey.drivers.within import Within
 from oncekey.flow import Mode, drive
 from oncekey.stores import postgres, sqlite
@@ -27,13 +26,10 @@ def database() -> Database | None:
 
 
 def records() -> tuple[str, str]:
-    """The alias of that database and the table of its records; while nothing is configured, those of the default."""
-    try:
-        kept = database() or Database()
-        return kept.alias, _RECORDS[kept.dialect]
-    except ConfigurationError:  # `manage.py check` says what is wrong
-        vendor = connections["default"].vendor
-        return "default", _RECORDS.get(vendor, "oncekey_record")
+    """The alias of that database and the table of its records, by the setting alone: models are loaded before views."""
+    alias = alias_of_project()
+    vendor = connections[alias].vendor if alias in connections.settings else "sqlite"  # which `manage.py check` reports
+    return alias, _RECORDS.get(vendor, _RECORDS["sqlite"])
 
 
 class MakeTables(migrations.RunPython):
