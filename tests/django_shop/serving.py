@@ -11,3 +11,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "django_shop.settings")
 
 application = get_wsgi_application()
 asgi = get_asgi_application()
+
+if "SHOP_QUERIES_FIRST" in os.environ:
+    from django_shop.models import Order
+
+    Order.objects.count()  # as a check in `ready()` does, before gunicorn forks its workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -166,7 +167,11 @@ def site(alias: str) -> tuple[Once, list]:
         Database(alias),
         tenant=tenant,
         status="/idempotency-keys",
-        policy=Policy(secret=b"0123456789abcdef0123456789abcdef"),
+        policy=Policy(
+            secret=b"0123456789abcdef0123456789abcdef",
+            lease=float(os.environ.get("SHOP_LEASE", "30")),
+            complete_interval=float(os.environ.get("SHOP_LEASE", "30")),
+        ),
         survey=False,
     )
 
@@ -229,9 +234,7 @@ def site(alias: str) -> tuple[Once, list]:
         if asked.get("does") == "wait":
             world.entered.release()
             assert world.go.wait(60)
-        if asked.get("does") == "die":
-            import os
-
+        if asked.get("does") == "die" and op.attempt == 1:
             os.kill(os.getpid(), 9)
         made = op.call("charged", charge, repeatable=True)
         if asked.get("does") == "fail_once" and op.attempt == 1:
@@ -394,6 +397,34 @@ def site(alias: str) -> tuple[Once, list]:
     def authorised(request):
         return Response({"ok": True}, status=201)
 
+    class Conforming(APIView):
+        """What the tester of APIs is aimed at."""
+
+        def get(self, request):
+            return Response({"total": Order.objects.filter(tenant=request.user.name).count()})
+
+        def check(self):
+            """What cannot be valid is refused before the claim, so it may be mended under the same key."""
+            OrderSerializer(data=self.request.data).is_valid(raise_exception=True)
+
+        @once.protect(effects=LOCAL, operation="conforming", authorise=check)
+        def post(self, request):
+            serializer = OrderSerializer(data=request.data)
+            serializer.is_valid(raise_exception=True)
+            order = serializer.save(tenant=request.user.name)
+            time.sleep(float(request.META.get("HTTP_X_SLOW", "0")))
+            if "HTTP_X_FAIL" in request.META:
+                raise ZeroDivisionError
+            return Response({"id": order.pk, "item": order.item}, status=201, headers={"Location": f"/o/{order.pk}"})
+
+    @csrf_exempt
+    @once.protect(effects=LOCAL, operation="where")
+    def where(request):
+        Order.objects.create(item=said(request)["item"])
+        raw = connections[alias].connection
+        backend = raw.info.backend_pid if alias == "default" and hasattr(raw, "info") else None
+        return JsonResponse({"pid": os.getpid(), "backend": backend}, status=201)
+
     @csrf_exempt
     def spied(request):
         """What a view sees that is not protected."""
@@ -421,6 +452,8 @@ def site(alias: str) -> tuple[Once, list]:
         path("rest/by-function", by_function),
         path("rest/authorised", authorised),
         path("spied", spied),
+        path("where", where),
+        path("rest/conforming", Conforming.as_view()),
         path("idempotency-keys/<path:key>", once.status_view),
         path("schema", SpectacularAPIView.as_view(permission_classes=[], authentication_classes=[])),
         path("admin/", admin.site.urls),

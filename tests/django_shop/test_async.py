@@ -125,8 +125,7 @@ def test_a_client_that_leaves_does_not_stop_the_view(alias: str) -> None:
 
     async def work():
         asked = asyncio.create_task(apost("/aorders", body, key=key))
-        while not world.entered.acquire(blocking=False):
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(world.entered.acquire, timeout=PATIENCE)
         asked.cancel()
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):

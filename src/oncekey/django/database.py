@@ -87,7 +87,7 @@ _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
 
 
 class Database:
-    """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; `Once` is given it instead of a URL."""
+    """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; what `Once` takes for a URL."""
 
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias_of_project() if alias is None else alias

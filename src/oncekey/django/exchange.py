@@ -106,6 +106,8 @@ def _read(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
         # Django takes such a body for an empty one, so all of them would have one fingerprint.
         return NO_LENGTH if "HTTP_TRANSFER_ENCODING" in request.META else b""
     body, request._stream = read_up_to(limit, request._stream, size)  # noqa: SLF001  (what parsers read)
+    if size is None and isinstance(body, bytes):
+        request.META["CONTENT_LENGTH"] = str(len(body))  # without which REST framework reads nothing
     return body
 
 
