@@ -46,22 +46,23 @@ def chosen(alias: str) -> dict[str, str]:
 @pytest.fixture(params=["default", "lite"])
 def alias(request: pytest.FixtureRequest, project: None) -> Iterator[str]:
     """On which database the site is."""
-    yield from _empty(request.param)
+    yield from empty(request.param)
 
 
 @pytest.fixture
 def postgres(project: None) -> Iterator[str]:
     """The site on PostgreSQL."""
-    yield from _empty("default")
+    yield from empty("default")
 
 
 @pytest.fixture
 def lite(project: None) -> Iterator[str]:
     """The site on SQLite."""
-    yield from _empty("lite")
+    yield from empty("lite")
 
 
-def _empty(alias: str) -> Iterator[str]:
+def empty(alias: str) -> Iterator[str]:
+    """The site on a database, with nothing in it."""
     from django.db import connections
     from django.test import override_settings
 

@@ -31,8 +31,6 @@ USE_TZ = True
 SHOP_ALIAS = os.environ.get("SHOP_ALIAS", "default")
 DATABASES = {"default": _database(os.environ["SHOP_DATABASE"])}
 DATABASES["default"]["ATOMIC_REQUESTS"] = "SHOP_ATOMIC" in os.environ
-if "SHOP_POOL" in os.environ:
-    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": int(os.environ["SHOP_POOL"])}}
 if "SHOP_LITE" in os.environ:
     DATABASES["lite"] = _database(os.environ["SHOP_LITE"])
 DATABASE_ROUTERS = ["django_shop.models.Router"]

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 from asgiref.sync import sync_to_async
@@ -288,6 +289,11 @@ def site(alias: str) -> tuple[Once, list]:
         if does == "slow":
             world.entered.release()
             await asyncio.sleep(asked["seconds"])
+        elif does == "marked":  # it shows that it is there, and stays until the mark is taken away
+            mark = Path(asked["mark"])
+            mark.touch()  # noqa: ASYNC240
+            while mark.exists():  # noqa: ASYNC110, ASYNC240  (the test is another process)
+                await asyncio.sleep(0.01)
         elif does == "elsewhere":
             await sync_to_async(_aside, thread_sensitive=False)()
             raise ZeroDivisionError
