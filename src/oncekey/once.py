@@ -89,6 +89,8 @@ class Once:
     `survey=False` leaves out the line of the log that counts, at start-up, which routes are protected.
     """
 
+    _wrapped = staticmethod(protect)  # a framework with wrappers of its own replaces it
+
     def __init__(
         self,
         store: Source | None = None,
@@ -194,7 +196,7 @@ class Once:
                 raise ConfigurationError(
                     f"two handlers are called {enrolment.operation}: name one with @once.protect(operation=...)"
                 )
-            protected = protect(handler, enrolment)
+            protected = self._wrapped(handler, enrolment)
             self.enrolled[enrolment.operation] = protected
             for installation in self._installations:
                 installation.admit(enrolment)

@@ -20,6 +20,7 @@ OF_THEIR_OWN = (
     "oncekey.alembic",
     "oncekey.client",
     "oncekey.console",
+    "oncekey.django",
     "oncekey.litestar",
     "oncekey.mcp",
     "oncekey.observe",

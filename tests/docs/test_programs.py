@@ -317,7 +317,8 @@ def _run_by_alembic(block: Block) -> bool:
 
 
 def _run_by_its_page(page: Page, block: Block) -> bool:
-    return _served_by_its_page(page, block) or _tested_by_its_page(page, block) or _run_by_alembic(block)
+    of_django = page.name == "docs/howto/django.md"  # a project of several files: test_django_page.py
+    return of_django or _served_by_its_page(page, block) or _tested_by_its_page(page, block) or _run_by_alembic(block)
 
 
 def _fragments() -> Iterator[tuple[str, Block]]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Bypass, Claim
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import Parts
-    from oncekey.engine.effects import Life
+    from oncekey.engine.effects import Life, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Site
     from oncekey.frameworks.premises import Engines
@@ -64,8 +64,10 @@ NOT_INSTALLED: Final = "{operation} is protected by a Once whose wsgi(app, tenan
 ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 
 TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
+NO_LENGTH: Final = Refuse(Code.BODY_INVALID, detail="The body has no Content-Length, and this server needs one.")
 _CUT_OFF: Final = Refuse(Code.BODY_INVALID, detail="The body is shorter than its Content-Length.")
 _CHUNK: Final = 64 * 1024
+_DIGITS: Final = 18
 
 current: ContextVar[Exchange | None] = ContextVar("oncekey_thread", default=None)
 """The request that this thread serves."""
@@ -103,6 +105,9 @@ class Asked(Protocol):
 
 class Threads(Premises):
     """The premises of an application that is served in threads; each process has a runtime of its own."""
+
+    performs: type[ThreadRuntime] = ThreadRuntime
+    """What performs the effects of its operations."""
 
     def __init__(
         self,
@@ -151,7 +156,7 @@ class Threads(Premises):
             return
         self.engines.start_blocking()
         engine = self.engines.blocking()
-        self.runtime = ThreadRuntime(engine)
+        self.runtime = self.performs(engine)
         self.site = self.site_of(engine, lambda _: engine.crowded)
         atexit.register(self.stop)
         self._started = True
@@ -277,11 +282,18 @@ class Exchange:
             return not_awaitable(invoke(unkeyed_operation(SyncOperation, claim, None)), enrolment)
         try:
             if self.threads.ready():
-                run = Unkeyed(self.threads.site, claim)
-                return run_blocking(invoke, enrolment, run, self.threads.runtime)
+                return run_blocking(invoke, enrolment, self.without_record(claim), self.threads.runtime)
         except NoConnectionError as error:
             tell_failure(self.threads.tell, "begin", error.why)
         return self.asked.instead(self.threads.turn_away(UNAVAILABLE, enrolment), args)
+
+    def without_record(self, claim: Claim | None) -> Unkeyed:
+        """The run of a LOCAL handler that has no record; a skin may have its transaction open already."""
+        return Unkeyed(self.threads.site, claim)
+
+    def lent(self, enrolment: Enrolment) -> Tx:  # noqa: ARG002  (for skins)
+        """The transaction that a skin has opened for the handler before its claim; None: it is begun with the claim."""
+        return None
 
     # The life of its operation: a flow of the engine, performed in this thread.
 
@@ -298,7 +310,8 @@ class Exchange:
         site, limits = threads.site, None
         if resumption is None and enrolment.limited:
             limits = threads.limits.of(site.store, tuple(parts.headers), claim, policy)
-        self.run = run = Run(site, claim, enrolment, self, resumed=resumption is not None, limits=limits)
+        tx, resumed = self.lent(enrolment), resumption is not None
+        self.run = run = Run(site, claim, enrolment, self, resumed=resumed, limits=limits, tx=tx)
         self._life = serve(run)
         came_of_it = threads.runtime.run(self._life)
         if isinstance(came_of_it, Rests):
@@ -345,6 +358,14 @@ class Stream(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """So many bytes or fewer; none at its end."""
+
+
+def length_of(text: str) -> int | None:
+    """What a `Content-Length` says; None: it says nothing."""
+    if not text.isascii() or not text.isdigit():
+        return None
+    # A number of thousands of digits is too large for every limit, and nothing that int() would take.
+    return int(text) if len(text) <= _DIGITS else 10**_DIGITS
 
 
 def read_up_to(limit: int, stream: Stream, size: int | None) -> tuple[bytes | Refuse, Any]:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.answers import marked_lines
 from oncekey.core.errors import SAID_TO_US
-from oncekey.core.model import Code, Refuse
+from oncekey.core.model import Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.blocking import Exchange, current, read_up_to
+from oncekey.frameworks.blocking import NO_LENGTH, Exchange, current, length_of, read_up_to
 from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.resuming import RESUMPTION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Mapping
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
     from oncekey.core.answers import Answer
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     _Begun = tuple[str, list[tuple[str, str]]]
 
 KEY: Final = "HTTP_IDEMPOTENCY_KEY"
-_DIGITS: Final = 18
-_NO_LENGTH: Final = Refuse(Code.BODY_INVALID, detail="The body has no Content-Length, and this server needs one.")
 
 
 class OncekeyWsgi:
@@ -135,7 +133,7 @@ class _Environ:
             method=self.method,
             path=root + _path(environ.get("PATH_INFO", "")),
             query=environ.get("QUERY_STRING", "").encode("latin-1"),
-            headers=_lines(environ),
+            headers=lines_of(environ),
             content_type=environ.get("CONTENT_TYPE", "").encode("latin-1") or None,
             body=body,
             root_path=root,
@@ -152,17 +150,15 @@ class _Environ:
 
 def read(environ: WSGIEnvironment, limit: int) -> bytes | Refuse:
     """The body, or why it cannot be had; the application reads it as if anew."""
-    length, size = environ.get("CONTENT_LENGTH") or "", None
-    if length.isascii() and length.isdigit():
-        # A number of thousands of digits is too large for every limit, and nothing that int() would take.
-        size = int(length) if len(length) <= _DIGITS else 10**_DIGITS
-    elif not environ.get("wsgi.input_terminated"):
-        return _NO_LENGTH if "HTTP_TRANSFER_ENCODING" in environ else b""
+    size = length_of(environ.get("CONTENT_LENGTH") or "")
+    if size is None and not environ.get("wsgi.input_terminated"):
+        return NO_LENGTH if "HTTP_TRANSFER_ENCODING" in environ else b""
     body, environ["wsgi.input"] = read_up_to(limit, environ["wsgi.input"], size)
     return body
 
 
-def _lines(environ: WSGIEnvironment) -> list[tuple[bytes, bytes]]:
+def lines_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+    """The header lines of a request, as every server has them."""
     sent = ((name[5:], value) for name, value in environ.items() if name.startswith("HTTP_"))
     known = ((name, environ[name]) for name in ("CONTENT_TYPE",) if environ.get(name))
     names = ((name.replace("_", "-").lower(), str(value)) for name, value in (*known, *sent))

@@ -45,16 +45,11 @@ NO_FACTORY = "this framework needs once.install(app), which knows how to make it
 
 def protect(handler: F, enrolment: Enrolment) -> F:
     """The handler, protected. It keeps its type: a unit test calls it with an `op` of its own."""
-    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise ConfigurationError(
-            f"{handler.__qualname__}: a generator streams its answer piece by piece, which cannot be stored before "
-            "it is sent; return a StreamingResponse or the whole answer"
-        )
-    name = operation_parameter(handler, blocking=enrolment.blocking)
+    name = operation_name(handler, enrolment)
 
     @functools.wraps(handler)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        if (name is not None and name in kwargs) or (args and any(isinstance(arg, _OPERATIONS) for arg in args)):
+        if has_operation(name, args, kwargs):
             return await _plainly(handler, args, kwargs)
         enter = entrance_of(enrolment, args) if entrances else None
         if enter is not None:
@@ -83,14 +78,33 @@ def protect(handler: F, enrolment: Enrolment) -> F:
             return from_thread.run(functools.partial(awaited, *args, **kwargs))
         return awaited(*args, **kwargs)
 
-    wrapper: Any = _awaitable(direct) if enrolment.blocking else awaited
+    return cast("F", shown(_awaitable(direct) if enrolment.blocking else awaited, handler, enrolment, name))
+
+
+def shown(wrapper: Any, handler: Callable[..., Any], enrolment: Enrolment, name: str | None) -> Any:
+    """A wrapper as a framework sees it: without the parameter of the operation, and with its enrolment."""
     signature = inspect.signature(handler)
-    shown = [parameter for parameter in signature.parameters.values() if parameter.name != name]
-    wrapper.__signature__ = signature.replace(parameters=shown)
+    others = [parameter for parameter in signature.parameters.values() if parameter.name != name]
+    wrapper.__signature__ = signature.replace(parameters=others)
     wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
     wrapper.__oncekey__ = enrolment
     wrapper.__oncekey_wrapper__ = wrapper  # a decorator above has a copy of both, and is another function
-    return cast("F", wrapper)
+    return wrapper
+
+
+def operation_name(handler: Callable[..., Any], enrolment: Enrolment) -> str | None:
+    """The parameter of a handler that is its operation, if it has such; what cannot be protected is refused."""
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise ConfigurationError(
+            f"{handler.__qualname__}: a generator streams its answer piece by piece, which cannot be stored before "
+            "it is sent; return a StreamingResponse or the whole answer"
+        )
+    return operation_parameter(handler, blocking=enrolment.blocking)
+
+
+def has_operation(name: str | None, args: Any, kwargs: Any) -> bool:
+    """Whether a unit test calls the handler with an operation of its own."""
+    return (name is not None and name in kwargs) or (bool(args) and any(isinstance(arg, _OPERATIONS) for arg in args))
 
 
 def _in_event_loop() -> bool:

@@ -1,0 +1,24 @@
+"""Django and Django REST framework: `"oncekey.django"` in INSTALLED_APPS, its `Middleware` last in MIDDLEWARE.
+
+Every name is imported when it is first used: Django imports this package before its models may be.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oncekey.django.database import Database
+    from oncekey.django.middleware import Middleware
+    from oncekey.django.once import Once
+
+__all__ = ["Database", "Middleware", "Once"]
+
+_PLACES = {"Database": "database", "Middleware": "middleware", "Once": "once"}
+
+
+def __getattr__(name: str) -> object:
+    """The public names."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  (only here)
+
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

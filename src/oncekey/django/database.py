@@ -1,0 +1,469 @@
+"""A database of `settings.DATABASES` as a store: keys are kept on Django's own connections.
+
+The application's rows and the key's record have to be in one transaction, and Django writes on one connection for each
+thread. So a business transaction is `transaction.atomic(durable=True)` on that connection, and nothing else is ever
+said on it while it is open. What has to be committed by itself meanwhile, and what other threads say (heartbeats,
+workers), has connections of its own, which are Django's as well: `CONN_MAX_AGE` says how long they live.
+
+Statements of ours go past `connection.cursor()`: its log of queries, which `DEBUG` turns on, would show keys in clear.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from django.db import Error, connections, transaction
+
+from oncekey.core.errors import (
+    ConfigurationError,
+    RolledBackError,
+    StoreBusyError,
+    StoreError,
+    TransactionControlError,
+)
+from oncekey.core.sqltext import Dialect
+from oncekey.django.settings import alias_of_project
+from oncekey.drivers import postgres_errors, sqlite_errors
+from oncekey.drivers.guard import OVER, refuse_transaction_control
+from oncekey.drivers.placeholders import pyformat
+from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.flow import Mode, step
+from oncekey.frameworks.blocking import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from oncekey.flow import Rows, Statement, Steps, Transaction
+
+T = TypeVar("T")
+
+log = logging.getLogger("oncekey")
+
+WHAT: Final = "the business transaction"
+NO_ALIAS: Final = "Database({alias!r}) is not in settings.DATABASES, which has {known}"
+NO_STORE: Final = "Database({alias!r}) is {vendor}: Django's keys are kept in PostgreSQL or SQLite"
+NESTED: Final = (
+    "a protected view of oncekey runs inside of another atomic block of the database {alias!r}, so nothing of it could "
+    "be committed by itself: take atomic() away from around the view; under ATOMIC_REQUESTS, a view that is not LOCAL "
+    "on PostgreSQL needs @transaction.non_atomic_requests (on a class: @method_decorator(non_atomic_requests, "
+    '"dispatch"))'
+)
+NO_AUTOCOMMIT: Final = (
+    "the database {alias!r} is not in autocommit mode, so oncekey cannot commit a claim by itself: leave AUTOCOMMIT "
+    "and set_autocommit() alone"
+)
+GONE: Final = (
+    "the business transaction is to be rolled back: the handler called set_rollback(True) or closed the connection, or "
+    "an error inside of it was caught without an atomic block around it"
+)
+ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
+LEFT_OPEN: Final = "oncekey: a view left an atomic block open, so the connection to %r was closed"
+HOOK_FAILED: Final = "oncekey: a function of transaction.on_commit failed after its commit, which stands: %s"
+WAITED: Final = "the view's transaction was given up to wait, and cannot be opened anew"
+_PIN: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_INERROR: Final = 3
+"""The state of a transaction of PostgreSQL in which nothing but a roll-back is possible, in psycopg and psycopg2."""
+
+
+class _Verbs(NamedTuple):
+    """How a short transaction of ours is begun and ended."""
+
+    begin: str
+    commit: str
+    rollback: str
+
+
+_VERBS: Final = {
+    "postgresql": _Verbs("BEGIN ISOLATION LEVEL READ COMMITTED", "COMMIT", "ROLLBACK"),
+    "sqlite": _Verbs("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"),
+}
+_IN_A_TEST: Final = _Verbs("SAVEPOINT oncekey", "RELEASE SAVEPOINT oncekey", "ROLLBACK TO SAVEPOINT oncekey")
+_DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
+
+
+class Database:
+    """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; what `Once` takes for a URL."""
+
+    def __init__(self, alias: str | None = None) -> None:
+        self.alias = alias_of_project() if alias is None else alias
+
+    @property
+    def dialect(self) -> str:
+        """`postgresql` or `sqlite`."""
+        if self.alias not in connections.settings:
+            known = ", ".join(repr(name) for name in sorted(connections.settings))
+            raise ConfigurationError(NO_ALIAS.format(alias=self.alias, known=known))
+        vendor: str = connections[self.alias].vendor
+        if vendor not in _VERBS:
+            raise ConfigurationError(NO_STORE.format(alias=self.alias, vendor=connections[self.alias].display_name))
+        return vendor
+
+    @property
+    def title(self) -> str:
+        """Its name in sentences and logs."""
+        return f"Django's database {self.alias!r}"
+
+    @property
+    def one_commit(self) -> bool:
+        """Whether LOCAL rows and their record are one commit, so that nothing is written before it."""
+        return self.dialect == "postgresql"
+
+    def wraps(self, view: Any) -> bool:  # noqa: ANN401  (Django has no types)
+        """Whether `ATOMIC_REQUESTS` opens a transaction around a view."""
+        excepted = getattr(view, "_non_atomic_requests", ())
+        return bool(connections.settings[self.alias]["ATOMIC_REQUESTS"]) and self.alias not in excepted
+
+    def driver(self) -> DjangoDriver:
+        """A driver on this process's connections."""
+        _ALIASES.add(self.alias)
+        return DjangoDriver(self.alias)
+
+
+class DjangoDriver:
+    """Runs transactions on Django's connections, from any number of threads."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._spares = Spares(alias)
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        conflicts = losses = 0
+        while True:
+            try:
+                return self._once(transaction)
+            except ConflictError:
+                conflicts += 1
+                if conflicts == CONFLICT_TRIES:
+                    raise
+            except LostError:
+                losses += 1
+                if losses == LOSS_TRIES:
+                    raise
+
+    def begin(self) -> DjangoTransaction:
+        """Open a business transaction on the connection that this thread's own queries use."""
+        connection = connections[self._alias]
+        if _is_nested(connection):
+            if any(hasattr(block, "oncekey") for block in connection.atomic_blocks):
+                raise StoreBusyError(WAITED)
+            raise ConfigurationError(NESTED.format(alias=self._alias))
+        try:
+            return DjangoTransaction(self._alias)
+        except LostError:
+            return DjangoTransaction(self._alias)  # nothing was said yet, and Django has dropped the connection
+
+    def join(self) -> DjangoTransaction:
+        """The same for rows without a record: inside of whatever transaction is open already."""
+        return DjangoTransaction(self._alias, joins=True)
+
+    def close(self) -> None:
+        """Close the connections of our own; those of requests are Django's to close."""
+        self._spares.close()
+
+    def _once(self, transaction: Transaction[T]) -> T:
+        connection = connections[self._alias]
+        if _in_a_test(connection):
+            return _said(connection, transaction, _IN_A_TEST)
+        if connection.in_atomic_block or current.get() is None:
+            with self._spares.lent() as spare:
+                return _said(spare, transaction, _VERBS[spare.vendor])
+        if connection.connection is not None and not connection.autocommit:
+            raise ConfigurationError(NO_AUTOCOMMIT.format(alias=self._alias))
+        return _said(connection, transaction, _VERBS[connection.vendor])
+
+
+class DjangoTransaction:
+    """A business transaction: an `atomic` block of Django's that begins and ends in different functions.
+
+    `durable` makes Django refuse it inside of another block, whose owner could still undo what we take for committed.
+    What `joins` is inside of others on purpose: it has no record that could be wrong.
+    """
+
+    def __init__(self, alias: str, *, joins: bool = False) -> None:
+        self._alias = alias
+        self._joins = joins
+        self._connection = connections[alias]
+        self._in_a_test = _in_a_test(self._connection)
+        self._over = self._committed = self._gone = False
+        self._atomic: Any = transaction.atomic(using=alias, durable=not joins)
+        self._atomic.oncekey = True
+        try:
+            self._atomic.__enter__()
+        except Error as error:
+            raise postgres_errors.unreachable(type(error).__name__) from error
+        self._connection.execute_wrappers.append(self._guard)
+        try:
+            if self._connection.vendor == "postgresql" and not joins and not self._in_a_test:
+                # It is possible only before the first query, and a snapshot older than the lock would hide a record.
+                _plainly(self._connection, _PIN, Mode.ATOMIC)
+            if not joins and not self._in_a_test:
+                transaction.on_commit(self._mark, using=alias)
+        except BaseException:
+            self.rollback()
+            raise
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401  (Django has no types)
+        """What the handler gets: the connection that its models use anyway."""
+        return self._connection
+
+    @property
+    def over(self) -> bool:
+        """Whether it was ended."""
+        return self._over
+
+    def look(self) -> None:
+        """Remember what only the handler's own place shows: a block of the view's that ends forgets it."""
+        self._gone = self._gone or self._connection.needs_rollback or self._connection.closed_in_transaction
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        if self._over:
+            steps.close()
+            raise TransactionControlError(OVER)
+        self._check()
+        return step(steps, partial(execute, self._connection, Mode.ATOMIC))
+
+    def commit(self) -> None:
+        """Commit; what a function of `on_commit` raises afterwards changes nothing of it."""
+        if self._over:
+            return
+        try:
+            self._check()
+        except StoreError:
+            self.rollback()
+            raise
+        if self._is_inside():
+            self.close()
+            raise RolledBackError(f"{WHAT}: a view left an atomic block open")
+        try:
+            self._end(None)
+        except Exception as error:
+            if not self._committed:
+                raise _commit_error(error, self._connection.vendor) from error
+            log.error(HOOK_FAILED, type(error).__name__)
+
+    def rollback(self) -> None:
+        """Undo everything; inside of a block of the view's it is undone when that one has ended (`close`)."""
+        if not self._over and not self._is_inside():
+            self._end(RolledBackError(WHAT))
+
+    def close(self) -> None:
+        """End it, whatever the view has left behind."""
+        self.rollback()
+        if not self._over:
+            self._over = True
+            log.error(LEFT_OPEN, self._alias)
+            self._connection.close()
+            self._connection.connection = None
+            self._connection.connect()  # which forgets all blocks
+
+    def _check(self) -> None:
+        """Refuse to go on where Django, PostgreSQL or a handler has given the transaction up."""
+        connection = self._connection
+        if self._joins:
+            return
+        self.look()
+        if self._gone:
+            raise RolledBackError(GONE)
+        raw = connection.connection
+        if connection.vendor == "postgresql" and raw.info.transaction_status == _INERROR:
+            raise RolledBackError(GONE)
+        if connection.vendor == "sqlite" and not raw.in_transaction:
+            log.error(ENDED_EARLY)
+            _plainly(connection, _VERBS["sqlite"].begin, Mode.ATOMIC)
+
+    def _is_inside(self) -> bool:
+        blocks: list[Any] = self._connection.atomic_blocks
+        return blocks[-1:] != [self._atomic]
+
+    def _end(self, error: Exception | None) -> None:
+        self._over = True
+        self._connection.execute_wrappers.remove(self._guard)
+        self._atomic.__exit__(None if error is None else type(error), error, None)
+
+    def _mark(self) -> None:
+        """The first function of `on_commit`: what fails after it was committed."""
+        self._committed = True
+
+    def _guard(self, go_on: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: ANN401, FBT001  (Django's signature)
+        text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
+        # The connection is the application's, which may leave on it what it likes: django-tenants sets its search path.
+        refuse_transaction_control(text, _DIALECTS[self._connection.vendor], lent=True)
+        return go_on(sql, params, many, context)
+
+
+class Spares:
+    """Connections beside those of requests: for other threads, and for what is committed while one is in use."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._free: list[Any] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lent(self) -> Iterator[Any]:
+        """One of them; Django decides whether it is kept."""
+        with self._lock:
+            connection = self._free.pop() if self._free else None
+        if connection is None:
+            connection = connections.create_connection(self._alias)
+            connection.inc_thread_sharing()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        connection.close_if_unusable_or_obsolete()
+        if connection.connection is not None:
+            with self._lock:
+                self._free.append(connection)
+
+    def close(self) -> None:
+        """Close all that are not in use."""
+        with self._lock:
+            free, self._free = self._free, []
+        for connection in free:
+            connection.close()
+
+
+def _in_a_test(connection: Any) -> bool:  # noqa: ANN401
+    """Whether a `TestCase` holds the transaction, which all of a test has to be in."""
+    return any(block._from_testcase for block in connection.atomic_blocks)  # noqa: SLF001  (Django has no other word)
+
+
+def _is_nested(connection: Any) -> bool:  # noqa: ANN401
+    return bool(connection.atomic_blocks) and not connection.atomic_blocks[-1]._from_testcase  # noqa: SLF001
+
+
+def _said(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:  # noqa: ANN401
+    """Run a transaction of our own."""
+    mode = transaction.mode
+    if mode is not Mode.ATOMIC and verbs is not _IN_A_TEST:
+        try:
+            return step(transaction.body(), partial(execute, connection, mode))
+        except LostError:
+            connection.close()
+            raise
+    _plainly(connection, verbs.begin, Mode.ATOMIC)
+    try:
+        result = step(transaction.body(), partial(execute, connection, Mode.ATOMIC))
+        _plainly(connection, verbs.commit, None)
+    except LostError:
+        connection.close()
+        raise
+    except BaseException:
+        try:
+            _plainly(connection, verbs.rollback, Mode.ATOMIC)
+        except StoreError:
+            connection.close()
+        raise
+    return result
+
+
+def _plainly(connection: Any, sql: str, mode: Mode | None) -> None:  # noqa: ANN401
+    """Say something without parameters; a COMMIT has no mode."""
+    try:
+        with closing(_cursor(connection)) as cursor:
+            cursor.execute(sql)
+            tag = getattr(cursor, "statusmessage", None)
+    except connection.Database.Error as error:
+        connection.errors_occurred = True
+        if mode is None:
+            raise _commit_error(error, connection.vendor) from error
+        raise _meaning(error, connection, mode, sql) from error
+    if mode is None and tag == "ROLLBACK":
+        raise postgres_errors.not_committed(tag, sql)
+
+
+def execute(connection: Any, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
+    """Execute a statement of a store's; both databases take `%(name)s` from Django's cursors."""
+    assert isinstance(statement.command, str)
+    try:
+        with closing(_cursor(connection)) as cursor:
+            cursor.execute(pyformat(statement.command), statement.params)
+            if cursor.description is None:
+                return []
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, map(_plain, row), strict=True)) for row in cursor.fetchall()]
+    except connection.Database.Error as error:
+        connection.errors_occurred = True
+        raise _meaning(error, connection, mode, statement.name) from None
+    except (OverflowError, ValueError) as error:
+        # Such an error repeats the value that could not be bound, so it is not shown.
+        raise StoreError(f"{statement.name}: a value could not be bound ({type(error).__name__})") from None
+
+
+def _plain(value: object) -> object:
+    return bytes(value) if isinstance(value, memoryview) else value  # psycopg2's bytes
+
+
+def _cursor(connection: Any) -> Any:  # noqa: ANN401
+    try:
+        if not connection.in_atomic_block:
+            connection.close_if_health_check_failed()
+        connection.ensure_connection()
+        return connection.create_cursor()
+    except Error as error:
+        if connection.vendor == "sqlite":
+            raise sqlite_errors.store_error(_raw(error), "connecting") from error
+        raise postgres_errors.unreachable(type(error).__name__) from error
+
+
+def _raw(error: Exception) -> Exception:
+    """The database module's own error, below Django's."""
+    return error.__cause__ if isinstance(error, Error) and isinstance(error.__cause__, Exception) else error
+
+
+def _sqlstate(error: Exception) -> str | None:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def _severity(error: Exception) -> str | None:
+    diagnosis = getattr(error, "diag", None)
+    return getattr(diagnosis, "severity_nonlocalized", None) or getattr(diagnosis, "severity", None)
+
+
+def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> StoreError:  # noqa: ANN401
+    """The store's error for a statement."""
+    if connection.vendor == "sqlite":
+        return sqlite_errors.store_error(error, what)
+    state = _sqlstate(error)
+    if postgres_errors.is_the_end(state, _severity(error)) or connection.connection.closed:
+        return postgres_errors.lost(mode, what)
+    return postgres_errors.refused(state, what, type(error).__name__)
+
+
+def _commit_error(error: Exception, vendor: str) -> StoreError:
+    """The store's error for a COMMIT: what the server itself says is definite, silence is not."""
+    raw = _raw(error)
+    if vendor == "sqlite":
+        return sqlite_errors.commit_error(raw, WHAT)
+    state = _sqlstate(raw)
+    if state is None or postgres_errors.is_the_end(state, _severity(raw)):
+        return postgres_errors.lost_commit(WHAT)
+    return postgres_errors.refused_commit(state, WHAT, type(raw).__name__)
+
+
+_ALIASES: Final[set[str]] = set()
+_inherited: Final[list[Any]] = []
+"""What a parent process had open. To close it here, or to let it be collected, would say goodbye in its name."""
+
+
+def _forked() -> None:
+    """Two processes on one connection read each other's rows, so a child makes its own."""
+    for alias in _ALIASES:
+        connection = connections[alias]
+        if connection.connection is not None and not connection.in_atomic_block:
+            _inherited.append(connection.connection)
+            connection.connection = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,365 @@
+"""Requests and responses of Django's, as the lifecycle of threads reads and sends them.
+
+A view that is `def` is called in the thread of its request, under WSGI and ASGI alike. An `async def` view stays in its
+event loop, and everything that touches a database is done in the one thread that Django keeps for the request, where
+its models are used, too: so what such a view writes is in the transaction of its key.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.http import HttpResponse
+
+from oncekey.core.answers import Answer, marked_lines
+from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.django.database import NESTED, Database, DjangoTransaction
+from oncekey.django.steps import drive
+from oncekey.engine.claiming import Parts
+from oncekey.engine.effects import Call
+from oncekey.engine.enrolment import SAFE
+from oncekey.engine.operation import Operation, operation_of
+from oncekey.engine.serve import Unkeyed, serve_unkeyed
+from oncekey.engine.steps import Stepping
+from oncekey.engine.telling import tell_failure
+from oncekey.frameworks.blocking import (
+    NO_LENGTH,
+    ONE_OPERATION,
+    Exchange,
+    NoConnectionError,
+    Threads,
+    length_of,
+    read_up_to,
+    rows_of,
+    unkeyed_operation,
+)
+from oncekey.frameworks.resuming import RESUMPTION
+from oncekey.frameworks.wsgi import KEY, lines_of
+from oncekey.runtimes.threads import ThreadRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from oncekey.core.model import Claim
+    from oncekey.engine.effects import Effect, Tx
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.resuming import Resumption
+
+_SERVER_ERRORS: Final = 500
+OTHER_ONCE: Final = "{operation} is protected by another Once than the one that settings.ONCEKEY names"
+READ_BEFORE: Final = (
+    "a middleware before oncekey's has read the body of the request, which cannot be read once more: let it read "
+    "request.body, or not at all"
+)
+
+
+class Sent:
+    """A request. Its body is read before the view, whose form or parser would leave nothing of it, and read as anew."""
+
+    def __init__(self, request: Any, limit: int | None = None) -> None:  # noqa: ANN401  (Django has no types)
+        meta = request.META
+        self.shown = request
+        self.method: str = request.method
+        self.echo: bytes | None = None if limit is None else meta[KEY].encode("latin-1", "replace")
+        self.token: str = meta.get("HTTP_AUTHORIZATION", "")
+        whence = getattr(request, "environ", None) or getattr(request, "scope", {})
+        self.resumption: Resumption | None = whence.get(RESUMPTION)
+        self._request = request
+        self._body = b"" if limit is None else _read(request, limit)
+
+    def parts(self) -> Parts | Refuse:
+        """All of it."""
+        request, body = self._request, self._body
+        if body is None:
+            raise ConfigurationError(READ_BEFORE)
+        if isinstance(body, Refuse):
+            return body
+        return Parts(
+            method=self.method,
+            path=request.path,
+            query=request.META.get("QUERY_STRING", "").encode("latin-1", "replace"),
+            headers=lines_of(request.META),
+            content_type=request.META.get("CONTENT_TYPE", "").encode("latin-1", "replace") or None,
+            body=body,
+            root_path=request.path.removesuffix(request.path_info),
+        )
+
+    @staticmethod
+    def instead(answer: Answer, _: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """What a view returns that was not called."""
+        return made(answer)
+
+
+def _read(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
+    """The body, or why it cannot be had; None: somebody else has read it."""
+    if hasattr(request, "_body"):
+        return bytes(request._body)  # noqa: SLF001  (what `request.body` has read)
+    if request._read_started:  # noqa: SLF001  (there is no public word for it)
+        return None
+    size = length_of(request.META.get("CONTENT_LENGTH") or "")
+    if size is None and "wsgi.input" in request.META:
+        # Django takes such a body for an empty one, so all of them would have one fingerprint.
+        return NO_LENGTH if "HTTP_TRANSFER_ENCODING" in request.META else b""
+    body, request._stream = read_up_to(limit, request._stream, size)  # noqa: SLF001  (what parsers read)
+    if size is None and isinstance(body, bytes):
+        request.META["CONTENT_LENGTH"] = str(len(body))  # without which REST framework reads nothing
+    return body
+
+
+def made(answer: Answer) -> Any:  # noqa: ANN401
+    """An answer of ours as Django sends it."""
+    response = HttpResponse(answer.body, status=answer.status)
+    del response.headers["Content-Type"]
+    for name, value in answer.headers:
+        text = value.decode("latin-1")
+        before = response.headers.get(name.decode("latin-1"))
+        response.headers[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
+    return response
+
+
+class DjangoRuntime(ThreadRuntime):
+    """A call with a limit has a thread of its own, and so a connection of Django's, which nobody else closes."""
+
+    def perform(self, effect: Effect) -> Any:  # noqa: ANN401
+        """Perform one effect."""
+        if type(effect) is Call and effect.limit is not None:
+            effect = Call(partial(_then_closed, effect.fn), effect.arguments, limit=effect.limit, within=effect.within)
+        return super().perform(effect)
+
+
+def _then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+    try:
+        return fn(*arguments)
+    finally:
+        connections.close_all()
+
+
+class DjangoThreads(Threads):
+    """The premises of a Django project."""
+
+    performs = DjangoRuntime
+
+    @property
+    def database(self) -> Database | None:
+        """Where keys are kept, if that is a database of the project."""
+        store = self.engines.store  # type: ignore[attr-defined]  # the engines of a project are its `Once`
+        return store if isinstance(store, Database) else None
+
+
+class DjangoExchange(Exchange):
+    """One request to a Django project."""
+
+    threads: DjangoThreads
+    asked: Sent
+
+    def __init__(self, threads: DjangoThreads, asked: Sent) -> None:
+        super().__init__(threads, asked)
+        self.uncaught: BaseException | None = None
+        """What the view raised and no exception handler below Django's own took."""
+        self._opened: DjangoTransaction | None = None
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a view would be claimed for."""
+        return self.echo is not None and self.asked.method not in SAFE
+
+    # What a view meets.
+
+    def open(self, enrolment: Enrolment) -> Any:  # noqa: ANN401
+        """Open the transaction before `ATOMIC_REQUESTS` does; a response, if that is not possible."""
+        try:
+            self._opened = self.threads.engines.blocking().open()  # type: ignore[assignment]  # of Django's driver
+        except StoreError as error:
+            tell_failure(self.threads.tell, "begin", error)
+            return made(self.threads.turn_away(UNAVAILABLE, enrolment, echo=self.echo))
+        return None
+
+    def call(
+        self,
+        handler: Callable[..., Any],
+        enrolment: Enrolment,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Call a protected `def` view, if it is to be called."""
+        self._meet(enrolment, args)
+        return super().call(self._looking(handler), enrolment, name, args, kwargs)
+
+    def _looking(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            try:
+                return handler(*args, **kwargs)
+            finally:
+                self._look()
+
+        return looked
+
+    async def acall(
+        self,
+        handler: Callable[..., Any],
+        enrolment: Enrolment,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """The same for an `async def` view."""
+        await _in_its_thread(self._meet, enrolment, args)
+        if self._called:
+            raise RuntimeError(ONE_OPERATION)
+        self._called = True
+
+        def invoke(op: object) -> Any:  # noqa: ANN401
+            return handler(*args, **(kwargs if name is None else {**kwargs, name: op}))
+
+        if not self.keyed:
+            if self.asked.method not in SAFE and enrolment.policy.require_key:
+                return made(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment))
+            return await self._aunkeyed(invoke, enrolment, None)
+        await _in_its_thread(self._claim, enrolment)
+        if self.answer is not None:
+            return made(Answer(self.answer.status, (), b""))
+        assert self.run is not None
+        if self.capture is None:
+            return await self._aunkeyed(invoke, enrolment, self.run.claim)
+        return await self._arun(invoke)
+
+    async def _arun(self, invoke: Callable[[object], Any]) -> Any:  # noqa: ANN401
+        run, ended, stepping = self.run, self.ended, None
+        assert run is not None
+        try:
+            if run.course is not None:
+                run.course.check()
+                stepping = Stepping(partial(drive, self.threads.runtime), run.store, run.course, run.parcels)
+            op = operation_of(Operation, run, stepping)
+            ended.entered = True
+            try:
+                return await invoke(op)
+            finally:
+                ended.kept, ended.rolled_back = op.kept, op.rolled_back
+                await _in_its_thread(self._look)
+        except BaseException as error:
+            ended.error = error
+            raise
+
+    async def _aunkeyed(self, invoke: Callable[[object], Any], enrolment: Enrolment, claim: Claim | None) -> Any:  # noqa: ANN401
+        if enrolment.effects is not Effects.LOCAL:
+            return await invoke(unkeyed_operation(Operation, claim, None))
+        runtime = await _in_its_thread(lambda: self.threads.ready() and self.threads.runtime)
+        try:
+            run = await _in_its_thread(self.without_record, claim) if runtime else None
+        except NoConnectionError as error:
+            tell_failure(self.threads.tell, "begin", error.why)
+            run = None
+        if run is None:
+            return made(self.threads.turn_away(UNAVAILABLE, enrolment))
+        flow = serve_unkeyed(run)
+        await _in_its_thread(runtime.run, flow)
+        op = unkeyed_operation(Operation, claim, run)
+        try:
+            result = await invoke(op)
+        except BaseException as error:
+            await _in_its_thread(runtime.run, flow, rows_of(enrolment, op, error, raised=True))
+            raise
+        await _in_its_thread(runtime.run, flow, rows_of(enrolment, op, result, raised=False))
+        return result
+
+    def _meet(self, enrolment: Enrolment, args: tuple[Any, ...]) -> None:
+        """What is true whatever the view is: whose it is, who is shown to resolvers, and that it can commit."""
+        if enrolment.owner is not self.threads.engines:
+            raise RuntimeError(OTHER_ONCE.format(operation=enrolment.operation))
+        self.asked.shown = request_in(args) or self.asked.shown
+        database = self.threads.database
+        if self.keyed and database is not None and self._opened is None:
+            blocks = connections[database.alias].atomic_blocks
+            if blocks and not blocks[-1]._from_testcase:  # noqa: SLF001  (Django has no other word)
+                _refuse_nested(database.alias)
+
+    def _look(self) -> None:
+        if self.run is not None and isinstance(self.run.tx, DjangoTransaction):
+            self.run.tx.look()
+
+    # What the lifecycle asks.
+
+    def lent(self, enrolment: Enrolment) -> Tx:
+        """The transaction that was opened before `ATOMIC_REQUESTS` could."""
+        return self._opened if enrolment.transactional else None
+
+    def without_record(self, claim: Claim | None) -> Unkeyed:
+        """Its rows belong to whatever transaction is open, as Django's own do; else to one of their own."""
+        driver = self.threads.engines.blocking().driver
+        join = getattr(driver, "join", None)
+        try:
+            return Unkeyed(self.threads.site, claim, None if join is None else join())
+        except StoreError as error:
+            raise NoConnectionError(error) from error
+
+    # What becomes of it.
+
+    def failing(self, response: Any) -> BaseException | None:  # noqa: ANN401
+        """What came out of the view, where the response is only Django's page about it: that one is never stored."""
+        return self.uncaught if response.status_code >= _SERVER_ERRORS else None
+
+    def begin(self, response: Any) -> None:  # noqa: ANN401
+        """Note the status and the header lines; cookies are no headers of Django's."""
+        assert self.capture is not None
+        lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
+        lines += [(b"Set-Cookie", one.OutputString().encode("latin-1")) for one in response.cookies.values()]
+        self.capture.start(response.status_code, lines)
+
+    def take(self, pieces: Iterable[bytes]) -> None:
+        """Capture a body; no more is wanted of one that cannot be stored."""
+        assert self.capture is not None
+        for piece in pieces:
+            self.capture.body(piece, more=True)
+            if self.capture.refused is not None:
+                return
+
+    def sent(self, response: Any) -> Any:  # noqa: ANN401
+        """Our own answer, or the view's as it was and with our marks."""
+        if self.answer is not None:
+            instead = made(self.answer)
+            instead._resource_closers.extend(response._resource_closers)  # noqa: SLF001  (files that the view has opened)
+            return instead
+        capture, run = self.capture, self.run
+        if capture is None or run is None or capture.status is None:
+            return response
+        lines = marked_lines(capture.headers, run.policy, echo=self.echo, expires_at=run.expires_at)
+        names = {name.decode("latin-1").lower() for name, _ in lines}
+        for name in [name for name in response.headers if name.lower() not in names]:
+            del response.headers[name]
+        for field, value in lines:
+            if field != b"Set-Cookie":
+                response.headers[field.decode("latin-1")] = value.decode("latin-1")
+        if response.streaming:
+            kept = capture.kept
+            response.streaming_content = capture.pieces() if kept is None else iter([kept])
+        return response
+
+    def end(self) -> None:
+        """Whatever happened: no transaction and no heartbeat stays behind."""
+        self.close()
+        for tx in (self._opened, None if self.run is None else self.run.tx):
+            if isinstance(tx, DjangoTransaction) and not tx.over:
+                tx.close()
+
+
+def request_in(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """The request among a view's arguments: Django's, or the one that REST framework made of it."""
+    return next((one for one in args[:2] if hasattr(one, "META") and hasattr(one, "method")), None)
+
+
+def _refuse_nested(alias: str) -> NoReturn:
+    raise ConfigurationError(NESTED.format(alias=alias))
+
+
+async def _in_its_thread(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+    """Do something in the thread that Django keeps for the request, where its connections are."""
+    result = await sync_to_async(function, thread_sensitive=True)(*args)
+    assert not inspect.isawaitable(result)
+    return result

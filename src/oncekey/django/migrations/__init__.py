@@ -1,0 +1,1 @@
+"""oncekey's tables as migrations of Django's."""

@@ -1,0 +1,193 @@
+"""`oncekey.django.Once`: the `Once` of a Django project, which `settings.ONCEKEY` names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from asgiref.sync import sync_to_async
+from django.http import Http404
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.django.database import Database
+from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, request_in
+from oncekey.django.views import check_order
+from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
+from oncekey.frameworks.blocking import current
+from oncekey.once import Once as Framework
+from oncekey.options import NO_WSGI_APP
+from oncekey.wire import has_threads
+
+if TYPE_CHECKING:
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.wire import Source
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NO_MIDDLEWARE: Final = (
+    "{operation} is protected, and no middleware of oncekey serves this request: put 'oncekey.django.Middleware' last "
+    "into MIDDLEWARE; a unit test passes op=oncekey.testing.sync_operation(...), or calls the view's __wrapped__"
+)
+NO_TENANT: Final = (
+    "Once(tenant=...) needs to know whose key it is: pass a function that names the tenant of an authenticated "
+    "request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
+)
+
+
+class Application:
+    """The project as a WSGI application: a worker goes on with requests through it, and commands list its routes."""
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:  # noqa: ANN401  (WSGI)
+        """Serve one request."""
+        if self._handler is None:
+            from django.core.handlers.wsgi import WSGIHandler  # noqa: PLC0415  (it loads the middleware)
+
+            self._handler = WSGIHandler()
+        return self._handler(environ, start_response)
+
+
+class Once(Framework):
+    """Makes the views of a Django project safe to retry.
+
+    `store` is a `Database`, of which the default one is taken if none is named, or a URL as with `oncekey.Once`.
+    `tenant` and `principal` are functions that are handed the request, REST framework's where a view has that.
+    `status` is the path below which `status_view` is routed, if it is; `enrol` enrols by path what cannot be decorated.
+    """
+
+    def __init__(
+        self,
+        store: Source | None = None,
+        *,
+        tenant: Callable[[Any], str] | None = None,
+        principal: Callable[[Any], str] | None = None,
+        status: str | None = None,
+        enrol: Mapping[str, Enrolment] | None = None,
+        keep_headers: Sequence[str] = (),
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(Database() if store is None else store, **options)
+        if not has_threads(self.store):
+            raise ConfigurationError(NO_WSGI_APP)
+        self.has_tenant = tenant is not None
+        self.threads = DjangoThreads(
+            self,
+            self.policy,
+            tenant=tenant or _no_tenant,
+            principal=principal,
+            status_path=status,
+            enrol=enrol,
+            keep_headers=keep_headers,
+        )
+        self._admit_all(self.threads)
+        self._threaded[Application()] = self.threads
+
+    def protect(
+        self,
+        *misused: object,
+        effects: Effects | None = None,
+        authorise: Callable[[Any], Any] | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> Callable[[F], F]:
+        """Protect a view, a method of one, or an action: directly above the function, below every other decorator.
+
+        `authorise` is called before the claim, with the view of a class or with the request, and raises what the view
+        would raise; a method of REST framework whose route names an object calls `get_object()` by itself.
+        """
+        decorate: Callable[[F], F] = super().protect(*misused, effects=effects, **options)  # type: ignore[call-overload]
+
+        def decorated(handler: F) -> F:
+            check_order(handler)
+            return _authorised(decorate(handler), authorise)
+
+        return decorated
+
+    @staticmethod
+    def _wrapped(handler: F, enrolment: Enrolment) -> F:
+        """The view, protected. It stays `def` or `async def`, because Django calls each in its own way."""
+        name = operation_name(handler, enrolment)
+
+        @functools.wraps(handler)
+        def direct(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if has_operation(name, args, kwargs):
+                return handler(*args, **kwargs)
+            return _exchange(enrolment).call(handler, enrolment, name, args, kwargs)
+
+        @functools.wraps(handler)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if has_operation(name, args, kwargs):
+                return await handler(*args, **kwargs)
+            return await _exchange(enrolment).acall(handler, enrolment, name, args, kwargs)
+
+        wrapper = shown(direct if enrolment.blocking else awaited, handler, enrolment, name)
+        database = enrolment.owner.threads.database  # type: ignore[attr-defined]  # it is a `Once` of this module
+        if database is not None and not (enrolment.transactional and database.one_commit):
+            # What has to commit by itself must not be inside of the transaction of ATOMIC_REQUESTS.
+            wrapper._non_atomic_requests = {  # noqa: SLF001  (what Django's own decorator sets)
+                *getattr(handler, "_non_atomic_requests", ()),
+                database.alias,
+            }
+        return cast("F", wrapper)
+
+    def status_view(self, request: Any, key: str) -> Any:  # noqa: ANN401  (Django has no types)
+        """Say what became of a key: `path("idempotency-keys/<path:key>", once.status_view)`, below your own login."""
+        answer = self.threads.resource(Sent(request), f"{self.threads.status_path}/{key}")
+        if answer is None:
+            raise Http404
+        return made(answer)
+
+
+def _no_tenant(_: object) -> str:
+    raise ConfigurationError(NO_TENANT)
+
+
+def _exchange(enrolment: Enrolment) -> DjangoExchange:
+    exchange = current.get()
+    if not isinstance(exchange, DjangoExchange):
+        raise RuntimeError(NO_MIDDLEWARE.format(operation=enrolment.operation))  # noqa: TRY004  (it is missing)
+    return exchange
+
+
+def _authorised(protected: F, authorise: Callable[[Any], Any] | None) -> F:
+    """The same, with a look at who asks before the claim: a stored answer is no less than the object itself."""
+
+    @functools.wraps(protected)
+    def direct(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if _asks(args):
+            _check(args, authorise)
+        return protected(*args, **kwargs)
+
+    @functools.wraps(protected)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if _asks(args):
+            said = await sync_to_async(_check, thread_sensitive=True)(args, authorise)
+            if inspect.isawaitable(said):
+                await said
+        return await protected(*args, **kwargs)
+
+    return cast("F", awaited if inspect.iscoroutinefunction(protected) else direct)
+
+
+def _asks(args: tuple[Any, ...]) -> bool:
+    exchange = current.get()
+    return bool(args) and isinstance(exchange, DjangoExchange) and exchange.keyed
+
+
+def _check(args: tuple[Any, ...], authorise: Callable[[Any], Any] | None) -> Any:  # noqa: ANN401
+    view = args[0]
+    if authorise is not None:
+        return authorise(view if request_in(args[:1]) is None else args[0])
+    if not hasattr(view, "check_object_permissions") or not hasattr(view, "get_object"):
+        return None
+    if (view.lookup_url_kwarg or view.lookup_field) in view.kwargs:
+        try:
+            view.get_object()
+        except Http404:
+            if view.request.method != "DELETE":  # whose repetition finds nothing, and is answered all the same
+                raise
+    return None

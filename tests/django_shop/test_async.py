@@ -1,0 +1,137 @@
+"""`async def` views: in the transaction of their key, to their end although the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.test import AsyncClient
+
+from django_shop.asking import new_key, post, replayed, sold, stored
+from harness.patience import PATIENCE
+
+pytestmark = pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+
+
+async def apost(path: str, body=None, *, key: str | None = "", by: str = "ann"):
+    headers = {"Authorization": f"Bearer {by}"}
+    if key is not None:
+        headers["Idempotency-Key"] = key or new_key()
+    client = AsyncClient(raise_request_exception=False)
+    return await client.post(path, body or {"item": "tea"}, content_type="application/json", headers=headers)
+
+
+def in_loop(work):
+    """Run it as a server does: a thread of its own for what a request does with its database."""
+    from asgiref.sync import ThreadSensitiveContext
+    from django.db import connections
+
+    async def within():
+        from asgiref.sync import sync_to_async
+
+        async with ThreadSensitiveContext():
+            try:
+                return await work()
+            finally:
+                await sync_to_async(connections.close_all)()
+
+    return asyncio.run(within())
+
+
+def test_an_async_view_commits_with_its_key(alias: str) -> None:
+    # Pitfall 11
+    key = new_key()
+
+    async def work():
+        return [await apost("/aorders", key=key) for _ in range(2)]
+
+    first, again = in_loop(work)
+    assert (first.status_code, again.content, replayed(again)) == (201, first.content, True)
+    assert (sold(), stored(alias)) == (["tea"], 1)
+
+
+@pytest.mark.parametrize(("does", "status"), [("raise", 500), ("missing", 404), ("refuse", 409), ("set_rollback", 500)])
+def test_how_an_async_view_ends(alias: str, does: str, status: int) -> None:
+    async def work():
+        return await apost("/aorders", {"item": "tea", "does": does})
+
+    assert in_loop(work).status_code == status
+    assert sold() == (["tea"] if does == "refuse" else [])
+
+
+def test_another_thread_is_outside_of_the_transaction(postgres: str) -> None:
+    # Pitfall 7
+    async def work():
+        return await apost("/aorders", {"item": "tea", "does": "elsewhere"})
+
+    assert in_loop(work).status_code == 500
+    assert sold() == ["from a thread"]
+
+
+def test_def_views_are_served_by_asgi_too(alias: str) -> None:
+    key = new_key()
+
+    async def work():
+        first = [await apost(path, key=key + str(number)) for number, path in enumerate(("/orders", "/rest/bookings"))]
+        again = [await apost(path, key=key + str(number)) for number, path in enumerate(("/orders", "/rest/bookings"))]
+        return first, again
+
+    first, again = in_loop(work)
+    assert [one.status_code for one in first] == [201, 201]
+    assert [one.content for one in again] == [one.content for one in first]
+    assert all(map(replayed, again))
+    assert sold() == ["tea", "tea"]
+
+
+def test_atomic_requests_under_asgi(postgres: str) -> None:
+    from django.db import connections
+
+    connections.settings[postgres]["ATOMIC_REQUESTS"] = True
+    key = new_key()
+
+    async def work():
+        return [await apost("/orders", key=key) for _ in range(2)]
+
+    # Django takes no project with async views under it; those that are not asked for are not looked at.
+    first, again = in_loop(work)
+    assert (first.status_code, replayed(again), sold()) == (201, True, ["tea"])
+
+
+def test_streams_of_async_views_are_drained(alias: str) -> None:
+    key = new_key()
+
+    async def work():
+        first = await apost("/ainline", {}, key=key)
+        pieces = b"".join([piece async for piece in first.streaming_content]) if first.is_async else first.getvalue()
+        return pieces, await apost("/ainline", {}, key=key)
+
+    pieces, again = in_loop(work)
+    assert pieces == again.content == b"piece 0;piece 1;piece 2;"
+    assert replayed(again)
+
+
+def test_async_views_under_wsgi(alias: str) -> None:
+    key = new_key()
+    first, again = post("/aorders", key=key), post("/aorders", key=key)
+    assert (first.status_code, replayed(again), sold()) == (201, True, ["tea"])
+
+
+def test_a_client_that_leaves_does_not_stop_the_view(alias: str) -> None:
+    # Pitfall 10: Django cancels the view of whoever disconnects.
+    from django_shop.site import world
+
+    key = new_key()
+    body = {"item": "tea", "does": "slow", "seconds": 0.2}
+
+    async def work():
+        asked = asyncio.create_task(apost("/aorders", body, key=key))
+        assert await asyncio.to_thread(world.entered.acquire, timeout=PATIENCE)
+        asked.cancel()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asked, PATIENCE)
+        return await apost("/aorders", body, key=key)
+
+    again = in_loop(work)
+    assert (again.status_code, sold(), stored(alias)) == (201, ["tea"], 1)
+    assert replayed(again)

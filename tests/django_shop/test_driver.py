@@ -1,0 +1,188 @@
+"""The driver on Django's connections: the shipped contract, whose connection is used, and what its errors mean."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections, transaction
+
+from django_shop.asking import new_key, post, replayed, sold, stored
+from django_shop.conftest import empty
+from harness.dsn import address
+from harness.patience import wait_until
+from harness.proxy import Proxy
+from oncekey.core.errors import ConfigurationError, SchemaError, StoreUnavailableError
+from oncekey.django import Database
+from oncekey.drivers.threads import threaded
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.frameworks.blocking import current
+from oncekey.ports import Borrowed
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.contract import StoreContract, blocking, under_asyncio
+
+
+@pytest.fixture(scope="class")
+def emptied(project):
+    """No records, for one driver's whole contract: every scenario has keys of its own."""
+    for alias in ("default", "lite"):
+        for _ in empty(alias):
+            pass
+
+
+class InARequest(StoreContract):
+    """All of it on the connection of a thread that serves a request."""
+
+    alias = "default"
+    store = PostgresStore
+
+    @pytest.fixture
+    def world(self, emptied):
+        token = current.set(object())
+        try:
+            with blocking(self.store, Database(self.alias).driver()) as world:
+                yield world
+        finally:
+            current.reset(token)
+            connections.close_all()
+
+
+class TestPostgresInARequest(InARequest):
+    pass
+
+
+class TestSqliteInARequest(InARequest):
+    alias = "lite"
+    store = SqliteStore
+
+
+class TestPostgresBesideRequests(StoreContract):
+    """The same on connections of its own, from the threads of an event loop: what workers use."""
+
+    @pytest.fixture
+    def world(self, emptied):
+        with under_asyncio(PostgresStore, threaded(Database("default").driver())) as world:
+            yield world
+
+
+COMMIT = b"COMMIT\0"  # and not READ COMMITTED
+
+
+def asked(sql: str, mode: Mode = Mode.READ) -> Transaction[list[dict]]:
+    def body():
+        return (yield Statement("asked", sql))
+
+    return Transaction("asked", mode, body)
+
+
+def pid_of(driver) -> int:
+    return driver.run(asked("SELECT pg_backend_pid() AS pid"))[0]["pid"]
+
+
+def test_a_database_is_what_once_borrows(project: None) -> None:
+    for alias, dialect in (("default", "postgresql"), ("lite", "sqlite")):
+        database = Database(alias)
+        assert isinstance(database, Borrowed)
+        assert (database.dialect, database.title) == (dialect, f"Django's database '{alias}'")
+
+
+def test_whose_connection_is_used(postgres: str) -> None:
+    driver = Database().driver()
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        own = cursor.fetchone()[0]
+    token = current.set(object())
+    try:
+        assert pid_of(driver) == own
+        with transaction.atomic():
+            assert pid_of(driver) != own  # it commits by itself
+    finally:
+        current.reset(token)
+    assert pid_of(driver) != own  # no request is served here
+    driver.close()
+
+
+def test_connections_of_other_threads_are_closed_as_django_closes_its_own(postgres: str) -> None:
+    driver, seen = Database().driver(), []
+    threads = [threading.Thread(target=lambda: seen.append(pid_of(driver))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    driver.close()
+
+    def gone() -> bool:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)", [seen])
+            return bool(cursor.fetchone() == (0,))
+
+    wait_until(gone, "a connection stayed open although CONN_MAX_AGE is 0")
+
+
+def test_errors_are_the_stores_own(alias: str) -> None:
+    driver = Database(alias).driver()
+    with pytest.raises(SchemaError, match="oncekey migrate up"):
+        driver.run(asked("SELECT * FROM oncekey_nothing"))
+    with pytest.raises(SchemaError):
+        driver.run(asked("SELECT * FROM oncekey_nothing", Mode.ATOMIC))
+    assert driver.run(asked("SELECT 1 AS one"))[0]["one"] == 1
+    driver.close()
+
+
+def test_a_server_that_is_not_there(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "PORT", "1")
+    connections.close_all()
+    driver = Database().driver()
+    with pytest.raises(StoreUnavailableError, match="no connection to PostgreSQL"):
+        driver.run(asked("SELECT 1"))
+    with pytest.raises(StoreUnavailableError, match="no connection to PostgreSQL"):
+        driver.begin()
+    assert not connections["default"].in_atomic_block
+
+
+def test_a_database_of_another_kind_is_refused(project: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["lite"], "vendor", "oracle", raising=False)
+    with pytest.raises(ConfigurationError, match="kept in PostgreSQL or SQLite"):
+        Database("lite").dialect  # noqa: B018  (it is asked)
+
+
+@pytest.fixture
+def proxy(postgres: str, monkeypatch: pytest.MonkeyPatch):
+    """A proxy between the site and its database."""
+    host, port = address(_dsn())
+    with Proxy(host, port) as proxy:
+        assert post("/orders", {"item": "warm"}).status_code == 201
+        connections.close_all()
+        monkeypatch.setitem(connections.settings["default"], "PORT", str(proxy.port))
+        monkeypatch.setitem(connections.settings["default"], "HOST", "127.0.0.1")
+        yield proxy
+        connections.close_all()
+    monkeypatch.undo()
+
+
+def _dsn() -> str:
+    import os
+
+    return os.environ["SHOP_DATABASE"]
+
+
+@pytest.mark.parametrize("atomic_requests", [False, True])
+def test_a_commit_whose_reply_is_lost_is_asked_after(proxy: Proxy, *, atomic_requests: bool) -> None:
+    # P7: committed it is, and so the client is told
+    connections.settings["default"]["ATOMIC_REQUESTS"] = atomic_requests
+    key = new_key()
+    lost = proxy.lose_reply(COMMIT, COMMIT)
+    response = post("/orders", key=key)
+    assert lost.wait(60)
+    assert (response.status_code, replayed(response)) == (201, True)
+    assert (sold(), stored("default")) == (["tea", "warm"], 2)
+
+
+def test_a_commit_that_never_arrived_is_not_believed(proxy: Proxy) -> None:
+    key = new_key()
+    lost = proxy.lose_request(COMMIT)
+    response = post("/orders", key=key)
+    assert lost.wait(60)
+    assert response.status_code == 503
+    assert (sold(), stored("default")) == (["warm"], 1)
+    assert post("/orders", key=key).status_code == 201

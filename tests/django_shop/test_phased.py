@@ -1,0 +1,96 @@
+"""PHASED and OUTBOX: steps, resumption, workers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.db import connections
+
+from django_shop.asking import new_key, post, replayed, sold, stored
+from oncekey.workers.service import Service
+from oncekey.workers.tasks import tasks_for
+
+
+def charges() -> list[str]:
+    from django_shop.models import Payment
+
+    return list(Payment.objects.values_list("charge", flat=True))
+
+
+@pytest.mark.parametrize("path", ["/payments", "/apayments"])
+def test_a_retry_goes_on_after_the_last_step(alias: str, path: str) -> None:
+    from django_shop.site import world
+
+    connections.settings[alias]["ATOMIC_REQUESTS"] = alias == "default" and path == "/payments"
+    key = new_key()
+    failed = post(path, {"amount": 5, "does": "fail_once"}, key=key)
+    done = post(path, {"amount": 5, "does": "fail_once"}, key=key)
+    again = post(path, {"amount": 5, "does": "fail_once"}, key=key)
+    assert (failed.status_code, done.status_code, replayed(done), replayed(again)) == (500, 201, False, True)
+    assert (len(world.charges), charges()) == (1, ["ch_1"])
+
+
+def test_a_call_that_was_not_made_may_be_made_later(alias: str) -> None:
+    from django_shop.site import world
+
+    key = new_key()
+    first = post("/payments", {"amount": 5, "does": "not_executed"}, key=key)
+    assert (first.status_code, first.json()["code"]) == (500, "idempotency_execution_failed")
+    assert post("/payments", {"amount": 5, "does": "not_executed"}, key=key).status_code == 500
+    assert len(set(world.charges)) == 1
+    assert len(world.charges) == 2
+
+
+def worked(once) -> tuple[int, int]:
+    """Run the workers until nothing is due."""
+
+    async def work():
+        await once.start()
+        try:
+            return await Service(tasks_for(once)).once()
+        finally:
+            await once.stop()
+
+    done = asyncio.run(work())
+    return done.done, done.failed
+
+
+def test_an_outbox_and_its_worker(alias: str) -> None:
+    from django_shop import on_default, on_lite
+
+    once = (on_default if alias == "default" else on_lite).once
+    key = new_key()
+    first = post("/shipments", key=key)
+    assert (first.status_code, sold(), stored(alias)) == (202, ["tea"], 1)
+    done, failed = worked(once)
+    assert (done >= 1, failed) == (True, 0)
+    again = post("/shipments", key=key)
+    assert (again.json(), replayed(again)) == ({"shipped": "tea"}, True)
+
+
+@pytest.mark.parametrize("path", ["/payments", "/apayments"])
+def test_a_worker_goes_on_without_the_client(alias: str, path: str) -> None:
+    # R-resume: the request is sent through the project by itself, with its middleware.
+    from django_shop import on_default, on_lite
+
+    once = (on_default if alias == "default" else on_lite).once
+    key = new_key()
+    assert post(path, {"amount": 5, "does": "fail_once"}, key=key).status_code == 500
+    table = "oncekey.work" if alias == "default" else "oncekey_record"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT count(*) FROM {table} WHERE request IS NOT NULL")
+        assert cursor.fetchone() == (1,)
+    _make_due(alias)
+    done, failed = worked(once)
+    assert (done >= 1, failed) == (True, 0)
+    assert charges() == ["ch_1"]
+    assert replayed(post(path, {"amount": 5, "does": "fail_once"}, key=key))
+
+
+def _make_due(alias: str) -> None:
+    """As if the pause before a completer may take it up were over."""
+    table, work = ("oncekey.record", "oncekey.work") if alias == "default" else ("oncekey_record", "oncekey_record")
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"UPDATE {work} SET reconcile_after = 0")
+        cursor.execute(f"UPDATE {table} SET last_run_at = 0")

@@ -1,0 +1,277 @@
+"""What a project has of the app: checks, migrations, the command, pages for administrators, listings, OpenAPI."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+from django.test import Client, override_settings
+
+from django_shop.asking import new_key, post, sold
+from oncekey import LOCAL, PHASED, SINGLE_TENANT, ConfigurationError
+from oncekey.stores import postgres as postgres_store
+from oncekey.stores import sqlite as sqlite_store
+
+TESTS = Path(__file__).parents[1]
+
+
+def messages(**changed: Any) -> list[str]:
+    from oncekey.django.checks import checks
+
+    with override_settings(**changed):
+        return [f"{one.id}: {one.msg}" for one in checks()]
+
+
+def test_a_sound_project_has_nothing_to_mend(alias: str) -> None:
+    assert messages() == []
+
+
+def test_the_middleware_is_last_and_there_once(postgres: str) -> None:
+    ours = "oncekey.django.Middleware"
+    other = "django.middleware.common.CommonMiddleware"
+    for placed in ([ours, other], [other], [ours, ours]):
+        (said,) = messages(MIDDLEWARE=placed)
+        assert said.startswith("oncekey.E002: 'oncekey.django.Middleware' has to be in MIDDLEWARE once and last")
+
+
+def test_the_setting_names_a_once_of_django(postgres: str) -> None:
+    assert messages(ONCEKEY=None)[0].startswith("oncekey.E001: settings.ONCEKEY is missing")
+    assert "does not define" in messages(ONCEKEY="django_shop.site.nothing")[0]
+    assert "an oncekey.django.Once is needed" in messages(ONCEKEY="django_shop.site.site")[0]
+
+
+def test_an_alias_that_is_not_there(project: None) -> None:
+    from oncekey.django import Database, Once
+
+    with pytest.raises(
+        ConfigurationError, match=r"Database\('other'\) is not in settings.DATABASES, which has 'default', "
+    ):
+        Once(Database("other"), tenant=SINGLE_TENANT)
+
+
+def check_of(monkeypatch: pytest.MonkeyPatch, once: Any) -> list[str]:
+    from django_shop import on_default
+
+    monkeypatch.setattr(on_default, "once", once)
+    return messages()
+
+
+def test_a_missing_tenant_and_a_url_beside_the_database(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from oncekey.django import Once
+
+    once = Once("sqlite:///beside.db")
+
+    @once.protect(effects=LOCAL, operation="beside")
+    def view(request):
+        return None
+
+    tenant, beside = check_of(monkeypatch, once)
+    assert tenant.startswith("oncekey.E003: Once(tenant=...) needs to know whose key it is")
+    assert beside.startswith("oncekey.E004: beside is effects=LOCAL, and the keys are kept at a URL of their own")
+
+
+def test_phased_and_sqlite_under_atomic_requests(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    (said,) = messages()
+    assert said.startswith("oncekey.E006: wrapped is effects=PHASED and commits by itself, but ATOMIC_REQUESTS")
+    assert 'name="dispatch"' in said
+
+
+def test_local_views_of_classes_on_sqlite_under_atomic_requests(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["lite"], "ATOMIC_REQUESTS", True)
+    said = messages()
+    assert len(said) > 3
+    assert any("site.<locals>.Things.post is effects=LOCAL" in one for one in said)
+    assert not any(one.startswith("oncekey.E006: orders ") for one in said)
+
+
+def test_sqlite_begins_with_a_lock(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Pitfall 15
+    monkeypatch.setitem(connections.settings["lite"], "OPTIONS", {})
+    (said,) = messages()
+    assert said.startswith("oncekey.W001: the SQLite database 'lite' begins transactions without a lock")
+
+
+def test_the_pages_look_where_the_keys_are(lite: str) -> None:
+    (said,) = messages(ONCEKEY_DATABASE="default")
+    assert said.endswith("say ONCEKEY_DATABASE = 'lite'")
+
+
+def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "AUTOCOMMIT", False)
+    assert any(one.startswith("oncekey.E005") for one in messages())
+
+
+# Migrations
+
+
+def test_djangos_migrations_make_all_tables(alias: str) -> None:
+    from oncekey.django.migrations import __path__ as folder
+    from oncekey.django.tables import MakeTables
+
+    assert folder
+    import importlib
+
+    migration = importlib.import_module("oncekey.django.migrations.0001_tables").Migration
+    made = [one for one in migration.operations if isinstance(one, MakeTables)]
+    upto = made[-1].deconstruct()[1][0]
+    assert upto == {
+        "postgresql": len(postgres_store.tables().migrations),
+        "sqlite": len(sqlite_store.tables().migrations),
+    }
+
+
+def test_nothing_is_left_to_be_migrated(postgres: str) -> None:
+    out = io.StringIO()
+    call_command("makemigrations", "oncekey", check=True, dry_run=True, stdout=out)
+    assert "No changes detected" in out.getvalue()
+    call_command("migrate", "oncekey", database="default", verbosity=0)
+
+
+def test_tables_that_are_there_already_stay(postgres: str) -> None:
+    # who ran `oncekey migrate up` before
+    key = new_key()
+    post("/orders", key=key)
+    call_command("migrate", "oncekey", "zero", database="default", verbosity=0)
+    call_command("migrate", "oncekey", database="default", verbosity=0)
+    assert post("/orders", key=key).headers["Idempotent-Replayed"] == "true"
+
+
+# The command
+
+
+def manage(tmp_path: Path, *args: str, database: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SHOP_")}
+    environ |= {"PYTHONPATH": os.pathsep.join([str(TESTS), environ.get("PYTHONPATH", "")])}
+    environ |= {
+        "SHOP_DATABASE": database or str(tmp_path / "shop.db"),
+        "DJANGO_SETTINGS_MODULE": "django_shop.settings",
+    }
+    command = [sys.executable, "-m", "django", *args]
+    return subprocess.run(command, env=environ | more, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_the_command_knows_the_project(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    database = request.getfixturevalue("postgres_dsn") if kind == "postgres" else None
+    assert manage(tmp_path, "migrate", "--run-syncdb", database=database).returncode == 0
+    status = manage(tmp_path, "oncekey", "migrate", "status", database=database)
+    assert (status.returncode, status.stdout.count("applied")) == (0, 11), status.stderr
+    worked = manage(tmp_path, "oncekey", "worker", "--once", database=database)
+    assert worked.returncode == 0, worked.stderr
+    assert "Django's database 'default'" in worked.stdout
+    listed = manage(tmp_path, "oncekey", "keys", "list", "--json", database=database)
+    assert json.loads(listed.stdout)["items"] == []
+    doctor = manage(tmp_path, "oncekey", "doctor", database=database)
+    assert doctor.returncode in {0, 1}, doctor.stderr
+    assert manage(tmp_path, "check", database=database).returncode == 0
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    assert "no such" in manage(tmp_path, "oncekey", "nonsense").stderr.lower()
+    missing = manage(tmp_path, "oncekey", "keys", "list")
+    assert missing.returncode != 0
+    assert "Traceback" not in missing.stderr
+
+
+# Listings
+
+
+def lines() -> dict[str, str]:
+    from django_shop import on_default
+    from oncekey.surveying import survey
+
+    return {one.line.named: str(one.line.verdict) for one in survey([on_default.once], on_default.once.served)}
+
+
+def test_every_route_is_listed_with_its_protection(postgres: str) -> None:
+    found = lines()
+    assert found["POST /orders"] == found["POST /things"] == found["POST /rest/by-function"] == "protected"
+    assert found["POST /rest/orders/"] == found["POST /rest/orders/{pk}/pay/"] == "protected"
+    assert found["DELETE /rest/orders/{pk}/"] == "protected"
+    # what a view set inherits is what nobody sees
+    assert found["PUT /rest/orders/{pk}/"] == "idempotent"
+    assert found["PATCH /rest/orders/{pk}/"] == "open"
+    assert found["POST /legacy/{number}"] == "open"
+    assert found["POST /private"] == "protected"
+    assert "GET /things" not in found
+    assert not any("format" in name or "admin" in name or "idempotency-keys" in name for name in found)
+
+
+def test_the_audit_looks_into_django(tmp_path: Path) -> None:
+    said = manage(tmp_path, "oncekey", "routes", "--json")
+    assert said.returncode == 1, said.stderr
+    items = {f"{one['method']} {one['path']}": one for one in json.loads(said.stdout)["items"]}
+    assert items["POST /payments"]["effects"] == "phased"
+    assert manage(tmp_path, "oncekey", "audit").returncode == 1
+
+
+def test_openapi_of_drf_spectacular_names_the_key(postgres: str) -> None:
+    document = json.loads(Client().get("/schema", headers={"Accept": "application/vnd.oai.openapi+json"}).content)
+    pay = document["paths"]["/rest/orders/{id}/pay/"]["post"]
+    assert pay["x-oncekey"] == {"effects": "local", "operation": "site.<locals>.Orders.pay"}
+    assert any(one["name"] == "Idempotency-Key" for one in pay["parameters"])
+    assert "409" in pay["responses"]
+    assert "x-oncekey" not in document["paths"]["/rest/orders/"]["get"]
+    assert "x-oncekey" not in document["paths"]["/rest/orders/{id}/"]["patch"]
+
+
+# Administrators
+
+
+def test_administrators_look_and_change_nothing(postgres: str) -> None:
+    from django.contrib.auth.models import User
+
+    from oncekey.django.models import Record
+
+    key = new_key()
+    post("/orders", key=key)
+    post("/inline", {"does": "raise"})
+    User.objects.all().delete()
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    page = client.get("/admin/oncekey/record/")
+    assert (page.status_code, key in page.content.decode(), b"ann" in page.content) == (200, True, True)
+    assert key in client.get(f"/admin/oncekey/record/?q={key[:8]}").content.decode()
+    assert key not in client.get("/admin/oncekey/record/?state=unknown").content.decode()
+    assert client.get("/admin/oncekey/record/add/").status_code == 403
+    number = Record.objects.using("default").get(key=key).pk
+    shown = client.get(f"/admin/oncekey/record/{number}/change/")
+    assert (shown.status_code, b"_save" in shown.content, b"completed" in shown.content) == (200, False, True)
+    assert client.post(f"/admin/oncekey/record/{number}/delete/", {"post": "yes"}).status_code == 403
+    with pytest.raises(TypeError, match="written by oncekey only"):
+        Record.objects.using("default").get(key=key).save()
+    assert sold() == ["inline", "tea"]
+
+
+def test_enrolling_by_path(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_shop import on_default
+    from django_shop.site import world
+    from oncekey import INLINE
+    from oncekey.engine.enrolment import Patterns
+
+    once, key = on_default.once, new_key()
+    monkeypatch.setattr(
+        once.threads, "patterns", Patterns({"POST /legacy/{number}": once.by_path(effects=INLINE, operation="legacy")})
+    )
+    first, again = post("/legacy/5", {}, key=key), post("/legacy/5", {}, key=key)
+    assert (first.status_code, again.headers["Idempotent-Replayed"], world.runs) == (201, "true", ["legacy"])
+    assert post("/legacy/5", {}, key=None).json()["code"] == "idempotency_key_missing"
+    assert lines()["POST /legacy/{number}"] == "protected"
+
+
+def test_what_is_phased_is_taken_out_of_atomic_requests(postgres: str) -> None:
+    from django_shop import on_default
+
+    enrolled = on_default.once.enrolled
+    assert enrolled["payments"]._non_atomic_requests == {"default"}
+    assert not hasattr(enrolled["orders"], "_non_atomic_requests")
+    assert PHASED

@@ -1,0 +1,286 @@
+"""Real servers over real sockets: gunicorn and uvicorn, forks, loads, kills, disconnects, and the tester of APIs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from conformance.aiming import JSON, broken
+from harness.databases import DatabaseServer
+from harness.patience import PATIENCE, wait_until
+from oncekey.conformance import Address, Profile, Target, check
+
+TESTS = Path(__file__).parents[1]
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def replayed(self) -> bool:
+        return self.headers.get("idempotent-replayed") == "true"
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def new_key() -> str:
+    return os.urandom(16).hex()
+
+
+def send(port: int, path: str, body: Any = None, *, key: str | None, by: str = "ann", **headers: str) -> Reply:
+    sent = {"Content-Type": "application/json", "Authorization": f"Bearer {by}", **headers}
+    if key is not None:
+        sent["Idempotency-Key"] = key
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        connection.request("POST", path, json.dumps(body or {"item": "tea"}), sent)
+        response = connection.getresponse()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, names, response.read())
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def database(
+    request: pytest.FixtureRequest, postgres_server: DatabaseServer, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """A database with the tables."""
+    if request.param == "sqlite":
+        place = str(tmp_path_factory.mktemp("served") / "shop.db")
+    else:
+        place = postgres_server.create_database("django_served")
+    command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity", "0"]
+    subprocess.run(command, env=environment(place), check=True, timeout=PATIENCE)
+    return place
+
+
+def environment(database: str, **more: str) -> dict[str, str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SHOP_")}
+    path = os.pathsep.join([str(TESTS), environ.get("PYTHONPATH", "")])
+    return (
+        environ
+        | {
+            "PYTHONPATH": path,
+            "SHOP_DATABASE": database,
+            "DJANGO_SETTINGS_MODULE": "django_shop.settings",
+        }
+        | more
+    )
+
+
+@contextmanager
+def served(database: str, *command: str, **more: str) -> Iterator[int]:
+    """A server on a socket of ours; its port."""
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
+        said = [one.format(fd=listening.fileno()) for one in command]
+        with subprocess.Popen(
+            [sys.executable, "-m", *said], env=environment(database, **more), pass_fds=[listening.fileno()]
+        ) as process:
+            try:
+                yield listening.getsockname()[1]
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(PATIENCE) in {0, -signal.SIGTERM}
+            finally:
+                process.kill()
+
+
+GUNICORN = ("gunicorn", "--bind", "fd://{fd}", "--log-level", "critical", "--no-control-socket")
+UVICORN = ("uvicorn", "--fd", "{fd}", "--log-level", "critical", "django_shop.serving:asgi")
+
+
+def gunicorn(database: str, *options: str, **more: str) -> Any:
+    return served(database, *GUNICORN, *options, "django_shop.serving:application", **more)
+
+
+SERVERS = {
+    "sync": ("--workers", "2", "--worker-class", "sync"),
+    "gthread": ("--workers", "1", "--worker-class", "gthread", "--threads", "8"),
+    "preload": ("--workers", "2", "--worker-class", "gthread", "--threads", "4", "--preload"),
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("path", ["/orders", "/rest/bookings"])
+def test_forty_keys_three_times_each(database: str, kind: str, path: str) -> None:
+    keys = [new_key() for _ in range(40)]
+
+    def ask(key: str) -> tuple[str, Reply]:
+        return key, send(port, path, {"item": key, "does": "slow"} if path == "/orders" else {"item": key}, key=key)
+
+    more = {} if database.endswith(".db") or kind == "sync" else {"SHOP_ATOMIC": "1"}
+    with gunicorn(database, *SERVERS[kind], **more) as port:
+        with ThreadPoolExecutor(16) as clients:
+            replies = list(clients.map(ask, [*keys, *keys, *keys]))
+        again = [
+            send(port, path, {"item": key, "does": "slow"} if path == "/orders" else {"item": key}, key=key)
+            for key in keys[:3]
+        ]
+    first = Counter(key for key, reply in replies if reply.status == 201 and not reply.replayed)
+    assert first == Counter(keys)
+    assert {reply.status for _, reply in replies} <= {201, 409}
+    assert all(one.replayed for one in again)
+    assert rows(database, keys) == 40
+
+
+def rows(database: str, keys: list[str]) -> int:
+    marks = ", ".join(f"'{key}'" for key in keys)
+    if database.endswith(".db"):
+        import sqlite3
+
+        with closing(sqlite3.connect(database)) as connection:
+            return int(
+                connection.execute(f"SELECT count(*) FROM django_shop_order WHERE item IN ({marks})").fetchone()[0]
+            )
+    import psycopg
+
+    with psycopg.connect(database) as connection:
+        found = connection.execute(
+            f"SELECT count(*) FROM django_shop_order WHERE item IN ({marks})".encode()
+        ).fetchone()
+        assert found is not None
+        return int(found[0])
+
+
+def test_workers_share_no_connection_with_their_parent(database: str) -> None:
+    # Pitfall 14: the parent has asked its database before it forked.
+    seen: dict[int, set[int | None]] = {}
+    with gunicorn(database, *SERVERS["preload"], SHOP_QUERIES_FIRST="1") as port:
+        while len(seen) < 2:
+            reply = send(port, "/where", {"item": "where"}, key=new_key())
+            assert reply.status == 201
+            seen.setdefault(reply.json()["pid"], set()).add(reply.json()["backend"])
+        with ThreadPoolExecutor(16) as clients:
+            keys = [new_key() for _ in range(60)]
+            replies = list(clients.map(lambda key: send(port, "/orders", {"item": key}, key=key), keys))
+    assert [reply.json()["item"] for reply in replies] == keys
+    if not database.endswith(".db"):
+        one, other = seen.values()
+        assert not one & other
+
+
+def test_a_worker_that_is_killed_is_gone_on_with(database: str) -> None:
+    # R116: kill -9 between two steps; the retry goes on after the last one
+    key, body = new_key(), {"amount": 7, "does": "die"}
+    with gunicorn(database, "--workers", "2", "--worker-class", "sync", "--preload", SHOP_LEASE="1") as port:
+        with pytest.raises((http.client.HTTPException, OSError)):
+            send(port, "/payments", body, key=key)
+        reply = send(port, "/payments", body, key=key)
+        while reply.status == 409:
+            threading.Event().wait(0.05)
+            reply = send(port, "/payments", body, key=key)
+        again = send(port, "/payments", body, key=key)
+    assert (reply.status, again.body, again.replayed) == (201, reply.body, True)
+
+
+def test_a_worker_process_goes_on_without_the_client(database: str) -> None:
+    # R120: kill -9 in a view; `manage.py oncekey worker` finds what is left
+    key, body = new_key(), {"amount": 8, "does": "die"}
+    with (
+        gunicorn(database, "--workers", "1", "--worker-class", "sync", SHOP_LEASE="1") as port,
+        pytest.raises((http.client.HTTPException, OSError)),
+    ):
+        send(port, "/payments", body, key=key)
+    command = [sys.executable, "-m", "django", "oncekey", "worker", "--only", "completer,sweeper"]
+    with subprocess.Popen(command, env=environment(database, SHOP_LEASE="1"), stdout=subprocess.PIPE) as worker:
+        try:
+            with gunicorn(database, *SERVERS["sync"], SHOP_LEASE="1") as port:
+                reply = send(port, "/idempotency-keys-none", {}, key=None)
+                assert reply.status == 404
+                while (state := status(port, key)) != "completed":
+                    assert state in {"in_progress", "failed_retryable", "unknown"}
+                    threading.Event().wait(0.05)
+                again = send(port, "/payments", body, key=key)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(PATIENCE)
+    assert (again.status, again.replayed) == (201, True)
+
+
+def status(port: int, key: str) -> str:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        connection.request("GET", f"/idempotency-keys/{key}", headers={"Authorization": "Bearer ann"})
+        return str(json.loads(connection.getresponse().read())["state"])
+
+
+def test_chunked_bodies_are_refused_where_django_takes_them_for_empty(database: str) -> None:
+    # Pitfall 9
+    with (
+        gunicorn(database, *SERVERS["sync"]) as port,
+        closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection,
+    ):
+        headers = {"Idempotency-Key": new_key(), "Authorization": "Bearer ann", "Content-Type": "application/json"}
+        connection.request("POST", "/orders", iter([b'{"item": ', b'"tea"}']), headers, encode_chunked=True)
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["code"]) == (400, "idempotency_body_invalid")
+
+
+@pytest.mark.parametrize("path", ["/aorders", "/orders", "/rest/bookings"])
+def test_asgi_with_many_keys_at_once(database: str, path: str) -> None:
+    # Pitfall 11
+    keys = [new_key() for _ in range(20)]
+    with served(database, *UVICORN) as port, ThreadPoolExecutor(8) as clients:
+        replies = list(clients.map(lambda key: send(port, path, {"item": key}, key=key), [*keys, *keys]))
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+            headers = {"Idempotency-Key": new_key(), "Authorization": "Bearer ann", "Content-Type": "application/json"}
+            connection.request("POST", path, iter([b'{"item": ', b'"tea"}']), headers, encode_chunked=True)
+            chunked = connection.getresponse().status
+    assert {reply.status for reply in replies} <= {201, 409}
+    assert sum(reply.status == 201 and not reply.replayed for reply in replies) == 20
+    assert (rows(database, keys), chunked) == (20, 201)
+
+
+def test_a_client_that_hangs_up_finds_its_answer(database: str, tmp_path: Path) -> None:
+    # Pitfall 10, over a real socket
+    key, mark = new_key(), tmp_path / "entered"
+    body = {"item": key, "does": "marked", "mark": str(mark)}
+    with served(database, *UVICORN) as port:
+        with closing(socket.create_connection(("127.0.0.1", port), PATIENCE)) as leaving:
+            text = json.dumps(body).encode()
+            head = f"POST /aorders HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ann\r\nIdempotency-Key: {key}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+            leaving.sendall(head.encode() + text)
+            wait_until(mark.exists, "the view was not entered")
+        assert send(port, "/spied", {}, key=None).status == 200  # by now the server has seen who left
+        mark.unlink()
+        reply = send(port, "/aorders", body, key=key)
+        while reply.status == 409:
+            threading.Event().wait(0.05)
+            reply = send(port, "/aorders", body, key=key)
+    assert (reply.status, reply.replayed, rows(database, [key])) == (201, True, 1)
+
+
+@pytest.mark.parametrize("kind", ["gunicorn", "uvicorn"])
+def test_the_tester_of_apis_finds_nothing(database: str, kind: str) -> None:
+    server = gunicorn(database, *SERVERS["gthread"]) if kind == "gunicorn" else served(database, *UVICORN)
+    with server as port:
+        url = f"http://127.0.0.1:{port}/rest/conforming"
+        report = check(
+            Target(
+                address=Address.parse(url),
+                body=b'{"item": "teapot"}',
+                headers=(JSON, ("Authorization", "Bearer alpha")),
+                other_tenant=(("Authorization", "Bearer beta"),),
+                slow=("X-Slow", "0.6"),
+                fail=("X-Fail", "1"),
+                count_address=Address.parse(url),
+                count_pointer="/total",
+                unsafe_methods=True,
+            ),
+            profile=Profile.IETF,
+        )
+    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()

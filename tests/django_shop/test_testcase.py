@@ -1,0 +1,81 @@
+"""Django's own `TestCase`, whose transaction all of a test is in (pitfall 16)."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+import pytest
+
+from django_shop.asking import new_key, post, replayed, sold, stored
+
+
+def run(body: Any, alias: str) -> unittest.TestResult:
+    """Run a test as a test runner of Django's does."""
+    from django.test import TestCase
+
+    case: Any = type("Case", (TestCase,), {"test": lambda self: body(self), "databases": {alias}})
+    result = unittest.TestResult()
+    unittest.TestSuite([case("test")]).run(result)
+    return result
+
+
+def outcome(result: unittest.TestResult) -> list[str]:
+    return [text for _, text in (*result.errors, *result.failures)]
+
+
+@pytest.mark.parametrize("path", ["/orders", "/rest/bookings", "/payments"])
+def test_a_test_repeats_and_leaves_nothing_behind(alias: str, path: str) -> None:
+    seen: list[Any] = []
+
+    def body(case: Any) -> None:
+        key = new_key()
+        asked = {"amount": 5} if path == "/payments" else {"item": "tea"}
+        first, again = post(path, asked, key=key), post(path, asked, key=key)
+        other = post(path, {"item": "milk", "amount": 6}, key=key)
+        seen.append((first.status_code, again.content == first.content, replayed(again), other.status_code))
+
+    assert outcome(run(body, alias)) == []
+    assert seen == [(201, True, True, 422)]
+    assert (sold(), stored(alias)) == ([], 0)
+
+
+def test_hooks_are_captured(alias: str) -> None:
+    from django_shop.site import world
+
+    seen: list[Any] = []
+
+    def body(case: Any) -> None:
+        with case.captureOnCommitCallbacks(using=alias) as hooks:
+            post("/orders", {"item": "tea", "does": "hook"})
+        seen.append((len(hooks), list(world.hooks)))
+
+    assert outcome(run(body, alias)) == []
+    assert seen == [(1, [])]
+
+
+def test_what_is_rolled_back_is_rolled_back_inside(alias: str) -> None:
+    seen: list[Any] = []
+
+    def body(case: Any) -> None:
+        kept = post("/orders", {"item": "kept"}).status_code
+        raised = post("/orders", {"item": "lost", "does": "missing"}).status_code
+        undone = post("/orders", {"item": "lost", "does": "set_rollback"}).status_code
+        seen.append((kept, raised, undone, sold()))
+
+    assert outcome(run(body, alias)) == []
+    assert seen == [(201, 404, 500, ["kept"])]
+
+
+def test_atomic_requests_inside(postgres: str) -> None:
+    from django.db import connections
+
+    seen: list[Any] = []
+
+    def body(case: Any) -> None:
+        key = new_key()
+        seen.extend((post("/rest/orders/", key=key).status_code, replayed(post("/rest/orders/", key=key))))
+
+    connections.settings[postgres]["ATOMIC_REQUESTS"] = True
+    assert outcome(run(body, postgres)) == []
+    assert seen == [201, True]
