@@ -84,8 +84,7 @@ class Once(Framework):
             enrol=enrol,
             keep_headers=keep_headers,
         )
-        self._admit_all(self.threads)
-        self._threaded[Application()] = self.threads
+        self.adopt(Application(), self.threads)
 
     def protect(
         self,
