@@ -17,11 +17,12 @@ from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks import limits
 from oncekey.frameworks.asgi.nesting import layers
-from oncekey.options import NO_LIFESPAN
+from oncekey.frameworks.blocking import Threads
+from oncekey.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import NO_COUNT
 from oncekey.stores.memory import MemoryStore
-from oncekey.wire import abilities
+from oncekey.wire import abilities, has_threads
 from oncekey.workers.tasks import NO_OUTBOX
 
 if TYPE_CHECKING:
@@ -116,6 +117,15 @@ def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], par
             "oncekey: this looks like one process of several, and each has a memory: store of its own: a request that "
             "is sent twice may be executed twice; use sqlite:///shop.db or postgresql://"
         )
+
+
+def threads_for(owner: Once, called: str, kind: type, options: Mapping[str, Any]) -> Threads:
+    """The premises of an application that is served in threads, by the options of the method that installs it."""
+    check_installing(options, kind, called)
+    if not has_threads(owner.store):
+        raise ConfigurationError(NO_WSGI_APP.format(called=called))
+    given = dict(options)
+    return Threads(owner, owner.policy, status_path=given.pop("status", None), **given)
 
 
 def check_routes(

@@ -7,6 +7,7 @@ Methods are refused by the connection's class; text, and whatever reaches the co
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -16,13 +17,14 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from oncekey.core.errors import TransactionControlError
+from oncekey.core.reading import plainly_reads, refuse_changes
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlalchemy_raw import is_in_transaction, raw_of
 from oncekey.drivers.sqlalchemy_saying import OWN
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, ExceptionContext, ExecutionContext
+    from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 WATCH: Final = "oncekey_watch"
@@ -31,17 +33,21 @@ WATCH: Final = "oncekey_watch"
 class Watch:
     """What was said on one connection. It guards from the begin of the transaction until we end it."""
 
-    __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said", "used")
+    __slots__ = ("_quiet", "guards", "heard", "over", "reads", "released", "running", "said", "used", "wrote")
 
     def __init__(self) -> None:
         self.guards = False
         self.over = False
         self.released = False
         self.used = False
+        self.reads = False
+        """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
+        self.wrote = False
+        """Whether anything else than plain reads was said by the application."""
         self.said = 0
         self.heard = 0
         self.running: set[object] = set()
-        self._quiet: asyncio.Event | None = None
+        self._quiet: asyncio.Event | threading.Event | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -62,10 +68,18 @@ class Watch:
     async def quiet(self, patience: float) -> bool:
         """Whether nothing is under way any more, after a moment if need be."""
         if self.running:
-            self._quiet = asyncio.Event()
+            self._quiet = quiet = asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    await self._quiet.wait()
+                    await quiet.wait()
+        return not self.running
+
+    def quiet_blocking(self, patience: float) -> bool:
+        """The same where threads may have been left behind."""
+        if self.running:
+            self._quiet = quiet = threading.Event()
+            if self.running:  # the last one may have ended in between
+                quiet.wait(patience)
         return not self.running
 
     def forget(self) -> None:
@@ -130,7 +144,13 @@ class GuardedConnection(AsyncConnection):
 def guarding(engine: AsyncEngine) -> AsyncEngine:
     """An engine on the same pool whose connections, once watched, are ended by nobody but us."""
     ours = engine.execution_options(oncekey=True)
-    harmless = _checked(Dialect.SQLITE if engine.dialect.name == "sqlite" else Dialect.POSTGRES)
+    watch_connections(ours.sync_engine)
+    return ours
+
+
+def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
+    """Listen to those connections of an engine that have a watch; a `borrowed` engine is the application's own."""
+    harmless = _checked(Dialect.SQLITE if engine.dialect.name == "sqlite" else Dialect.POSTGRES, borrowed=borrowed)
 
     def before(
         connection: Connection,
@@ -140,25 +160,32 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
         context: ExecutionContext,
         _many: object,
     ) -> None:
-        watch = _watch_of(connection)
+        watch = watch_of(connection)
+        if watch is None:
+            return
         own = context.execution_options.get(OWN)
         if watch.over and not own:
             raise TransactionControlError(OVER)
         if watch.guards:
             harmless(statement)
             watch.used = watch.used or not own
+        if borrowed and not own:
+            if watch.reads:
+                refuse_changes(statement)
+            watch.wrote = watch.wrote or not plainly_reads(statement)
         watch.begins(context)
 
     def after(
         connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
     ) -> None:
-        watch = _watch_of(connection)
-        watch.heard += 1
-        watch.ends(context)
+        watch = watch_of(connection)
+        if watch is not None:
+            watch.heard += 1
+            watch.ends(context)
 
     def failed(error: ExceptionContext) -> None:
         # This listener hears of the application's own connections, too: SQLAlchemy has one for all of an engine's.
-        watch = None if error.connection is None else error.connection.get_execution_options().get(WATCH)
+        watch = None if error.connection is None else watch_of(error.connection)
         if watch is not None:
             watch.ends(error.execution_context)
             if watch.over:
@@ -166,16 +193,16 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
                 error.invalidate_pool_on_disconnect = False
 
     def commit(connection: Connection) -> None:
-        if _watch_of(connection).guards:
+        watch = watch_of(connection)
+        if watch is not None and watch.guards:
             # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
             connection.dialect.do_rollback(connection.connection)
             raise refusal("commit()")
 
-    event.listen(ours.sync_engine, "before_cursor_execute", before)
-    event.listen(ours.sync_engine, "after_cursor_execute", after)
-    event.listen(ours.sync_engine, "commit", commit)
-    event.listen(ours.sync_engine, "handle_error", failed)
-    return ours
+    event.listen(engine, "before_cursor_execute", before)
+    event.listen(engine, "after_cursor_execute", after)
+    event.listen(engine, "commit", commit)
+    event.listen(engine, "handle_error", failed)
 
 
 async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
@@ -188,30 +215,33 @@ async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
     return connection, watch
 
 
-def commits_by_itself(connection: GuardedConnection) -> bool:
+def commits_by_itself(connection: Connection | None) -> bool:
     """Whether the application told its engine to commit every statement; SQLite's own BEGIN looks like that too."""
-    dialect, sync = connection.dialect, connection.sync_connection
-    if sync is None or dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
+    if connection is None:
         return False
-    raw = sync.connection.dbapi_connection
+    dialect = connection.dialect
+    if dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
+        return False
+    raw = connection.connection.dbapi_connection
     return raw is not None and dialect.detect_autocommit_setting(raw)
 
 
-def was_ended_below(connection: GuardedConnection) -> bool:
+def was_ended_below(connection: Connection | None) -> bool:
     """Whether the driver's own connection was used to end the transaction, behind SQLAlchemy's back (F16)."""
-    return is_in_transaction(raw_of(connection.sync_connection)) is False
+    return is_in_transaction(raw_of(connection)) is False
 
 
-def _watch_of(connection: Connection) -> Watch:
-    watch: Watch = connection.get_execution_options()[WATCH]
+def watch_of(connection: Connection) -> Watch | None:
+    """What is known about a connection; None: it is none of ours."""
+    watch: Watch | None = connection.get_execution_options().get(WATCH)
     return watch
 
 
-def _checked(dialect: Dialect) -> Callable[[str], None]:
+def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], None]:
     """Statements come in the same few texts again and again: the lexer reads each one once."""
 
     @lru_cache(maxsize=512)
     def harmless(sql: str) -> None:
-        refuse_transaction_control(sql, dialect)
+        refuse_transaction_control(sql, dialect, borrowed=borrowed)
 
     return harmless
