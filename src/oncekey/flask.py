@@ -20,6 +20,7 @@ from oncekey.core.answers import marked_lines
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.engine.capture import Capture
+from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.blocking import Exchange, current
@@ -121,6 +122,9 @@ class _FlaskExchange(Exchange):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
+        check_entry = getattr(getattr(self.threads.engines, "store", None), "check_entry", None)
+        if check_entry is not None and self.asked.method not in SAFE:
+            check_entry()
         flask.after_this_request(self.settle)
         return super().call(handler, enrolment, name, args, kwargs)
 

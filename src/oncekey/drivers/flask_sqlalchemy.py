@@ -107,6 +107,17 @@ class Database:
             raise ConfigurationError(WHICH_APP.format(count=len(engines)))
         return engines[-1]
 
+    def check_entry(self) -> None:
+        """Refuse to enter a handler beside rows that somebody else may or may not commit.
+
+        On SQLite the claim would wait for them, and they for the claim.
+        """
+        scoped = self.db.session
+        if scoped.registry.has():
+            session = scoped()
+            if TRANSACTION not in session.info and session.in_transaction() and _wrote(session):
+                raise TransactionControlError(WROTE_BEFORE)
+
     def driver(self) -> FlaskSqlalchemyDriver:
         """A new driver on its engines."""
         return FlaskSqlalchemyDriver(self)
@@ -149,11 +160,7 @@ class FlaskSqlalchemyDriver:
 
     def begin(self) -> SessionTransaction:
         """Make the session's transaction a business transaction; the database hears of it with its first statement."""
-        session = self._rest()
-        if session is None:
-            session = self._database.db.session()
-        if session.in_transaction():
-            raise TransactionControlError(WROTE_BEFORE)
+        session = self._session()
         if STEPPING in session.info:
             _check(session)
         inner = self._inner()
@@ -169,11 +176,7 @@ class FlaskSqlalchemyDriver:
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """What a PHASED handler is called in: outside of its phases the session only reads."""
-        session = self._rest()
-        if session is None:
-            session = self._database.db.session()
-        if session.in_transaction():
-            raise TransactionControlError(WROTE_BEFORE)
+        session = self._session()
         _check(session)
         session.info[STEPPING] = True
         try:
@@ -194,18 +197,23 @@ class FlaskSqlalchemyDriver:
                 found = self._drivers[engine] = BlockingSqlalchemyDriver(engine)
         return found
 
-    def _rest(self) -> Session | None:
+    def _session(self) -> Session:
+        """The request's session, without a transaction."""
+        self._database.check_entry()
+        self._rest()
+        session: Session = self._database.db.session()
+        return session
+
+    def _rest(self) -> None:
         """Whoever waits for a connection holds none: the request's session gives back one that it only read through.
 
-        Unlike by `rollback()`, objects stay as they are. Returns the session, if this request has one.
+        Unlike by `rollback()`, objects stay as they are.
         """
         scoped = self._database.db.session
-        if not flask.has_app_context() or not scoped.registry.has():
-            return None
-        session: Session = scoped()
-        if TRANSACTION not in session.info and session.in_transaction() and not _wrote(session):
-            _end_quietly(session)
-        return session
+        if flask.has_app_context() and scoped.registry.has():
+            session: Session = scoped()
+            if TRANSACTION not in session.info and session.in_transaction() and not _wrote(session):
+                _end_quietly(session)
 
 
 class SessionTransaction:
