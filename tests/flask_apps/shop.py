@@ -29,6 +29,7 @@ from oncekey.flask import database
 
 TABLES = (
     "CREATE TABLE orders (id {key} PRIMARY KEY, item VARCHAR(50) NOT NULL UNIQUE, tenant VARCHAR(50) NOT NULL)",
+    "CREATE TABLE refunds (id {key} PRIMARY KEY, item VARCHAR(500), tenant VARCHAR(50) NOT NULL)",
     "CREATE TABLE users (token VARCHAR(50) PRIMARY KEY, tenant VARCHAR(50) NOT NULL)",
     "INSERT INTO users VALUES ('alpha', 'alpha'), ('beta', 'beta')",
 )
@@ -66,6 +67,12 @@ class Shop:
             item = db.Column(db.String(50), nullable=False, unique=True)
             tenant = db.Column(db.String(50), nullable=False)
 
+        class Refund(db.Model):  # type: ignore[misc, name-defined]
+            __tablename__ = "refunds"
+            id = db.Column(db.Integer, primary_key=True)
+            item = db.Column(db.String(500))
+            tenant = db.Column(db.String(50), nullable=False)
+
         class User(db.Model):  # type: ignore[misc, name-defined]
             __tablename__ = "users"
             token = db.Column(db.String(50), primary_key=True)
@@ -76,7 +83,7 @@ class Shop:
             __tablename__ = "notes"
             id = db.Column(db.Integer, primary_key=True)
 
-        self.order, self.user, self.note = Order, User, Note
+        self.order, self.refund, self.user, self.note = Order, Refund, User, Note
 
     # The application
 
@@ -180,6 +187,31 @@ class Shop:
             self.db.session.commit()
             return {"sent": True}, 202
 
+        def valid(view: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(view)
+            def checked() -> Any:
+                given = flask.request.get_json()
+                if not isinstance(given, dict) or not isinstance(given.get("item"), str):
+                    return {"error": "which item?"}, 400
+                return view()
+
+            return checked
+
+        @app.post("/refunds")
+        @valid  # above: what is corrected and sent again with its key has claimed nothing before
+        @protect(effects=LOCAL, operation="refunds")
+        def refund() -> Any:
+            given = flask.request.get_json()
+            refund = self.refund(item=given["item"], tenant=flask.g.user.tenant)
+            self.db.session.add(refund)
+            self.db.session.commit()
+            time.sleep(float(flask.request.headers.get("Slow", "0")))
+            return {"id": refund.id, "item": refund.item}, 201
+
+        @app.get("/refunds")
+        def refunds() -> Any:
+            return {"total": self.db.session.query(self.refund).filter_by(tenant=flask.g.user.tenant).count()}
+
         @app.get("/orders")
         def count() -> Any:
             mine = self.db.session.query(self.order).filter_by(tenant=flask.g.user.tenant)
@@ -270,7 +302,6 @@ class Shop:
 
     def does(self, given: dict[str, Any]) -> None:  # noqa: PLR0912
         session = self.db.session
-        time.sleep(float(flask.request.headers.get("Slow", "0")))
         match given.get("does"):
             case "wait":
                 self.entered.release()

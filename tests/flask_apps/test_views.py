@@ -115,9 +115,7 @@ def test_a_commit_below_sqlalchemy_is_told(
 
 
 @pytest.mark.parametrize("does", ["roll back", "swallow", "remove"])
-def test_a_success_without_its_rows_is_never_stored(
-    shop: Shop, does: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_success_without_its_rows_is_never_stored(shop: Shop, does: str, caplog: pytest.LogCaptureFixture) -> None:
     # F20, ADR 0023: the handler says 201, and its rows are gone
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):
