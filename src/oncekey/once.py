@@ -172,15 +172,7 @@ class Once:
         policy = self.policy.override(require_key=key, **options)
 
         def decorate(handler: F) -> F:
-            if not inspect.isroutine(handler):
-                raise ConfigurationError(
-                    "@once.protect(...) goes above a function; in a class-based endpoint, above the method"
-                )
-            if hasattr(handler, "__oncekey_function__"):
-                raise ConfigurationError(
-                    f"{handler.__qualname__} is protected by @once.function already: let the handler call it, or take "
-                    "one of the two away"
-                )
+            starting.check_handler(handler)
             enrolment = Enrolment(
                 operation=name or handler.__qualname__,
                 effects=Effects(effects),

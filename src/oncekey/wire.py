@@ -78,7 +78,7 @@ NO_ENGINE: Final = (
     "a store is a URL or a SQLAlchemy engine, made by create_async_engine(...) for `async def` or by "
     "create_engine(...) for `def`"
 )
-NO_DATABASE: Final = "it is not known yet which database {title} is: let it connect to an application first"
+NO_DATABASE: Final = "it is not known yet which database {title} has: let it connect to an application first"
 NO_BORROWED: Final = "there is no store for {dialect}: keys are kept in PostgreSQL, SQLite or MariaDB"
 ASYNC_ONLY: Final = (
     "this Once has no blocking connections, because it was given a SQLAlchemy AsyncEngine: give it a URL"

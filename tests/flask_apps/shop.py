@@ -1,7 +1,7 @@
 """A shop as tutorials write it: Flask, Flask-SQLAlchemy, `db.session.commit()` in every view, a login that reads.
 
-`FLASK_SHOP=URL python -m gunicorn flask_apps.shop:served` serves it, and `python -m flask_apps.shop URL` in a process of its
-own, with waitress, which says its port; with `mortal` behind the URL an order may kill it.
+`FLASK_SHOP=URL python -m gunicorn flask_apps.shop:served` serves it, and `python -m flask_apps.shop URL` in a process
+of its own, with waitress, which says its port; with `mortal` behind the URL an order may kill it.
 """
 
 from __future__ import annotations
@@ -372,4 +372,4 @@ elif "FLASK_SHOP" in os.environ:
         with _shop().app.test_client() as client:  # before the fork of gunicorn --preload
             sent = {"Authorization": "Bearer alpha", "Idempotency-Key": "the-key-of-the-parent"}
             assert client.post("/orders", json={"item": "parent"}, headers=sent).status_code == 201
-    once = _shop().once
+    once, app = _shop().once, _shop().app

@@ -1,4 +1,4 @@
-"""Flask and Flask-SQLAlchemy behind real servers: races, small pools, outages, processes that fork and that are killed."""
+"""Flask and Flask-SQLAlchemy behind real servers: races, small pools, outages, processes that fork or are killed."""
 
 from __future__ import annotations
 

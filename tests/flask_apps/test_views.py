@@ -1,4 +1,4 @@
-"""What Flask has of its own, through its test client: order, views, error handlers, streams, the session as transaction."""
+"""What Flask has of its own, by its test client: order, views, error handlers, streams, the session as transaction."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Database:
     @property
     def title(self) -> str:
         """Its name in sentences and logs."""
-        return "the database of Flask-SQLAlchemy"
+        return "Flask-SQLAlchemy's db"
 
     @property
     def engines(self) -> list[Engine]:
@@ -95,12 +95,10 @@ class Database:
     @property
     def engine(self) -> Engine:
         """The default engine of the application that is being served, or of the only one there is."""
-        engines: list[Engine]
-        if flask.has_app_context() and flask.current_app in self.db._app_engines:  # noqa: SLF001
-            engines = [engine for key, engine in self.db.engines.items() if key is None]
-        else:
-            bound = list(self.db._app_engines.values())  # noqa: SLF001
-            engines = [engine for one in bound if (engine := one.get(None)) is not None]
+        served = self.db._app_engines  # noqa: SLF001
+        app: Any = flask.current_app._get_current_object() if flask.has_app_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+        bound = [served[app]] if app in served else list(served.values())
+        engines: list[Engine] = [engine for one in bound if (engine := one.get(None)) is not None]
         if not engines:
             raise ConfigurationError(NO_APP)
         if len({str(engine.url) for engine in engines}) > 1:

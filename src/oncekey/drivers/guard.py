@@ -102,13 +102,12 @@ class Lending:
         self.used = True
 
 
-def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES, *, borrowed: bool = False) -> None:
+def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES, *, lent: bool = False) -> None:
     """Raise `TransactionControlError` if any statement of the text would end or change the transaction.
 
-    What a session keeps on a `borrowed` connection, one that the application's framework opened, is the application's.
+    `lent`: the connection is the application's, so what outlives the transaction on it is the application's, too.
     """
-    judge = _remembered if len(sql) <= _LONGEST_REMEMBERED else _objection
-    why = judge(sql, dialect, borrowed)
+    why = (_remembered if len(sql) <= _LONGEST_REMEMBERED else _objection)(sql, dialect, lent)
     if why is not None:
         raise TransactionControlError(why)
 
@@ -118,7 +117,7 @@ def refusal(what: str) -> TransactionControlError:
     return TransactionControlError(_ENDED_BY_US.format(what=what))
 
 
-def _objection(sql: str, dialect: Dialect, borrowed: bool = False) -> str | None:  # noqa: FBT001, FBT002  (it is cached)
+def _objection(sql: str, dialect: Dialect, lent: bool) -> str | None:  # noqa: FBT001  (remembered by its arguments)
     mariadb = dialect is Dialect.MARIADB
     if (_MARIADB_SUSPECT if mariadb else _SUSPECT).search(sql) is None:
         return None
@@ -126,7 +125,7 @@ def _objection(sql: str, dialect: Dialect, borrowed: bool = False) -> str | None
         what = _mariadb_control(sentence) if mariadb else _control(sentence)
         if what is not None:
             return _ENDED_BY_US.format(what=what)
-        if dialect is Dialect.POSTGRES and not borrowed and _outlives(sentence):
+        if dialect is Dialect.POSTGRES and not lent and _outlives(sentence):
             return (
                 f"{sentence.tokens[0]} is refused here: it would outlive this transaction on a connection that other "
                 "requests use next. " + _INSTEAD.get(sentence.tokens[0], "Say SET LOCAL instead")

@@ -242,6 +242,6 @@ def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], None]:
 
     @lru_cache(maxsize=512)
     def harmless(sql: str) -> None:
-        refuse_transaction_control(sql, dialect, borrowed=borrowed)
+        refuse_transaction_control(sql, dialect, lent=borrowed)
 
     return harmless
