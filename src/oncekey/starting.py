@@ -21,6 +21,7 @@ from oncekey.frameworks import limits
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.blocking import Threads
 from oncekey.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
+from oncekey.ports import Borrowed
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import NO_COUNT
 from oncekey.stores.memory import MemoryStore
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from oncekey.once import Once
     from oncekey.ports import Store
 
+NO_AWAITING = (
+    "{operation} is `async def`, and Once was given blocking connections: make the handler a plain `def`, or give Once "
+    "a URL or an engine made by create_async_engine(...)"
+)
 ABOVE_A_LOGIN = (
     "{handler}: @once.protect(...) is above {decorator}, so a stored answer would be given to whoever has the key, "
     "without a login: put @once.protect directly above the function"
@@ -76,6 +81,10 @@ def check_settings(owner: Once, engine: AsyncEngine | Engine, *, blocking: bool 
     """Refuse what the store, the driver or a missing package cannot do, before the first request asks for it."""
     enrolments = [handler.__oncekey__ for handler in owner.enrolled.values()]  # type: ignore[attr-defined]
     policies = owner.policies
+    for enrolment in enrolments:
+        awaits = not enrolment.blocking and enrolment.effects is not Effects.INLINE
+        if awaits and owner.apps and isinstance(owner.store, Borrowed):
+            raise ConfigurationError(NO_AWAITING.format(operation=enrolment.operation))
     check_effects(engine, enrolments, owner.blocking)
     check_parts(engine.store, policies, topics=bool(owner.topics.names), reconciles=owner.reconciles)
     limits.check(policies, blocking=blocking)
