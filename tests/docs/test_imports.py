@@ -19,6 +19,7 @@ OF_THEIR_OWN = (
     "oncekey.alembic",
     "oncekey.client",
     "oncekey.console",
+    "oncekey.flask",
     "oncekey.mcp",
     "oncekey.observe",
     "oncekey.sealing",

@@ -177,7 +177,7 @@ def test_functions(engine: Engine) -> None:
     def order(number: str, item: str, op: SyncOperation) -> Any:
         return shop.local(op, item)
 
-    @shop.once.function(effects=PHASED, key="number", operation="pay")
+    @shop.once.function(effects=PHASED, key="number", operation="pay", complete=False)
     def pay(number: str, item: str, op: SyncOperation) -> Any:
         return shop.phased(op, item)
 
