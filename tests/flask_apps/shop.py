@@ -310,6 +310,8 @@ class Shop:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "raise":
                 raise ValueError("it stumbled")
+            case "exit":
+                raise SystemExit("the worker took too long")
             case "abort":
                 flask.abort(418)
             case "commit as text":

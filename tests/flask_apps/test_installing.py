@@ -111,6 +111,8 @@ def test_an_application_of_each_test_has_a_database_of_its_own(tmp_path: Path) -
     def order() -> Any:
         db.session.execute(orders.insert().values(item=flask.request.get_json()["item"]))
         db.session.commit()
+        if flask.request.headers.get("Fails"):
+            raise ValueError("it stumbled")
         return {"all": db.session.execute(db.select(db.func.count()).select_from(orders)).scalar_one()}, 201
 
     def create_app(name: str) -> flask.Flask:
@@ -125,6 +127,10 @@ def test_an_application_of_each_test_has_a_database_of_its_own(tmp_path: Path) -
 
     apps = [create_app(name) for name in ("one", "two")]
     for app in apps:
+        app.testing = True  # an error is settled when the application's context is gone, and in its own database
+        headers = {"Idempotency-Key": "the-key-of-a-failure", "Fails": "yes"}
+        with pytest.raises(ValueError, match="stumbled"):
+            app.test_client().post("/orders", json={"item": "tea"}, headers=headers)
         for replayed in (None, "true"):
             said = app.test_client().post(
                 "/orders", json={"item": "tea"}, headers={"Idempotency-Key": "the-key-of-both-of-them"}

@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import flask
 from sqlalchemy import event
@@ -70,6 +71,7 @@ class Database:
         self.db = db
         self._watched: WeakSet[Engine] = WeakSet()
         self._watching = threading.Lock()
+        self._served: ContextVar[ref[Engine] | None] = ContextVar("oncekey_engine", default=None)
         event.listen(db.session, "after_begin", self._begun)
         event.listen(db.session, "before_flush", _refuse_to_flush)
         FORKING.add(self)
@@ -94,15 +96,23 @@ class Database:
 
     @property
     def engine(self) -> Engine:
-        """The default engine of the application that is being served, or of the only one there is."""
+        """The engine of the application that is served, or was last in this thread, or of the only one there is.
+
+        An error that Flask does not answer is settled when the application's context is gone.
+        """
         served = self.db._app_engines  # noqa: SLF001
         app: Any = flask.current_app._get_current_object() if flask.has_app_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+        last = self._served.get()
+        if app is None and last is not None and (found := last()) is not None:
+            return found
         bound = [served[app]] if app in served else list(served.values())
         engines: list[Engine] = [engine for one in bound if (engine := one.get(None)) is not None]
         if not engines:
             raise ConfigurationError(NO_APP)
         if len({str(engine.url) for engine in engines}) > 1:
             raise ConfigurationError(WHICH_APP.format(count=len(engines)))
+        if app is not None:
+            self._served.set(ref(engines[-1]))
         return engines[-1]
 
     def check_entry(self) -> None:
