@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, StaticPool
 
@@ -26,6 +26,7 @@ from oncekey.core.errors import (
     CommitAmbiguousError,
     ConfigurationError,
     SchemaError,
+    StoreBusyError,
     StoreError,
     StoreUnavailableError,
     TransactionControlError,
@@ -296,6 +297,38 @@ def test_a_transaction_that_failed_is_not_committed(dsn: str) -> None:
         with pytest.raises(TransactionControlError) as caught:
             tx.commit()
         assert (str(caught.value), items(driver)) == (BROKEN, [])
+
+
+@pytest.mark.parametrize("first", ["savepoint", "with"])
+def test_what_a_handler_does_first_is_undone_with_the_rest(url: str, first: str) -> None:
+    # SQLite's own module begins no transaction before either of them, and what it then ends is committed
+    with driving(url) as (driver, _):
+        tx = driver.begin()
+        if first == "savepoint":
+            with tx.connection.begin_nested():
+                tx.connection.execute(ADD, {"item": "tea"})
+        else:
+            tx.connection.execute(
+                text("WITH one AS (SELECT 'tea' AS item) INSERT INTO orders (item) SELECT * FROM one")
+            )
+        tx.rollback()
+        assert items(driver) == []
+
+
+def test_a_file_that_others_write_to_is_the_handlers_to_hear_of(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with driving(url, connect_args={"timeout": 0.05}) as (driver, engine):
+        driver.run(saying(Mode.ATOMIC, TABLE.format(key="INTEGER", late="")))
+        with engine.connect() as other:
+            other.exec_driver_sql("BEGIN IMMEDIATE")
+            tx = driver.begin()
+            with pytest.raises(OperationalError, match="locked"):
+                tx.connection.execute(ADD, {"item": "tea"})
+            with pytest.raises(StoreBusyError):
+                tx.step(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
+        tx.step(steps("INSERT INTO orders (item) VALUES ('milk') RETURNING id"))
+        tx.commit()
+        assert items(driver) == ["milk"]
 
 
 def test_a_failure_that_was_undone_is_no_failure(url: str) -> None:

@@ -268,6 +268,10 @@ class Shop:
         self.events.append("handler")
         self.runs.append("local")
         given = flask.request.get_json()
+        if given.get("does") == "begin first":
+            with self.db.session.begin():
+                self.add(given["item"])
+            raise ValueError("it stumbled")
         order = self.add(given["item"])
         if given.get("does") != "forget to commit":
             self.db.session.commit()

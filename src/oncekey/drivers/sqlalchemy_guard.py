@@ -7,13 +7,15 @@ Methods are refused by the connection's class; text, and whatever reaches the co
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from oncekey.core.errors import TransactionControlError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 WATCH: Final = "oncekey_watch"
+_PRAGMA: Final = re.compile(r"\s*PRAGMA\b", re.IGNORECASE)
 
 
 class Watch:
@@ -175,34 +178,62 @@ def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
             watch.wrote = watch.wrote or not plainly_reads(statement)
         watch.begins(context)
 
-    def after(
-        connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
-    ) -> None:
-        watch = watch_of(connection)
-        if watch is not None:
-            watch.heard += 1
-            watch.ends(context)
-
-    def failed(error: ExceptionContext) -> None:
-        # This listener hears of the application's own connections, too: SQLAlchemy has one for all of an engine's.
-        watch = None if error.connection is None else watch_of(error.connection)
-        if watch is not None:
-            watch.ends(error.execution_context)
-            if watch.over:
-                # The connection was cut by us, which says nothing about the others of the pool.
-                error.invalidate_pool_on_disconnect = False
-
-    def commit(connection: Connection) -> None:
-        watch = watch_of(connection)
-        if watch is not None and watch.guards:
-            # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
-            connection.dialect.do_rollback(connection.connection)
-            raise refusal("commit()")
-
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "savepoint", lambda connection, _name: _begin_to_write(connection, "SAVEPOINT"))
+        event.listen(engine, "before_cursor_execute", _begin_before)
     event.listen(engine, "before_cursor_execute", before)
-    event.listen(engine, "after_cursor_execute", after)
-    event.listen(engine, "commit", commit)
-    event.listen(engine, "handle_error", failed)
+    event.listen(engine, "after_cursor_execute", _after)
+    event.listen(engine, "commit", _refuse_commit)
+    event.listen(engine, "handle_error", _failed)
+
+
+def _after(
+    connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
+) -> None:
+    watch = watch_of(connection)
+    if watch is not None:
+        watch.heard += 1
+        watch.ends(context)
+
+
+def _failed(error: ExceptionContext) -> None:
+    # This listener hears of the application's own connections, too: SQLAlchemy has one for all of an engine's.
+    watch = None if error.connection is None else watch_of(error.connection)
+    if watch is not None:
+        watch.ends(error.execution_context)
+        if watch.over:
+            # The connection was cut by us, which says nothing about the others of the pool.
+            error.invalidate_pool_on_disconnect = False
+
+
+def _refuse_commit(connection: Connection) -> None:
+    watch = watch_of(connection)
+    if watch is not None and watch.guards:
+        # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
+        connection.dialect.do_rollback(connection.connection)
+        raise refusal("commit()")
+
+
+def _begin_before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    if not plainly_reads(statement) and not _PRAGMA.match(statement):
+        _begin_to_write(connection, statement)
+
+
+def _begin_to_write(connection: Connection, what: str) -> None:
+    """Begin, where SQLite's module has not: it only does so before what it takes for a change.
+
+    Without a transaction around it, the release of a savepoint is a commit, and so is the end of `WITH ... INSERT`.
+    """
+    watch, lent = watch_of(connection), cast("Any", connection.connection)
+    if watch is None or not watch.guards or lent.driver_connection.in_transaction:
+        return
+    cursor = lent.cursor()
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise OperationalError(what, None, error) from error  # as SQLAlchemy raises those of statements
+    finally:
+        cursor.close()
 
 
 async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
