@@ -42,6 +42,7 @@ ABOVE_THE_ROUTE: Final = (
     "{operation}: @once.protect stands above @app.route, which has registered the function without protection: put "
     "@once.protect directly above the function"
 )
+_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
 ASYNC_PHASED: Final = "{operation} is PHASED and `async def`, whose steps Flask cannot await: make it a plain `def`"
 
 
@@ -198,8 +199,7 @@ class _FlaskWsgi(OncekeyWsgi):
         return super().__call__(environ, start_response)
 
     def _check(self) -> None:
-        views = [view for view in self._flask.view_functions.values() if not hasattr(view, "view_class")]
-        served = {id(layer) for view in views for layer in layers(view)}
+        served = {id(layer) for view in self._flask.view_functions.values() for layer in _layers(view)}
         for operation, handler in self._enrolled.items():
             enrolment: Enrolment = handler.__oncekey__  # type: ignore[attr-defined]
             bare = getattr(handler, "__wrapped__", None)
@@ -207,6 +207,13 @@ class _FlaskWsgi(OncekeyWsgi):
                 raise ConfigurationError(ABOVE_THE_ROUTE.format(operation=operation))
             if id(handler) in served and not enrolment.blocking and enrolment.effects is Effects.PHASED:
                 raise ConfigurationError(ASYNC_PHASED.format(operation=operation))
+
+
+def _layers(view: Any) -> Iterable[Any]:  # noqa: ANN401
+    """A view, or the methods of its class, with what their decorators wrapped."""
+    of_class = getattr(view, "view_class", None)
+    handlers = [view] if of_class is None else [getattr(of_class, name.lower(), None) for name in _METHODS]
+    return [layer for handler in handlers for layer in layers(handler)]
 
 
 def _with_lines(response: flask.Response, lines: Iterable[tuple[bytes, bytes]]) -> flask.Response:

@@ -14,6 +14,7 @@ from typing import Any
 
 import flask
 import pytest
+from flask.views import MethodView
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_apps.conftest import with_tables
@@ -70,14 +71,20 @@ def test_above_the_route_is_refused(once: Once) -> None:
         app.test_client().post("/orders")
 
 
-def test_an_async_view_with_phases_is_refused(once: Once) -> None:
+@pytest.mark.parametrize("in_class", [False, True], ids=["function", "method"])
+def test_an_async_view_with_phases_is_refused(once: Once, *, in_class: bool) -> None:
     app = flask.Flask("shop")
 
-    @app.post("/orders")
+    class Orders(MethodView):
+        @once.protect(effects=PHASED, operation="method")
+        async def post(self) -> str:
+            raise AssertionError("its steps could not be awaited")
+
     @once.protect(effects=PHASED)
     async def steps() -> str:
         raise AssertionError("its steps could not be awaited")
 
+    app.add_url_rule("/orders", view_func=Orders.as_view("orders") if in_class else steps, methods=["POST"])
     once.flask(app, tenant=SINGLE_TENANT)
     with pytest.raises(ConfigurationError, match="make it a plain `def`"):
         app.test_client().post("/orders")
