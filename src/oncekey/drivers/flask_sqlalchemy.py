@@ -21,25 +21,22 @@ from sqlalchemy import event
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.core.reading import ONLY_READS
-from oncekey.drivers.guard import OVER
 from oncekey.drivers.sqlalchemy_blocking import (
     FORKING,
     BlockingSqlalchemyDriver,
+    BoundTransaction,
     committed,
-    goes_on,
-    last_words,
-    stepped_within,
 )
 from oncekey.drivers.sqlalchemy_errors import FAILURES, not_connected
 from oncekey.drivers.sqlalchemy_guard import WATCH, Watch, commits_by_itself, watch_connections, watch_of
 from oncekey.drivers.sqlalchemy_raw import raw_of, severed_blocking
-from oncekey.drivers.sqlalchemy_transaction import AUTOCOMMITS, BUSINESS, ENDED, meaning
+from oncekey.drivers.sqlalchemy_transaction import AUTOCOMMITS, BUSINESS, meaning
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.orm import Session
 
-    from oncekey.flow import Steps, Transaction
+    from oncekey.flow import Transaction
 
 T = TypeVar("T")
 
@@ -140,9 +137,9 @@ class Database:
                     self._watched.add(engine)
         watch = Watch()
         connection.execution_options(**{WATCH: watch})
-        transaction: SessionTransaction | None = session.info.get(TRANSACTION)
-        if transaction is not None:
-            transaction.connections.append(connection)
+        begun: list[Connection] | None = session.info.get(TRANSACTION)
+        if begun is not None:
+            begun.append(connection)
         else:
             session.info[LENT] = connection
             watch.reads = STEPPING in session.info
@@ -173,13 +170,25 @@ class FlaskSqlalchemyDriver:
             _check(session)
         inner = self._inner()
         inner.enter()
-        transaction = SessionTransaction(session, inner)
         try:
-            transaction.start()
-        except BaseException:
-            transaction.rollback()
+            return self._begun(session, inner)
+        except BaseException as error:
+            session.info.pop(TRANSACTION, None)
+            _end_quietly(session)
+            inner.leave()
+            if isinstance(error, FAILURES):
+                raise not_connected(error) from error
             raise
-        return transaction
+
+    @staticmethod
+    def _begun(session: Session, inner: BlockingSqlalchemyDriver) -> SessionTransaction:
+        begun = session.info[TRANSACTION] = []  # what the session begins on, told by the event
+        connection = session.connection()
+        if commits_by_itself(connection):
+            raise ConfigurationError(AUTOCOMMITS)
+        watch = watch_of(connection)
+        assert watch is not None
+        return SessionTransaction(session, connection, watch, inner, begun)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -224,47 +233,29 @@ class FlaskSqlalchemyDriver:
                 _end_quietly(session)
 
 
-class SessionTransaction:
+class SessionTransaction(BoundTransaction):
     """The transaction of the request's session, while it is an operation's business transaction."""
 
-    def __init__(self, session: Session, inner: BlockingSqlalchemyDriver) -> None:
-        self._session, self._inner = session, inner
-        self.connections: list[Connection] = []
-        """What the session has begun on, the database of the keys first."""
-        self._over = False
-
-    def start(self) -> None:
-        """Begin, and keep the end of it from the handler."""
-        session = self._session
-        session.info[TRANSACTION] = self
-        try:
-            self._connection = connection = session.connection()
-        except FAILURES as error:
-            raise not_connected(error) from error
-        if commits_by_itself(connection):
-            raise ConfigurationError(AUTOCOMMITS)
-        watch = watch_of(connection)
-        assert watch is not None
-        self._watch, self._root, self._top = watch, connection.get_transaction(), session.get_transaction()
+    def __init__(
+        self,
+        session: Session,
+        connection: Connection,
+        watch: Watch,
+        inner: BlockingSqlalchemyDriver,
+        begun: list[Connection],
+    ) -> None:
+        super().__init__(connection, watch)
+        self._session, self._inner, self._begun = session, inner, begun
+        self._root, self._top = connection.get_transaction(), session.get_transaction()
         watch.guards = True
         begin = type(session).begin
         # What is set on the object is what `db.session.commit()` finds; it is taken away with the end.
         vars(session).update(commit=session.flush, begin=lambda nested=True: begin(session, nested=True))  # noqa: ARG005
 
-    @property
-    def connection(self) -> Connection:
-        """What the handler gets besides the session."""
-        return self._connection
-
     def flush(self) -> None:
         """Write what the session still holds back; what the database says to it is the handler's to hear."""
         if self._goes_on():
             self._session.flush()
-
-    def step(self, steps: Steps[T]) -> T:
-        """Run statements inside it."""
-        self._refuse_if_ended()
-        return stepped_within(self._connection, self._watch, steps)
 
     def commit(self) -> None:
         """Commit by the session, so that its objects and hooks hear of it."""
@@ -274,11 +265,11 @@ class SessionTransaction:
                 self._session.flush()
             except FAILURES as error:
                 raise meaning(error) from error
-            for other in self.connections:
+            for other in self._begun:
                 watch = watch_of(other)
                 if other is not self._connection and watch is not None and watch.wrote:
                     raise TransactionControlError(OTHER_BIND)
-            last_words(self._connection, self._watch)
+            self._hear_last_words()
             self._watch.guards = False
             self._hand_back()
             committed(self._connection, self._inner.doubt, BUSINESS, self._session.commit)
@@ -290,12 +281,9 @@ class SessionTransaction:
         if self._over:
             return
         self._over = True
-        session, watch = self._session, getattr(self, "_watch", None)
+        session, watch = self._session, self._watch
         try:
             self._hand_back()
-            if watch is None:
-                _end_quietly(session)
-                return
             watch.over, watch.guards = True, False
             if watch.running:
                 # What is under way there would be the beginning of the next borrower's transaction.
@@ -314,17 +302,10 @@ class SessionTransaction:
         for name in ("commit", "begin"):
             vars(self._session).pop(name, None)
 
-    def _refuse_if_ended(self) -> None:
-        if self._over:
-            raise TransactionControlError(OVER)
-        if not self._goes_on():
-            raise TransactionControlError(ENDED)
-
     def _goes_on(self) -> bool:
-        """Whether it still is the transaction that we began, and not one that came after it."""
         top = self._top
         ours = top is not None and self._session.get_transaction() is top and top.is_active
-        return ours and goes_on(self._connection, self._root)
+        return ours and super()._goes_on()
 
 
 def _refuse_to_flush(session: Session, *_: object) -> None:

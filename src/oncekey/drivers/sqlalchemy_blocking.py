@@ -259,37 +259,80 @@ class _GuardingEngine(OptionEngine):
     _connection_cls = GuardedBlockingConnection
 
 
-class BlockingTransaction:
-    """A business transaction that a handler writes through, and that we end."""
+class BoundTransaction:
+    """What all transactions are that a handler writes through and that we end, whoever opened the connection."""
 
-    def __init__(
-        self, connection: GuardedBlockingConnection, doubt: Doubt, end: Callable[[GuardedBlockingConnection], None]
-    ) -> None:
-        self._connection, self._doubt, self._end = connection, doubt, end
-        self._watch = connection.watch
+    def __init__(self, connection: Connection, watch: Watch) -> None:
+        self._connection, self._watch = connection, watch
         self._root: RootTransaction | None = None
         self._over = False
 
-    def start(self) -> None:
-        """Begin. Listeners of the application may speak at once, to set a tenant for example."""
-        self._root = begun(self._connection)
-        self._watch.guards = True
-
     @property
-    def connection(self) -> GuardedBlockingConnection:
+    def connection(self) -> Connection:
         """What the handler gets."""
         return self._connection
 
     def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        return stepped_within(self._connection, self._watch, steps)
+        if self._watch.said and was_ended_below(self._connection):
+            # The business rows are in already, so the record has to follow them (L5).
+            _log.error(ENDED_BELOW)
+        try:
+            result = step(steps, partial(say, self._connection))
+        except FAILURES as error:
+            forsaken(self._connection, error)
+            raise meaning(error) from error
+        self._watch.forget()
+        return result
+
+    def _refuse_if_ended(self) -> None:
+        if self._over:
+            raise TransactionControlError(OVER)
+        if not self._goes_on():
+            raise TransactionControlError(ENDED)
+
+    def _goes_on(self) -> bool:
+        """Whether it still is the transaction that we began, and not one that came after it."""
+        root, connection = self._root, self._connection
+        return root is not None and root.is_active and not connection.closed and connection.get_transaction() is root
+
+    def _hear_last_words(self) -> None:
+        """Let nothing more pass, wait for what a handler left under way, and refuse what can only be rolled back."""
+        self._watch.over = True
+        if not self._watch.quiet_blocking(PATIENCE):
+            raise TransactionControlError(LEFT_BEHIND)
+        if self._watch.doubtful:
+            try:
+                self._connection.execute(PROBE)
+            except FAILURES as error:
+                raise meaning(error) from error
+
+
+class BlockingTransaction(BoundTransaction):
+    """A business transaction on a connection of the engine's pool, which is lent for it."""
+
+    def __init__(
+        self, connection: GuardedBlockingConnection, doubt: Doubt, end: Callable[[GuardedBlockingConnection], None]
+    ) -> None:
+        super().__init__(connection, connection.watch)
+        self._lent, self._doubt, self._end = connection, doubt, end
+
+    def start(self) -> None:
+        """Begin. Listeners of the application may speak at once, to set a tenant for example."""
+        if commits_by_itself(self._connection):
+            raise ConfigurationError(AUTOCOMMITS)
+        try:
+            self._root = Connection.begin(self._connection)
+        except FAILURES as error:
+            raise failed(error, Mode.ATOMIC, BUSINESS) from error
+        self._watch.guards = True
 
     def commit(self) -> None:
         """Commit, and give the connection back; a transaction that can only be rolled back is refused (F20)."""
         self._refuse_if_ended()
         try:
-            last_words(self._connection, self._watch)
+            self._hear_last_words()
             self._watch.guards = False
             committed(self._connection, self._doubt, BUSINESS)
         finally:
@@ -300,57 +343,10 @@ class BlockingTransaction:
         if not self._over:
             self._over = self._watch.over = True
             self._watch.guards = False
-            self._end(self._connection)
-
-    def _refuse_if_ended(self) -> None:
-        if self._over:
-            raise TransactionControlError(OVER)
-        if not goes_on(self._connection, self._root):
-            raise TransactionControlError(ENDED)
+            self._end(self._lent)
 
 
-# What every transaction on a blocking engine is told, whoever opened its connection.
-
-
-def begun(connection: Connection) -> RootTransaction:
-    """Begin a business transaction; an engine that commits by itself could undo nothing."""
-    if commits_by_itself(connection):
-        raise ConfigurationError(AUTOCOMMITS)
-    try:
-        return Connection.begin(connection)
-    except FAILURES as error:
-        raise failed(error, Mode.ATOMIC, BUSINESS) from error
-
-
-def goes_on(connection: Connection, root: RootTransaction | None) -> bool:
-    """Whether it still is the transaction that we began, and not one that came after it."""
-    return root is not None and root.is_active and not connection.closed and connection.get_transaction() is root
-
-
-def stepped_within(connection: Connection, watch: Watch, steps: Steps[T]) -> T:
-    """Run statements of ours inside of a business transaction."""
-    if watch.said and was_ended_below(connection):
-        # The business rows are in already, so the record has to follow them (L5).
-        _log.error(ENDED_BELOW)
-    try:
-        result = step(steps, partial(say, connection))
-    except FAILURES as error:
-        forsaken(connection, error)
-        raise meaning(error) from error
-    watch.forget()
-    return result
-
-
-def last_words(connection: Connection, watch: Watch) -> None:
-    """Let nothing more pass, wait for what a handler left under way, and refuse what can only be rolled back."""
-    watch.over = True
-    if not watch.quiet_blocking(PATIENCE):
-        raise TransactionControlError(LEFT_BEHIND)
-    if watch.doubtful:
-        try:
-            connection.execute(PROBE)
-        except FAILURES as error:
-            raise meaning(error) from error
+# What is said to a connection of a blocking engine.
 
 
 def committed(connection: Connection, doubt: Doubt, what: str, commit: Callable[[], None] | None = None) -> None:
