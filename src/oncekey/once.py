@@ -26,7 +26,7 @@ from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.premises import forget
 from oncekey.frameworks.resuming import wsgi_door
-from oncekey.frameworks.wsgi import installed
+from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.functions import Functions, Protects, Receives
 from oncekey.observe.asking import watch, watch_blocking
@@ -35,7 +35,6 @@ from oncekey.options import (
     NO_LIFESPAN,
     NO_THREADS,
     NO_WSGI,
-    NO_WSGI_APP,
     SINGLE_TENANT,
     STRANGE_ENROLMENT,
     FunctionOptions,
@@ -45,19 +44,21 @@ from oncekey.options import (
     Options,
     PathOptions,
     PhasedOptions,
+    ThreadOptions,
+    WsgiOptions,
     check_installing,
     settings_of,
 )
 from oncekey.resolvers import Resolvers
 from oncekey.sealing import check_seal
 from oncekey.topics import Topics
-from oncekey.wire import Source, aconnect_to, check_stakes, check_store, connect_to, has_threads, sealing
+from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
 from oncekey.workers.service import Aside, Service
 from oncekey.workers.tasks import presence_of, tasks_for
 
 if TYPE_CHECKING:
     from datetime import timedelta
-    from wsgiref.types import WSGIApplication, WSGIEnvironment
+    from wsgiref.types import WSGIApplication
 
     from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine, Engine
@@ -79,8 +80,8 @@ class Once:
     """Makes the routes of an application safe to retry.
 
     `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `redis://...`, `memory:`; `oncekey stores` lists all), or
-    the application's own SQLAlchemy `AsyncEngine`, which stays the application's to dispose of, or a database that its
-    framework connects to (`oncekey.ports.Borrowed`); without one, SQLite in the working folder.
+    the application's own SQLAlchemy engine (`AsyncEngine`, or `Engine` for `def`), which stays the application's, or a
+    database that its framework connects to (`oncekey.ports.Borrowed`); without one, SQLite in the working folder.
     `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
     `oncekey migrate up` does, which alone runs `post` ones.
     `observers` are told what happens, event by event (`oncekey.observe`): metrics, traces, logs, or any function.
@@ -93,7 +94,7 @@ class Once:
 
     def __init__(
         self,
-        store: Source | None = None,
+        store: Given | None = None,
         *,
         policy: Policy | None = None,
         migrate: bool = False,
@@ -102,8 +103,7 @@ class Once:
         seal: Seal | None = None,
         survey: bool = True,
     ) -> None:
-        self.store = DEFAULT_STORE if store is None else store
-        check_store(self.store)
+        self.store = source_of(DEFAULT_STORE if store is None else store)
         self.policy = policy or Policy()
         self.seal = None if seal is None else check_seal(seal)
         self.enrolled: dict[str, Callable[..., Any]] = {}
@@ -174,15 +174,7 @@ class Once:
         policy = self.policy.override(require_key=key, **options)
 
         def decorate(handler: F) -> F:
-            if not inspect.isroutine(handler):
-                raise ConfigurationError(
-                    "@once.protect(...) goes above a function; in a class-based endpoint, above the method"
-                )
-            if hasattr(handler, "__oncekey_function__"):
-                raise ConfigurationError(
-                    f"{handler.__qualname__} is protected by @once.function already: let the handler call it, or take "
-                    "one of the two away"
-                )
+            starting.check_handler(handler)
             enrolment = Enrolment(
                 operation=name or handler.__qualname__,
                 effects=Effects(effects),
@@ -330,36 +322,37 @@ class Once:
         self.adopt(wrapped, installation)
         return wrapped
 
-    def wsgi(
-        self,
-        app: WSGIApplication,
-        *,
-        tenant: Callable[[WSGIEnvironment], str],
-        principal: Callable[[WSGIEnvironment], str] | None = None,
-        enrol: Mapping[str, Enrolment] | None = None,
-        status: str | None = None,
-        keep_headers: Sequence[str] = (),
-    ) -> WSGIApplication:
+    def wsgi(self, app: WSGIApplication, **options: Unpack[WsgiOptions]) -> WSGIApplication:
         """Protect a WSGI application: `def` handlers by `@once.protect`, others by path; resolvers get the environ.
 
-        A Flask application is changed in place and returned, so its own test client is protected, too. `status` is the
-        path of the status resource, if there is to be one; `keep_headers` are as with `install`. WSGI has no lifespan:
-        the checks of `lifespan` are made with the first request of each process.
+        `status` is the path of the status resource, if there is to be one; `keep_headers` are as with `install`. WSGI
+        has no lifespan: the checks of `lifespan` are made with the first request of each process. A Flask application
+        is changed in place and returned; `once.flask` is made for it, and hands resolvers its request.
         """
-        if not has_threads(self.store):
-            raise ConfigurationError(NO_WSGI_APP)
-        threads = Threads(
-            self,
-            self.policy,
-            tenant=tenant,
-            principal=principal,
-            enrol=enrol,
-            status_path=status,
-            keep_headers=keep_headers,
-        )
-        wrapped = installed(app, threads)
+        threads = starting.threads_for(self, "wsgi", WsgiOptions, options)
+        if hasattr(app, "wsgi_app"):
+            self._in_flask(app, threads, shows_request=False)
+            return app
+        wrapped = OncekeyWsgi(app, threads)
         self.adopt(wrapped, threads)
         return wrapped
+
+    def flask(self, app: Any, **options: Unpack[ThreadOptions]) -> None:  # noqa: ANN401  (nothing we may import)
+        """Protect the views of a Flask application, in place: the `init_app` of Flask's extensions.
+
+        `tenant` and `principal` are handed Flask's `request`, after `before_request`. The status resource is a view at
+        `/idempotency-keys`, unless `status` says otherwise.
+        """
+        if not hasattr(app, "view_functions"):
+            raise ConfigurationError("once.flask takes a Flask application; wrap others in once.wsgi")
+        given = {"status": "/idempotency-keys", **options}
+        self._in_flask(app, starting.threads_for(self, "flask", ThreadOptions, given), shows_request=True)
+
+    def _in_flask(self, app: Any, threads: Threads, *, shows_request: bool) -> None:  # noqa: ANN401
+        from oncekey import flask  # noqa: PLC0415  (an optional package)
+
+        self.adopt(app, threads)
+        flask.place(app, threads, self.enrolled, shows_request=shows_request)
 
     # Running
 

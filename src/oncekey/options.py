@@ -31,8 +31,8 @@ NO_WSGI = (
     "take webhooks by once.webhook in the ASGI application"
 )
 NO_WSGI_APP = (
-    "once.wsgi needs blocking connections, and Once was given a SQLAlchemy AsyncEngine: give it a URL, "
-    "postgresql://... or sqlite:///..."
+    "once.{called} needs blocking connections, and Once was given a SQLAlchemy AsyncEngine: give it a URL, "
+    "postgresql://... or sqlite:///..., or an engine made by create_engine(...)"
 )
 NO_LIFESPAN = (
     "once.lifespan is not running, so nothing was checked at start-up and nothing waits for settlements at a stop: "
@@ -40,7 +40,7 @@ NO_LIFESPAN = (
     "app.router.lifespan_context(app), and an application that is mounted in another starts in that one's lifespan"
 )
 NO_TENANT = (
-    "once.install(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
+    "once.{called}(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
     "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
 )
 STRANGE_ENROLMENT = (
@@ -170,6 +170,21 @@ class Installing(TypedDict, total=False):
     keep_headers: Sequence[str]
 
 
+class ThreadOptions(TypedDict, total=False):
+    """How an application is protected that is served in threads; resolvers are handed what its framework has."""
+
+    tenant: Required[Callable[[Any], str]]
+    principal: Callable[[Any], str] | None
+    status: str | None
+    keep_headers: Sequence[str]
+
+
+class WsgiOptions(ThreadOptions, total=False):
+    """The same of a plain one, which may be protected by its paths."""
+
+    enrol: Mapping[str, Enrolment] | None
+
+
 OFFERED: Final[Mapping[Effects, type]] = MappingProxyType(
     {
         Effects.LOCAL: Options,
@@ -222,12 +237,12 @@ def settings_of(effects: Effects, options: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def check_installing(options: Mapping[str, Any]) -> None:
-    """Refuse what `install` does not take, and an installation without a tenant."""
-    known = [*Installing.__annotations__]
+def check_installing(options: Mapping[str, Any], kind: type = Installing, called: str = "install") -> None:
+    """Refuse what a method of this name does not take, and an installation without a tenant."""
+    known = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", ())]
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise ConfigurationError(f"once.install takes no {name}; the closest is {close[0]}")
+            raise ConfigurationError(f"once.{called} takes no {name}; the closest is {close[0]}")
     if options.get("tenant") is None:
-        raise ConfigurationError(NO_TENANT)
+        raise ConfigurationError(NO_TENANT.format(called=called))

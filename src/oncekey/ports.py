@@ -389,8 +389,8 @@ class Borrowed(Protocol):
     """
 
     @property
-    def dialect(self) -> str:
-        """Which database it is: `postgresql`, `sqlite` or `mysql`."""
+    def dialect(self) -> str | None:
+        """Which database it is: `postgresql`, `sqlite` or `mysql`. None: that is not known before there is an app."""
 
     @property
     def title(self) -> str:

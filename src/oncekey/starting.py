@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -17,12 +19,14 @@ from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks import limits
 from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.listing import check_handlers, listed
-from oncekey.options import NO_LIFESPAN
+from oncekey.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
+from oncekey.ports import Borrowed
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import NO_COUNT
 from oncekey.stores.memory import MemoryStore
-from oncekey.wire import abilities
+from oncekey.wire import abilities, has_threads
 from oncekey.workers.tasks import NO_OUTBOX
 
 if TYPE_CHECKING:
@@ -32,6 +36,23 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.once import Once
     from oncekey.ports import Store
+
+NO_AWAITING = (
+    "{operation} is `async def`, and Once was given blocking connections: make the handler a plain `def`, or give Once "
+    "a URL or an engine made by create_async_engine(...)"
+)
+ABOVE_A_LOGIN = (
+    "{handler}: @once.protect(...) is above {decorator}, so a stored answer would be given to whoever has the key, "
+    "without a login: put @once.protect directly above the function"
+)
+LOGINS = frozenset(
+    {"authlib", "flask_httpauth", "flask_jwt_extended", "flask_login", "flask_principal", "flask_security"}
+)
+"""Packages whose decorators say who may call a view."""
+_LOGIN = re.compile(
+    r"(?:login|auth\w*|jwt|token|permissions?|roles?|scopes?|fresh)_(?:required|accepted)|requires?_(?:login|auth)"
+)
+_NAMELESS = (lambda: None).__code__
 
 NO_PHASE = "on this store a PHASED handler has op.call and op.value, and no op.phase: it shares no transaction"
 NO_RECONCILING = (
@@ -61,6 +82,10 @@ def check_settings(owner: Once, engine: AsyncEngine | Engine, *, blocking: bool 
     """Refuse what the store, the driver or a missing package cannot do, before the first request asks for it."""
     enrolments = [handler.__oncekey__ for handler in owner.enrolled.values()]  # type: ignore[attr-defined]
     policies = owner.policies
+    for enrolment in enrolments:
+        awaits = not enrolment.blocking and enrolment.effects is not Effects.INLINE
+        if awaits and owner.apps and isinstance(owner.store, Borrowed):
+            raise ConfigurationError(NO_AWAITING.format(operation=enrolment.operation))
     check_effects(engine, enrolments, owner.blocking)
     check_parts(engine.store, policies, topics=bool(owner.topics.names), reconciles=owner.reconciles)
     limits.check(policies, blocking=blocking)
@@ -117,6 +142,41 @@ def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], par
             "oncekey: this looks like one process of several, and each has a memory: store of its own: a request that "
             "is sent twice may be executed twice; use sqlite:///shop.db or postgresql://"
         )
+
+
+def check_handler(handler: Callable[..., Any]) -> None:
+    """Refuse to protect what is no function, what is protected already, and what has a login below the protection."""
+    if not inspect.isroutine(handler):
+        raise ConfigurationError(
+            "@once.protect(...) goes above a function; in a class-based endpoint, above the method"
+        )
+    if hasattr(handler, "__oncekey_function__"):
+        raise ConfigurationError(
+            f"{handler.__qualname__} is protected by @once.function already: let the handler call it, or take one of "
+            "the two away"
+        )
+    _check_order(handler)
+
+
+def _check_order(handler: Callable[..., Any]) -> None:
+    """Above a login, who has a key would be given the answer of whoever sent it first."""
+    for layer in layers(handler):
+        if not hasattr(layer, "__wrapped__"):
+            return  # the function itself, whatever it is called
+        package = getattr(layer, "__globals__", {}).get("__name__", "").partition(".")[0]
+        named = [part for part in getattr(layer, "__code__", _NAMELESS).co_qualname.split(".") if _LOGIN.search(part)]
+        if package in LOGINS or named:
+            decorator = named[0] if named else f"the decorator of {package}"
+            raise ConfigurationError(ABOVE_A_LOGIN.format(handler=handler.__qualname__, decorator=decorator))
+
+
+def threads_for(owner: Once, called: str, kind: type, options: Mapping[str, Any]) -> Threads:
+    """The premises of an application that is served in threads, by the options of the method that installs it."""
+    check_installing(options, kind, called)
+    if not has_threads(owner.store):
+        raise ConfigurationError(NO_WSGI_APP.format(called=called))
+    given = dict(options)
+    return Threads(owner, owner.policy, status_path=given.pop("status", None), **given)
 
 
 def check_routes(

@@ -17,7 +17,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from oncekey import addresses
 from oncekey.addresses import Address, Kind
@@ -33,6 +33,7 @@ from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine as BlockingEngine
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
     from oncekey.core.model import Instant
@@ -55,12 +56,12 @@ __all__ = [
     "awithin",
     "called",
     "check_stakes",
-    "check_store",
     "connect",
     "connect_to",
     "declared",
     "has_threads",
     "migrations_for",
+    "source_of",
     "understand",
     "within",
 ]
@@ -69,9 +70,16 @@ Clock: TypeAlias = "Callable[[], Instant] | None"
 """Gives every instant, in tests that own time."""
 
 Source: TypeAlias = "str | SqlalchemyEngine | Borrowed"
-"""What `Once` is given: a URL, or a database that the application has connected to already."""
+"""Where the keys are kept: a URL, or a database that the application has connected to already."""
 
-NO_ENGINE: Final = "a store is a URL or a SQLAlchemy engine made by create_async_engine(...)"
+Given: TypeAlias = "Source | BlockingEngine"
+"""What `Once` is given."""
+
+NO_ENGINE: Final = (
+    "a store is a URL or a SQLAlchemy engine, made by create_async_engine(...) for `async def` or by "
+    "create_engine(...) for `def`"
+)
+NO_DATABASE: Final = "it is not known yet which database {title} has: let it connect to an application first"
 NO_BORROWED: Final = "there is no store for {dialect}: keys are kept in PostgreSQL, SQLite or MariaDB"
 ASYNC_ONLY: Final = (
     "this Once has no blocking connections, because it was given a SQLAlchemy AsyncEngine: give it a URL"
@@ -326,15 +334,31 @@ _DIALECTS: Final[Mapping[str, Callable[..., Store]]] = {
 """The stores of databases that frameworks connect to."""
 
 
-def check_store(store: Source) -> None:
+def source_of(store: Given) -> Source:
     """Find a mistake in what `Once` was given when it is made: a URL, or a driver that is not installed."""
-    if isinstance(store, Borrowed):
-        if store.dialect not in _DIALECTS:
-            raise ConfigurationError(NO_BORROWED.format(dialect=store.dialect))
-        return
-    if not isinstance(store, str):
-        _check_engine(store)
-        return
+    if not isinstance(store, str | Borrowed):
+        if hasattr(store, "sync_engine") or not _is_sqlalchemys(store):
+            _check_engine(cast("SqlalchemyEngine", store))
+            return cast("SqlalchemyEngine", store)
+        borrowed: Borrowed = _driver("sqlalchemy_blocking").BorrowedEngine(store)
+        return borrowed
+    if isinstance(store, str):
+        _check_url(store)
+    elif store.dialect is not None:
+        _borrowed_store(store)
+    return store
+
+
+def _borrowed_store(source: Borrowed) -> Store:
+    dialect = source.dialect
+    if dialect is None:
+        raise ConfigurationError(NO_DATABASE.format(title=source.title))
+    if dialect not in _DIALECTS:
+        raise ConfigurationError(NO_BORROWED.format(dialect=dialect))
+    return _DIALECTS[dialect]()
+
+
+def _check_url(store: str) -> None:
     address = understand(store)
     row = declared(address.kind)
     ways = [*_ways(row.asynchronous, address), *_ways(row.blocking, address)]
@@ -369,7 +393,7 @@ def connect_to(source: Source) -> Engine:
         return connect(source)
     if not isinstance(source, Borrowed):
         raise ConfigurationError(ASYNC_ONLY)
-    return Engine(_DIALECTS[source.dialect](), source.driver())
+    return Engine(_borrowed_store(source), source.driver())
 
 
 def aconnect_to(source: Source) -> AsyncEngine:
@@ -378,7 +402,7 @@ def aconnect_to(source: Source) -> AsyncEngine:
         return aconnect(source)
     if not isinstance(source, Borrowed):
         return aconnect_sqlalchemy(source)
-    return AsyncEngine(_DIALECTS[source.dialect](), _driver("threads").threaded(source.driver()))
+    return AsyncEngine(_borrowed_store(source), _driver("threads").threaded(source.driver()))
 
 
 def connect(url: str, *, clock: Clock = None) -> Engine:
@@ -445,12 +469,15 @@ def sealing(engine: E, seal: Seal | None) -> E:
 
 
 def _check_engine(engine: SqlalchemyEngine) -> None:
-    # Looked at by its class's name, so that SQLAlchemy is imported only by those who have it.
-    ours = any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(engine).__mro__)
-    if not ours or not hasattr(engine, "sync_engine"):
+    if not _is_sqlalchemys(engine) or not hasattr(engine, "sync_engine"):
         raise ConfigurationError(NO_ENGINE)
     if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
         raise ConfigurationError(f"there is no store for {engine.dialect.name}: make the engine for {ENGINES}")
+
+
+def _is_sqlalchemys(engine: object) -> bool:
+    # Looked at by its class's name, so that SQLAlchemy is imported only by those who have it.
+    return hasattr(engine, "dialect") and "sqlalchemy" in _packages(engine)
 
 
 def within(connection: Any, *, clock: Clock = None) -> Engine:  # noqa: ANN401  (any of many)

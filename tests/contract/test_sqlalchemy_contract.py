@@ -1,17 +1,22 @@
-"""The shipped contract on PostgreSQL, MariaDB and MySQL, behind engines of SQLAlchemy."""
+"""The shipped contract on PostgreSQL, SQLite, MariaDB and MySQL, behind engines of SQLAlchemy."""
 
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from harness.mariadb import mariadb_with_tables
 from harness.tables import database_with_tables
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy_blocking import BlockingSqlalchemyDriver
 from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
+from oncekey.engine import migrate
+from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.contract import StoreContract, under_asyncio
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 
 class Owner(SqlalchemyDriver):
@@ -24,6 +29,18 @@ class Owner(SqlalchemyDriver):
     async def close(self) -> None:
         await super().close()
         await self.engine.dispose()
+
+
+class BlockingOwner(BlockingSqlalchemyDriver):
+    """The same of a blocking engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.engine = engine
+
+    def close(self) -> None:
+        super().close()
+        self.engine.dispose()
 
 
 @pytest.fixture(scope="class")
@@ -87,4 +104,35 @@ class TestAiomysql(StoreContract):
     def world(self, either_tables):
         engine = create_async_engine(either_tables.replace("://", "+aiomysql://", 1))
         with under_asyncio(MariadbStore, MariadbOwner(engine)) as world:
+            yield world
+
+
+class TestBlockingPsycopg(StoreContract):
+    matrix = "PostgreSQL {major}"
+
+    @pytest.fixture
+    def world(self, tables):
+        engine = create_engine(tables.replace("postgresql:", "postgresql+psycopg:"))
+        with blocking(PostgresStore, BlockingOwner(engine)) as world:
+            yield world
+
+
+class TestBlockingSerializable(StoreContract):
+    matrix = "PostgreSQL {major}"
+
+    @pytest.fixture
+    def world(self, tables):
+        engine = create_engine(tables.replace("postgresql:", "postgresql+psycopg:"), isolation_level="SERIALIZABLE")
+        with blocking(PostgresStore, BlockingOwner(engine)) as world:
+            yield world
+
+
+class TestBlockingSqlite(StoreContract):
+    matrix = "SQLite"
+
+    @pytest.fixture
+    def world(self, tmp_path):
+        driver = BlockingOwner(create_engine(f"sqlite:///{tmp_path}/keys.db"))
+        drive(migrate.up(SqliteStore().schema), driver.run)
+        with blocking(SqliteStore, driver) as world:
             yield world

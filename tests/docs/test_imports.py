@@ -22,6 +22,7 @@ OF_THEIR_OWN = (
     "oncekey.console",
     "oncekey.django",
     "oncekey.litestar",
+    "oncekey.flask",
     "oncekey.mcp",
     "oncekey.observe",
     "oncekey.sealing",

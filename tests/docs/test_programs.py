@@ -25,7 +25,7 @@ from oncekey.wire import aconnect
 
 WALKED = pages("README.md", "docs/tutorial.md", "docs/howto/*.md")
 EVERY = pages("README.md", "docs/**/*.md")
-SERVES = re.compile(r"^(?:app|application) = (?:FastAPI|Starlette|flask\.Flask|once\.asgi)\(", re.MULTILINE)
+SERVES = re.compile(r"^(?:app|application) = (?:FastAPI|Starlette|flask\.Flask|once\.asgi|once\.wsgi)\(", re.MULTILINE)
 KEY = {"Idempotency-Key": "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999"}
 
 
@@ -150,7 +150,7 @@ ELSEWHERE = {
     "docs/howto/orm-in-phases.md:ledger.py",
     "docs/howto/phased.md:completed.py",
     "docs/howto/sqlalchemy.md:sessions.py",
-    "docs/howto/wsgi.md:shop.py",
+    "docs/howto/wsgi.md:plain.py",
 }
 """Programs with a test of their own, below or in a module of its own."""
 

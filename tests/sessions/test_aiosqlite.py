@@ -71,3 +71,17 @@ async def test_a_late_user_is_refused(path):
         with pytest.raises(TransactionControlError, match="over"):
             await shop.say(kept[0], "INSERT INTO orders VALUES ('late')")
     assert rows(path) == []
+
+
+async def test_a_savepoint_that_comes_first_is_undone_with_the_rest(path):
+    # SQLite's module begins nothing before a savepoint, whose release would then be a commit
+    shop = Shop("sa-sqlite", f"sqlite+aiosqlite:///{path}")
+
+    async def nests(op: Any) -> None:
+        async with op.connection.begin_nested():
+            await shop.say(op.connection, "INSERT INTO orders VALUES ('nested')")
+        raise HTTPException(402)
+
+    async with shop.open():
+        assert (await shop.send(nests)).status == 402
+    assert rows(path) == []

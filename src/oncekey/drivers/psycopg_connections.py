@@ -37,6 +37,8 @@ C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
 GRACE: Final = 1.0
 """Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
 
+NOT_RESET: Final = "the session could not be reset"
+
 _FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
 _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
@@ -172,21 +174,37 @@ def clean_up(connection: C) -> bool:
 
 async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
     """The same on the application's own connection, waiting for the reply."""
-
-    def said() -> Generator[Any, Any, list[PGresult]]:
-        connection.pgconn.send_query(RESET.encode())
-        results: list[PGresult] = yield from generators.execute(connection.pgconn)
-        return results
-
     async with asyncio.timeout(GRACE), connection.lock:
-        if not _all_well(await connection.wait(said())):
-            raise psycopg.OperationalError("the session could not be reset")
+        if not _all_well(await connection.wait(_resetting(connection.pgconn))):
+            raise psycopg.OperationalError(NOT_RESET)
+
+
+def cleaned_blocking(connection: psycopg.Connection[Any]) -> None:
+    """The same of blocking code, which waits for as long as its other statements would."""
+    with connection.lock:
+        if not _all_well(connection.wait(_resetting(connection.pgconn))):
+            raise psycopg.OperationalError(NOT_RESET)
+
+
+def _resetting(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
+    pgconn.send_query(RESET.encode())
+    results: list[PGresult] = yield from generators.execute(pgconn)
+    return results
 
 
 def cut(pgconn: PGconn) -> None:
     """Shut the socket down without closing it: its poller notices, and an event loop must not poll a closed file."""
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(pgconn.socket)) as line:
         line.shutdown(socket.SHUT_RDWR)
+
+
+def severed_blocking(connection: psycopg.Connection[Any]) -> None:
+    """End a connection on which a statement of another thread is under way."""
+    try:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=GRACE)
+    finally:
+        cut(connection.pgconn)
 
 
 async def severed(connection: psycopg.AsyncConnection[Any]) -> bool:

@@ -10,15 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.pool import AssertionPool, NullPool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.drivers.postgres_doubt import CONFIRM, WHAT, AsyncAsking, Doubt
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
-from oncekey.drivers.slots import AsyncSlots, business_share
+from oncekey.drivers.slots import AsyncSlots
 from oncekey.drivers.sqlalchemy_errors import FAILURES, failed, not_connected
 from oncekey.drivers.sqlalchemy_guard import GuardedConnection, Watch, guarding, open_guarded
-from oncekey.drivers.sqlalchemy_raw import as_opened, raw_of, severed
+from oncekey.drivers.sqlalchemy_raw import as_opened, places_in, raw_of, severed
 from oncekey.drivers.sqlalchemy_saying import closed, committed, discarded, execute, forsaken, sure
 from oncekey.drivers.sqlalchemy_sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.drivers.sqlalchemy_transaction import SqlalchemyTransaction
@@ -39,12 +39,6 @@ GRACE: Final = 1.0
 """Seconds for a statement to end after its connection was closed, and for a standby to confirm a commit."""
 
 DIALECTS: Final = frozenset({"postgresql", "sqlite", "mysql", "mariadb"})
-TOO_SMALL: Final = (
-    "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
-    "create_async_engine(..., pool_size=2) or more"
-)
-
-_ONE_CONNECTION: Final = (StaticPool, SingletonThreadPool, AssertionPool)
 
 
 class SqlalchemyDriver:
@@ -72,7 +66,8 @@ class SqlalchemyDriver:
         self._placed = placed(engine, self._enter, self._leave, cleans=self._cleans)
         self._placed_reader = placed(reader, self._enter, self._leave, cleans=self._cleans)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
-        self._places = _places(engine, self._patience)
+        places = places_in(engine.pool, "create_async_engine")
+        self._places = None if places is None else AsyncSlots(places, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
         self._doubt = Doubt.of(str(engine.url))
         self._asking = AsyncAsking(self._doubt, self._confirmed)
@@ -150,7 +145,7 @@ class SqlalchemyDriver:
         name, mode = transaction.name, transaction.mode
         async with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
             if mode is Mode.SINGLE:
-                async with sure(connection, self._doubt, name):
+                with sure(connection.sync_connection, self._doubt, name):
                     return await self._stepped(connection, transaction, self._statement_timeout)
             if mode is Mode.READ:
                 return await self._stepped(connection, transaction, self._statement_timeout)
@@ -185,7 +180,7 @@ class SqlalchemyDriver:
         question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
         async with self._connected(self._autocommit) as connection:
             try:
-                async with sure(connection, self._doubt, WHAT):
+                with sure(connection.sync_connection, self._doubt, WHAT):
                     await self._stepped(connection, question, GRACE)
             except CommitAmbiguousError:
                 return False
@@ -232,18 +227,3 @@ class SqlalchemyDriver:
 
 def _confirming() -> Steps[None]:
     yield Statement(WHAT, CONFIRM)
-
-
-def _places(engine: AsyncEngine, patience: float) -> AsyncSlots | None:
-    """How many connections handlers may hold; None if the pool has no limit."""
-    pool = engine.pool
-    if isinstance(pool, _ONE_CONNECTION):
-        raise ConfigurationError(TOO_SMALL)
-    if not isinstance(pool, QueuePool):
-        return None
-    size, overflow = pool.size(), int(getattr(pool, "_max_overflow", -1))
-    if size == 0 or overflow < 0:
-        return None
-    if size + overflow == 1:
-        raise ConfigurationError(TOO_SMALL)
-    return AsyncSlots(business_share(size + overflow), patience)

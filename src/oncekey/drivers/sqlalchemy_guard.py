@@ -7,22 +7,25 @@ text, and whatever reaches the connection through a session or `run_sync`.
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.core.sqltext import Dialect
+from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control, undoes
 from oncekey.drivers.sqlalchemy_raw import is_in_transaction, raw_of
 from oncekey.drivers.sqlalchemy_saying import OWN
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, ExceptionContext, ExecutionContext
+    from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 WATCH: Final = "oncekey_watch"
@@ -32,12 +35,13 @@ _DIALECTS: Final = {
     "mysql": Dialect.MARIADB,
     "mariadb": Dialect.MARIADB,
 }
+_PRAGMA: Final = re.compile(r"\s*PRAGMA\b", re.IGNORECASE)
 
 
 class Watch:
     """What happened on one connection. It guards from the begin of the transaction until oncekey ends it."""
 
-    __slots__ = ("_quiet", "guards", "heard", "over", "released", "running", "said", "undone", "used")
+    __slots__ = ("_quiet", "guards", "heard", "over", "reads", "released", "running", "said", "undone", "used", "wrote")
 
     def __init__(self) -> None:
         self.guards = False
@@ -45,10 +49,14 @@ class Watch:
         self.released = False
         self.used = False
         self.undone = False
+        self.reads = False
+        """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
+        self.wrote = False
+        """Whether anything else than plain reads was said by the application."""
         self.said = 0
         self.heard = 0
         self.running: set[object] = set()
-        self._quiet: asyncio.Event | None = None
+        self._quiet: asyncio.Event | threading.Event | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -69,10 +77,18 @@ class Watch:
     async def quiet(self, patience: float) -> bool:
         """Whether nothing is under way any more, after a moment if need be."""
         if self.running:
-            self._quiet = asyncio.Event()
+            self._quiet = quiet = asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    await self._quiet.wait()
+                    await quiet.wait()
+        return not self.running
+
+    def quiet_blocking(self, patience: float) -> bool:
+        """The same where threads may have been left behind."""
+        if self.running:
+            self._quiet = quiet = threading.Event()
+            if self.running:  # the last one may have ended in between
+                quiet.wait(patience)
         return not self.running
 
     def forget(self) -> None:
@@ -137,7 +153,13 @@ class GuardedConnection(AsyncConnection):
 def guarding(engine: AsyncEngine) -> AsyncEngine:
     """An engine on the same pool whose connections, once watched, only oncekey can end."""
     ours = engine.execution_options(oncekey=True)
-    harmless = _checked(_DIALECTS[engine.dialect.name])
+    watch_connections(ours.sync_engine)
+    return ours
+
+
+def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
+    """Listen to those connections of an engine that have a watch; a `borrowed` engine is the application's own."""
+    harmless = _checked(_DIALECTS[engine.dialect.name], borrowed=borrowed)
 
     def before(
         connection: Connection,
@@ -147,43 +169,78 @@ def guarding(engine: AsyncEngine) -> AsyncEngine:
         context: ExecutionContext,
         _many: object,
     ) -> None:
-        watch = _watch_of(connection)
+        watch = watch_of(connection)
+        if watch is None:
+            return
         own = context.execution_options.get(OWN)
         if watch.over and not own:
             raise TransactionControlError(OVER)
         if watch.guards:
             harmless(statement)
             watch.used = watch.used or not own
+        if borrowed and not own:
+            if watch.reads:
+                refuse_changes(statement)
+            watch.wrote = watch.wrote or not plainly_reads(statement)
         watch.begins(context)
 
-    def after(
-        connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
-    ) -> None:
-        watch = _watch_of(connection)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "savepoint", lambda connection, _name: _begin_to_write(connection, "SAVEPOINT"))
+        event.listen(engine, "before_cursor_execute", _begin_before)
+    event.listen(engine, "before_cursor_execute", before)
+    event.listen(engine, "after_cursor_execute", _after)
+    event.listen(engine, "commit", _refuse_commit)
+    event.listen(engine, "handle_error", _failed)
+
+
+def _after(
+    connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
+) -> None:
+    watch = watch_of(connection)
+    if watch is not None:
         watch.heard += 1
         watch.ends(context)
 
-    def failed(error: ExceptionContext) -> None:
-        # This listener is also called for the application's own connections: SQLAlchemy has one for all of an engine's.
-        watch = None if error.connection is None else error.connection.get_execution_options().get(WATCH)
-        if watch is not None:
-            watch.ends(error.execution_context)
-            watch.undone = watch.undone or undoes(error.original_exception)
-            if watch.over:
-                # We closed this connection, which says nothing about the others of the pool.
-                error.invalidate_pool_on_disconnect = False
 
-    def commit(connection: Connection) -> None:
-        if _watch_of(connection).guards:
-            # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to other code.
-            connection.dialect.do_rollback(connection.connection)
-            raise refusal("commit()")
+def _failed(error: ExceptionContext) -> None:
+    # This listener is also called for the application's own connections: SQLAlchemy has one for all of an engine's.
+    watch = None if error.connection is None else watch_of(error.connection)
+    if watch is not None:
+        watch.ends(error.execution_context)
+        watch.undone = watch.undone or undoes(error.original_exception)
+        if watch.over:
+            # We closed this connection, which says nothing about the others of the pool.
+            error.invalidate_pool_on_disconnect = False
 
-    event.listen(ours.sync_engine, "before_cursor_execute", before)
-    event.listen(ours.sync_engine, "after_cursor_execute", after)
-    event.listen(ours.sync_engine, "commit", commit)
-    event.listen(ours.sync_engine, "handle_error", failed)
-    return ours
+
+def _refuse_commit(connection: Connection) -> None:
+    watch = watch_of(connection)
+    if watch is not None and watch.guards:
+        # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
+        connection.dialect.do_rollback(connection.connection)
+        raise refusal("commit()")
+
+
+def _begin_before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    if not plainly_reads(statement) and not _PRAGMA.match(statement):
+        _begin_to_write(connection, statement)
+
+
+def _begin_to_write(connection: Connection, what: str) -> None:
+    """Begin, where SQLite's module has not: it only does so before what it takes for a change.
+
+    Without a transaction around it, the release of a savepoint is a commit, and so is the end of `WITH ... INSERT`.
+    """
+    watch, lent = watch_of(connection), cast("Any", connection.connection)
+    if watch is None or not watch.guards or lent.driver_connection.in_transaction:
+        return
+    cursor = lent.cursor()
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise OperationalError(what, None, error) from error  # as SQLAlchemy raises those of statements
+    finally:
+        cursor.close()
 
 
 async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
@@ -196,30 +253,33 @@ async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
     return connection, watch
 
 
-def commits_by_itself(connection: GuardedConnection) -> bool:
+def commits_by_itself(connection: Connection | None) -> bool:
     """Whether the application set its engine to commit every statement; SQLite's own BEGIN looks like that too."""
-    dialect, sync = connection.dialect, connection.sync_connection
-    if sync is None or dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
+    if connection is None:
         return False
-    raw = sync.connection.dbapi_connection
+    dialect = connection.dialect
+    if dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
+        return False
+    raw = connection.connection.dbapi_connection
     return raw is not None and dialect.detect_autocommit_setting(raw)
 
 
-def was_ended_below(connection: GuardedConnection) -> bool:
+def was_ended_below(connection: Connection | None) -> bool:
     """Whether the transaction was ended on the driver's own connection, without SQLAlchemy knowing (F16)."""
-    return is_in_transaction(raw_of(connection.sync_connection)) is False
+    return is_in_transaction(raw_of(connection)) is False
 
 
-def _watch_of(connection: Connection) -> Watch:
-    watch: Watch = connection.get_execution_options()[WATCH]
+def watch_of(connection: Connection) -> Watch | None:
+    """What is known about a connection; None: it is none of ours."""
+    watch: Watch | None = connection.get_execution_options().get(WATCH)
     return watch
 
 
-def _checked(dialect: Dialect) -> Callable[[str], None]:
+def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], None]:
     """A cached check: the same few texts come again and again, so the lexer parses each one once."""
 
     @lru_cache(maxsize=512)
     def harmless(sql: str) -> None:
-        refuse_transaction_control(sql, dialect)
+        refuse_transaction_control(sql, dialect, lent=borrowed)
 
     return harmless

@@ -11,20 +11,47 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util import greenlet_spawn
 
+from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.slots import business_share
 from oncekey.drivers.sqlite import TEMPORARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy.engine import Connection
+    from sqlalchemy.pool import Pool
 
 
 _MODULES: Final = {"asyncpg": "asyncpg_connections", "psycopg": "psycopg_connections", "aiomysql": "aiomysql"}
 """Where is written how a connection of a package is ended and cleaned."""
 
 log = logging.getLogger("oncekey")
+
+TOO_SMALL: Final = (
+    "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
+    "{make}(..., pool_size=2) or more"
+)
+
+NOT_RESET: Final = "oncekey: a connection could not be reset and is closed: %s"
+
+_ONE_CONNECTION: Final = (StaticPool, SingletonThreadPool, AssertionPool)
+
+
+def places_in(pool: Pool, make: str) -> int | None:
+    """How many connections of a pool handlers may hold; None where it has no limit. `make` makes an engine."""
+    if isinstance(pool, _ONE_CONNECTION):
+        raise ConfigurationError(TOO_SMALL.format(make=make))
+    if not isinstance(pool, QueuePool):
+        return None
+    size, overflow = pool.size(), int(getattr(pool, "_max_overflow", -1))
+    if size == 0 or overflow < 0:
+        return None
+    if size + overflow == 1:
+        raise ConfigurationError(TOO_SMALL.format(make=make))
+    return business_share(size + overflow)
 
 
 def raw_of(connection: Connection | None) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
@@ -59,6 +86,14 @@ async def severed(raw: Any) -> None:  # noqa: ANN401  (asyncpg's, psycopg's or a
         await raw.interrupt()
 
 
+def severed_blocking(raw: Any) -> None:  # noqa: ANN401  (psycopg's or sqlite3's)
+    """The same for a blocking connection, which another thread waits on."""
+    if package_of(raw) is not None:
+        import_module("oncekey.drivers.psycopg_connections").severed_blocking(raw)
+    elif raw is not None:
+        raw.interrupt()
+
+
 async def as_opened(connection: Connection | None) -> bool:
     """Reset the session to how it was opened, with what the application's listeners set; whether that worked.
 
@@ -73,17 +108,33 @@ async def as_opened(connection: Connection | None) -> bool:
             return not await _has_temporaries(raw)
         await import_module(f"oncekey.drivers.{_MODULES[package]}").cleaned(raw)
         # MariaDB resets what SQLAlchemy itself has set for a session, too.
-        listeners = [
-            listener
-            for listener in connection.engine.pool.dispatch.connect
-            if package == "aiomysql" or _is_the_applications(listener)
-        ]
+        listeners = _listeners(connection, all_of_them=package == "aiomysql")
         if listeners:
             await greenlet_spawn(_connected, connection, listeners)
     except Exception as error:  # noqa: BLE001  (a listener of the application's may raise anything)
-        log.warning("oncekey: a connection could not be reset and is closed: %s", type(error).__name__)
+        log.warning(NOT_RESET, type(error).__name__)
         return False
     return True
+
+
+def as_opened_blocking(connection: Connection) -> bool:
+    """The same for a blocking connection."""
+    raw = raw_of(connection)
+    if raw is None or is_in_transaction(raw):
+        return False
+    try:
+        if package_of(raw) is None:
+            return raw.execute(TEMPORARIES).fetchone() is None
+        import_module("oncekey.drivers.psycopg_connections").cleaned_blocking(raw)
+        _connected(connection, _listeners(connection))
+    except Exception as error:  # noqa: BLE001
+        log.warning(NOT_RESET, type(error).__name__)
+        return False
+    return True
+
+
+def _listeners(connection: Connection, *, all_of_them: bool = False) -> list[Callable[..., Any]]:
+    return [one for one in connection.engine.pool.dispatch.connect if all_of_them or _is_the_applications(one)]
 
 
 async def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (aiosqlite's)
@@ -96,6 +147,8 @@ async def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (aiosqlite's)
 
 
 def _connected(connection: Connection, listeners: list[Callable[..., Any]]) -> None:
+    if not listeners:
+        return
     lent: Any = connection.connection
     for listener in listeners:
         listener(lent.dbapi_connection, lent._connection_record)  # noqa: SLF001  (what the pool itself hands them)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -18,7 +17,8 @@ from oncekey.drivers.sqlalchemy_errors import FAILURES, commit_failed, sqlstate
 from oncekey.drivers.sqlalchemy_raw import package_of, raw_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Executable
+    from sqlalchemy import CursorResult, Executable
+    from sqlalchemy.engine import Connection
 
     from oncekey.drivers.postgres_doubt import Doubt
     from oncekey.flow import Rows, Statement
@@ -32,10 +32,21 @@ async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
     """Execute one statement."""
     assert isinstance(statement.command, str)
     spoken = _spoken(statement.command)
-    result = await connection.execute(spoken.said, statement.params)
+    return _rows(spoken, await connection.execute(spoken.said, statement.params))
+
+
+def say(connection: Connection, statement: Statement) -> Rows:
+    """Execute one statement, blocking."""
+    assert isinstance(statement.command, str)
+    spoken = _spoken(statement.command)
+    return _rows(spoken, connection.execute(spoken.said, statement.params))
+
+
+def _rows(spoken: _Spoken, result: CursorResult[Any]) -> Rows:
     if not result.returns_rows:
         return ()
-    names = [one[0] for one in result.cursor.description]
+    cursor: Any = result.cursor
+    names = [one[0] for one in cursor.description]
     if names != spoken.names:
         if len(set(names)) != len(names):
             return cast("Rows", result.mappings().all())
@@ -66,13 +77,13 @@ class _Spoken:
 _spoken = lru_cache(maxsize=512)(_Spoken)
 
 
-@asynccontextmanager
-async def sure(connection: AsyncConnection, doubt: Doubt, what: str) -> AsyncIterator[None]:
+@contextmanager
+def sure(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[None]:
     """Raise if a commit here stopped waiting for its standby: only the driver's own connection gets that warning.
 
     Every other end that leaves the commit open raises the same doubt, because then the server was asked to stop.
     """
-    raw, heard = raw_of(connection.sync_connection), []
+    raw, heard = raw_of(connection), []
 
     def hear(*said: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
         if said[-1].sqlstate == SYNC_WAIT_CANCELLED:
@@ -82,8 +93,9 @@ async def sure(connection: AsyncConnection, doubt: Doubt, what: str) -> AsyncIte
     with _listening(raw, hear):
         try:
             yield
-        except (CommitAmbiguousError, asyncio.CancelledError):
-            doubt.arise()
+        except BaseException as error:
+            if isinstance(error, CommitAmbiguousError) or not isinstance(error, Exception):
+                doubt.arise()
             raise
     if heard:
         raise unsure_commit(what)
@@ -110,7 +122,7 @@ def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: 
 
 async def committed(connection: AsyncConnection, doubt: Doubt, what: str) -> None:
     """Commit. SQLAlchemy does not show the reply, so the caller has to know that there is something to commit."""
-    async with sure(connection, doubt, what):
+    with sure(connection.sync_connection, doubt, what):
         try:
             await AsyncConnection.commit(connection)
         except FAILURES as error:

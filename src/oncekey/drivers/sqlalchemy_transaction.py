@@ -35,12 +35,12 @@ BUSINESS: Final = "the business transaction"
 ENDED: Final = (
     "the handler's transaction was rolled back before its end, by session.rollback() or by a flush that failed: its "
     "rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
-    "`async with session.begin_nested():`"
+    "`session.begin_nested()`"
 )
 BROKEN: Final = (
     "a statement of the handler failed and the handler went on, but the database refuses the rest of the transaction: "
     "its rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
-    "`async with session.begin_nested():`"
+    "`session.begin_nested()`"
 )
 ENDED_BELOW: Final = "a handler ended its own transaction; the key's record is stored in another one"
 AUTOCOMMITS: Final = (
@@ -48,7 +48,7 @@ AUTOCOMMITS: Final = (
     'isolation_level="AUTOCOMMIT"'
 )
 
-_PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
+PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
 PATIENCE: Final = 5.0
 """Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
 
@@ -71,7 +71,7 @@ class SqlalchemyTransaction:
 
     async def start(self) -> None:
         """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
-        if commits_by_itself(self._connection):
+        if commits_by_itself(self._connection.sync_connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
             await AsyncConnection.begin(self._connection)
@@ -106,14 +106,14 @@ class SqlalchemyTransaction:
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.said and was_ended_below(self._connection):
+        if self._watch.said and was_ended_below(self._connection.sync_connection):
             # The handler has committed its rows already, so the record has to follow them (L5).
             _log.error(ENDED_BELOW)
         try:
             result = await astep(steps, partial(execute, self._connection))
         except FAILURES as error:
             await forsaken(self._connection, error)
-            raise _meaning(error) from error
+            raise meaning(error) from error
         self._watch.forget()
         return result
 
@@ -155,9 +155,9 @@ class SqlalchemyTransaction:
 
     async def _probe(self) -> None:
         try:
-            await self._connection.execute(_PROBE)
+            await self._connection.execute(PROBE)
         except FAILURES as error:
-            raise _meaning(error) from error
+            raise meaning(error) from error
 
     def _refuse_if_ended(self) -> None:
         if self._ending is not None:
@@ -175,5 +175,6 @@ class SqlalchemyTransaction:
         return None if sync is None else sync.get_transaction()
 
 
-def _meaning(error: BaseException) -> OncekeyError:
+def meaning(error: BaseException) -> OncekeyError:
+    """The meaning of an error under a statement in a business transaction."""
     return TransactionControlError(BROKEN) if is_aborted(error) else failed(error, Mode.ATOMIC, BUSINESS)

@@ -29,7 +29,7 @@ from oncekey.core.settle import Business, Ending, decide
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, claim_of
 from oncekey.engine.deciding import Ended, decided
-from oncekey.engine.effects import Rests
+from oncekey.engine.effects import Flush, Rests
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.recent import Hints
@@ -60,7 +60,10 @@ Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
 log = logging.getLogger("oncekey")
 
 DRAIN_SECONDS: Final = 10.0
-NOT_INSTALLED: Final = "{operation} is protected by a Once whose wsgi(app, tenant=...) does not serve this request"
+NOT_INSTALLED: Final = (
+    "{operation} is protected by a Once that does not serve this request: call flask(app, tenant=...) or wsgi(app, "
+    "tenant=...) of that Once, on the application that serves the handler"
+)
 ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 
 TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
@@ -270,10 +273,20 @@ class Exchange:
             if run.course is not None:
                 run.course.check()
                 stepping = Stepping(self.threads.runtime.drive, run.store, run.course, run.parcels)
-            return called(invoke, operation_of(SyncOperation, run, stepping), self.ended, run.enrolment)
+            result = called(invoke, self._operation(run, stepping), self.ended, run.enrolment)
+            if run.tx is not None and not self.ended.rolled_back:
+                self.threads.runtime.perform(Flush(run.tx))  # while error handlers can still answer
         except BaseException as error:
             self.ended.error = error
             raise
+        return result
+
+    @staticmethod
+    def _operation(run: Run, stepping: Stepping | None) -> SyncOperation[Any] | Operation[Any]:
+        """What the handler is handed; an `async def` one, which its framework runs to its end, expects another type."""
+        if run.enrolment.blocking:
+            return operation_of(SyncOperation, run, stepping)
+        return operation_of(Operation, run, stepping)
 
     def _unkeyed(
         self, invoke: Callable[[object], Any], enrolment: Enrolment, claim: Claim | None, args: tuple[Any, ...]
@@ -402,7 +415,9 @@ class _Both(io.RawIOBase):
 # A `def` handler in its thread.
 
 
-def called(invoke: Callable[[object], Any], op: SyncOperation[Any], ended: Ended, enrolment: Enrolment) -> Any:  # noqa: ANN401
+def called(
+    invoke: Callable[[object], Any], op: SyncOperation[Any] | Operation[Any], ended: Ended, enrolment: Enrolment
+) -> Any:  # noqa: ANN401
     """Call a handler that was let in; how it ended is noted."""
     ended.entered = True
     try:

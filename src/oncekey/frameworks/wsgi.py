@@ -1,4 +1,4 @@
-"""WSGI, plain or Flask's: how a request is read, how an answer is captured and sent. All else is `blocking.Exchange`.
+"""WSGI: how a request is read, how an answer is captured and sent. All else is `blocking.Exchange`.
 
 The answer of a request that was claimed is held back from the server until it is settled; everything else passes
 through piece by piece.
@@ -17,7 +17,6 @@ from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.blocking import NO_LENGTH, Exchange, current, length_of, read_up_to
-from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.resuming import RESUMPTION
 
 if TYPE_CHECKING:
@@ -37,20 +36,28 @@ KEY: Final = "HTTP_IDEMPOTENCY_KEY"
 class OncekeyWsgi:
     """Captures the answers of claimed requests, settles them, and only then hands them to the server."""
 
-    def __init__(self, app: WSGIApplication, threads: Threads, *, serves_resources: bool) -> None:
+    exchange: type[Exchange] = Exchange
+    """What becomes of a request; a framework on top of WSGI may have one of its own."""
+
+    def __init__(self, app: WSGIApplication, threads: Threads, *, serves_resources: bool = True) -> None:
         self.app, self.threads = app, threads
         self._serves_resources = serves_resources
+
+    @staticmethod
+    def asked(environ: WSGIEnvironment, limit: int | None = None) -> Environ:
+        """A request as it is read."""
+        return Environ(environ, limit)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO") or "/"
-        own = self._serves_resources and method == "GET" and self.threads.resource(_Environ(environ), path)
+        own = self._serves_resources and method == "GET" and self.threads.resource(self.asked(environ), path)
         if own:
-            return _saying(own)(environ, start_response)
+            return saying(own)(environ, start_response)
         enrolment = self.threads.patterns.find(method, path)
         # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
         keyed = KEY in environ and (enrolment is not None or method not in SAFE)
-        exchange = Exchange(self.threads, _Environ(environ, self.threads.max_request_bytes if keyed else None))
+        exchange = self.exchange(self.threads, self.asked(environ, self.threads.max_request_bytes if keyed else None))
         token = current.set(exchange)
         try:
             if enrolment is None and not keyed:
@@ -84,48 +91,25 @@ class OncekeyWsgi:
         return _sent(exchange, start_response)
 
 
-def installed(app: WSGIApplication, threads: Threads) -> WSGIApplication:
-    """The application in its middleware. Flask's goes into the application, where its own test client meets it, too."""
-    inner = getattr(app, "wsgi_app", None)
-    if inner is None:
-        return OncekeyWsgi(app, threads, serves_resources=True)
-    flask: Any = app
-    flask.wsgi_app = OncekeyWsgi(inner, threads, serves_resources=False)
-    ensure_sync = flask.ensure_sync
-
-    def as_it_is(view: Any) -> Any:  # noqa: ANN401  (a view, or any other function of the application)
-        # ASGI frameworks await a protected `def`; here it returns its result, and needs no event loop.
-        enrolment: Enrolment | None = getattr(view, "__oncekey__", None)
-        return view if enrolment is not None and enrolment.blocking else ensure_sync(view)
-
-    def idempotency_resource(**_: str) -> WSGIApplication:  # Flask takes an application for a response
-        exchange = current.get()  # that of this request, which knows its environ
-        assert exchange is not None
-        answer = threads.resource(exchange.asked, exchange.asked.shown["PATH_INFO"])
-        assert answer is not None
-        return _saying(answer)
-
-    flask.ensure_sync = as_it_is
-    if threads.status_path is not None:
-        flask.add_url_rule(f"{threads.status_path}/<path:key>", view_func=idempotency_resource)
-    if is_served(threads.policy):
-        flask.add_url_rule(threads.policy.docs_url, view_func=idempotency_resource)
-    return app
-
-
-class _Environ:
+class Environ:
     """A request. Its body is read before the application runs, which may have read it when its handler is called."""
 
     def __init__(self, environ: WSGIEnvironment, limit: int | None = None) -> None:
-        self.shown = environ
+        self.environ = environ
         self.method: str = environ["REQUEST_METHOD"]
         self.echo: bytes | None = None if limit is None else environ[KEY].encode("latin-1")
         self.token: str = environ.get("HTTP_AUTHORIZATION", "")
         self.resumption: Resumption | None = environ.get(RESUMPTION)
         self._body = b"" if limit is None else read(environ, limit)
 
+    @property
+    def shown(self) -> Any:  # noqa: ANN401  (a framework on top of WSGI shows its own)
+        """What resolvers are handed."""
+        return self.environ
+
     def parts(self) -> Parts | Refuse:
-        environ, body = self.shown, self._body
+        """All of it, or why the body cannot be had."""
+        environ, body = self.environ, self._body
         if isinstance(body, Refuse):
             return body
         root = _path(environ.get("SCRIPT_NAME", ""))
@@ -144,8 +128,8 @@ class _Environ:
         """A WSGI application, which Flask takes for a response; a handler that is one itself has run it."""
         for place, given in enumerate(args[:-1]):
             if isinstance(given, dict) and "wsgi.input" in given:
-                return _saying(answer)(given, args[place + 1])
-        return _saying(answer)
+                return saying(answer)(given, args[place + 1])
+        return saying(answer)
 
 
 def read(environ: WSGIEnvironment, limit: int) -> bytes | Refuse:
@@ -220,7 +204,7 @@ def _sent(exchange: Exchange, start_response: StartResponse) -> Iterable[bytes]:
     """Our own answer, or the application's as it was and with our marks."""
     answer, capture, run = exchange.answer, exchange.capture, exchange.run
     if answer is not None:
-        return _saying(answer)({}, start_response)
+        return saying(answer)({}, start_response)
     assert capture is not None
     assert capture.status is not None
     assert run is not None
@@ -230,7 +214,9 @@ def _sent(exchange: Exchange, start_response: StartResponse) -> Iterable[bytes]:
     return _closing(capture.pieces(), capture) if kept is None else [kept]
 
 
-def _saying(answer: Answer) -> WSGIApplication:
+def saying(answer: Answer) -> WSGIApplication:
+    """An application that says nothing else."""
+
     def application(_: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         _tell(start_response, answer.status, answer.headers)
         return [answer.body]

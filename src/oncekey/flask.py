@@ -1,0 +1,223 @@
+"""Flask: where a view is claimed, where its answer is captured, and what resolvers are handed.
+
+`once.flask(app, tenant=...)` puts it into an application, and `Once(database(db))` keeps the keys in Flask-SQLAlchemy's
+database, whose session then is the business transaction (`oncekey.drivers.flask_sqlalchemy`).
+
+A request is read before the application runs, because a form that was parsed cannot be read again. A protected view
+claims when it is called, after `before_request` and the decorators above it. Its answer is settled by
+`after_this_request`: error handlers have answered by then, every `after_request` comes later, and the session is still
+there, which is removed before the server is given the first byte. So what `after_request` adds is fresh on a replay.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import flask
+
+from oncekey.core.answers import marked_lines
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
+from oncekey.engine.capture import Capture
+from oncekey.engine.enrolment import SAFE
+from oncekey.frameworks.asgi.annotations import operation_parameter
+from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.blocking import Exchange, current
+from oncekey.frameworks.resources import is_served
+from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from oncekey.drivers.flask_sqlalchemy import Database
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.run import Run
+    from oncekey.frameworks.blocking import Threads
+
+__all__ = ["database"]
+
+ABOVE_THE_ROUTE: Final = (
+    "{operation}: @once.protect stands above @app.route, which has registered the function without protection: put "
+    "@once.protect directly above the function"
+)
+_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
+ASYNC_PHASED: Final = "{operation} is PHASED and `async def`, whose steps Flask cannot await: make it a plain `def`"
+
+
+def database(db: Any) -> Database:  # noqa: ANN401  (Flask-SQLAlchemy's, which need not be installed)
+    """The database of a Flask-SQLAlchemy `db`, for `Once(database(db))`."""
+    try:
+        from oncekey.drivers.flask_sqlalchemy import Database  # noqa: PLC0415  (an optional package)
+    except ImportError as error:
+        raise ConfigurationError("SQLAlchemy is not installed: pip install 'oncekey[flask,sqlalchemy]'") from error
+    return Database(db)
+
+
+def place(
+    app: flask.Flask, threads: Threads, enrolled: Mapping[str, Callable[..., Any]], *, shows_request: bool
+) -> None:
+    """Protect an application in place, so that its own test client is protected, too."""
+    middleware = _FlaskWsgi(app.wsgi_app, threads, serves_resources=False)
+    middleware.prepare(app, enrolled, shows_request=shows_request)
+    app.wsgi_app = middleware  # type: ignore[method-assign]  # as Flask's documentation has it
+    ensure_sync = app.ensure_sync
+
+    def as_it_is(view: Callable[..., Any]) -> Callable[..., Any]:
+        # ASGI frameworks await a protected `def`; here it returns its result, and needs no event loop.
+        enrolment: Enrolment | None = getattr(view, "__oncekey__", None)
+        if enrolment is None:
+            return ensure_sync(view)
+        if enrolment.blocking:
+            return view
+        if getattr(view, "__oncekey_wrapper__", None) is not getattr(view, "__func__", view):
+            return ensure_sync(view)  # a decorator above it, which has a copy of its marks
+        return functools.partial(_claimed, view, enrolment, ensure_sync)
+
+    def idempotency_resource(**_: str) -> WSGIApplication:  # Flask takes an application for a response
+        exchange = current.get()  # that of this request
+        assert exchange is not None
+        answer = threads.resource(exchange.asked, flask.request.environ["PATH_INFO"])
+        assert answer is not None
+        return saying(answer)
+
+    vars(app)["ensure_sync"] = as_it_is
+    if threads.status_path is not None:
+        app.add_url_rule(f"{threads.status_path}/<path:key>", view_func=idempotency_resource)
+    if is_served(threads.policy):
+        app.add_url_rule(threads.policy.docs_url, view_func=idempotency_resource)
+
+
+def _claimed(
+    view: Any,  # noqa: ANN401  (a protected function or method)
+    enrolment: Enrolment,
+    ensure_sync: Callable[..., Any],
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Call an `async def` view: it is claimed and settled in the thread of the request, and only itself awaited."""
+    exchange, handler = current.get(), view.__wrapped__
+    assert exchange is not None
+    name = operation_parameter(handler, blocking=False)
+    bound = (view.__self__, *args) if hasattr(view, "__self__") else args
+    return exchange.call(ensure_sync(handler), enrolment, name, bound, kwargs)
+
+
+class _Request(Environ):
+    """A request whose resolvers are handed Flask's own."""
+
+    @property
+    def shown(self) -> Any:  # noqa: ANN401
+        return flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001  (what the proxy is for)
+
+
+class _FlaskExchange(Exchange):
+    """One request. When its answer was settled there is nothing left for WSGI to capture or to replace."""
+
+    def call(
+        self,
+        handler: Callable[..., Any],
+        enrolment: Enrolment,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        check_entry = getattr(getattr(self.threads.engines, "store", None), "check_entry", None)
+        if check_entry is not None and self.asked.method not in SAFE:
+            check_entry()
+        flask.after_this_request(self.settle)
+        return super().call(handler, enrolment, name, args, kwargs)
+
+    def _run(self, invoke: Callable[[object], Any], run: Run) -> Any:  # noqa: ANN401
+        stepping = getattr(self.threads.runtime.engine.driver, "stepping", None)
+        if stepping is None or run.enrolment.effects is not Effects.PHASED:
+            return super()._run(invoke, run)
+        try:
+            with stepping():
+                return super()._run(invoke, run)
+        except BaseException as error:
+            self.ended.error = error
+            raise
+
+    def settle(self, response: flask.Response) -> flask.Response:
+        """What Flask goes on with. It calls again after an `after_request` that failed: then all is said already."""
+        capture, run = self.capture, self.run
+        if capture is not None and run is not None:
+            self._capture(response, capture)
+            self.finish(None)
+        answer, self.answer, self.capture = self.answer, None, None
+        if answer is not None:
+            instead = flask.current_app.response_class(answer.body, status=answer.status)
+            return _with_lines(instead, answer.headers)
+        if capture is None or run is None:
+            return response
+        kept = capture.kept
+        response.response = capture.pieces() if kept is None else [kept]
+        response.call_on_close(capture.close)
+        lines = marked_lines(capture.headers, run.policy, echo=self.echo, expires_at=run.expires_at)
+        return _with_lines(response, lines)
+
+    def _capture(self, response: flask.Response, capture: Capture) -> None:
+        """Read all of the answer, in Flask's own context; a body that fails half-way is an error of the handler's."""
+        body = response.response
+        response.direct_passthrough = False  # what `send_file` sets
+        lines = response.headers.to_wsgi_list()
+        capture.start(response.status_code, [(name.encode("latin-1"), text.encode("latin-1")) for name, text in lines])
+        try:
+            for piece in response.iter_encoded():
+                capture.body(piece, more=True)
+                if capture.refused is not None:
+                    break
+        except Exception as error:
+            self.ended.error = self.ended.error or error
+            self.capture = Capture(capture._policy)  # noqa: SLF001  (for what Flask says instead)
+            raise
+        finally:
+            close = getattr(body, "close", None)
+            if close is not None:
+                close()
+
+
+class _FlaskWsgi(OncekeyWsgi):
+    """The way into the application."""
+
+    exchange = _FlaskExchange
+
+    def prepare(self, app: flask.Flask, enrolled: Mapping[str, Callable[..., Any]], *, shows_request: bool) -> None:
+        """Know the application."""
+        self._flask, self._enrolled = app, enrolled
+        self._checked = False
+        if shows_request:
+            self.asked = _Request  # type: ignore[method-assign]  # it is made alike
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request, once it is sure that views are protected as they are meant to be."""
+        if not self._checked:
+            self._check()
+            self._checked = True
+        return super().__call__(environ, start_response)
+
+    def _check(self) -> None:
+        served = {id(layer) for view in self._flask.view_functions.values() for layer in _layers(view)}
+        for operation, handler in self._enrolled.items():
+            enrolment: Enrolment = handler.__oncekey__  # type: ignore[attr-defined]
+            bare = getattr(handler, "__wrapped__", None)
+            if id(bare) in served and id(handler) not in served:
+                raise ConfigurationError(ABOVE_THE_ROUTE.format(operation=operation))
+            if id(handler) in served and not enrolment.blocking and enrolment.effects is Effects.PHASED:
+                raise ConfigurationError(ASYNC_PHASED.format(operation=operation))
+
+
+def _layers(view: Any) -> Iterable[Any]:  # noqa: ANN401
+    """A view, or the methods of its class, with what their decorators wrapped."""
+    of_class = getattr(view, "view_class", None)
+    handlers = [view] if of_class is None else [getattr(of_class, name.lower(), None) for name in _METHODS]
+    return [layer for handler in handlers for layer in layers(handler)]
+
+
+def _with_lines(response: flask.Response, lines: Iterable[tuple[bytes, bytes]]) -> flask.Response:
+    response.headers.clear()
+    for name, text in lines:
+        response.headers.add(name.decode("latin-1"), text.decode("latin-1"))
+    return response

@@ -1,0 +1,281 @@
+"""What Flask has of its own, by its test client: order, views, error handlers, streams, the session as transaction."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from flask_apps.shop import Shop
+
+
+def sent(key: str | None = None, **more: str) -> dict[str, str]:
+    return {"Authorization": "Bearer alpha", "Idempotency-Key": key or uuid.uuid4().hex, **more}
+
+
+def items(shop: Shop) -> list[str]:
+    """What anybody else sees."""
+    engine = create_engine(shop.url)
+    with engine.connect() as connection:
+        found = [item for (item,) in connection.execute(text("SELECT item FROM orders ORDER BY id"))]
+    engine.dispose()
+    return found
+
+
+def test_one_commit_before_every_after_request(shop: Shop) -> None:
+    # R17, R77
+    client, headers = shop.app.test_client(), sent(Origin="here")
+    first = client.post("/orders", json={"item": "tea"}, headers=headers)
+    order = ["before_request", "login_required", "handler", "after_request", "teardown"]
+    assert shop.events == order
+    assert (first.status_code, first.headers["X-After"]) == (201, "here")
+    shop.events.clear()
+    again = client.post("/orders", json={"item": "tea"}, headers={**headers, "Origin": "there"})
+    assert (again.status_code, again.data) == (201, first.data)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    # What after_request adds is fresh, and so is the session's cookie, which is never stored.
+    assert (again.headers["X-After"], len(again.headers.getlist("Set-Cookie"))) == ("there", 1)
+    assert again.headers["Set-Cookie"] != first.headers["Set-Cookie"]
+    assert shop.events == [event for event in order if event != "handler"]
+    assert (items(shop), shop.runs) == (["tea"], ["local"])
+
+
+def test_refusals_and_who_is_asked_first(shop: Shop) -> None:
+    # R90, R164, R198
+    client, headers = shop.app.test_client(), sent()
+    assert client.post("/orders", json={"item": "tea"}, headers=headers).status_code == 201
+    other = client.post("/orders", json={"item": "milk"}, headers=headers)
+    assert (other.status_code, other.get_json()["code"]) == (422, "idempotency_key_reused_with_different_payload")
+    stranger = client.post("/orders", json={"item": "tea"}, headers={**headers, "Authorization": "Bearer nobody"})
+    assert stranger.status_code == 401
+    missing = client.post("/orders", json={"item": "tea"}, headers={"Authorization": "Bearer alpha"})
+    assert (missing.status_code, missing.headers["X-After"]) == (400, "none")
+    beta = client.post("/orders", json={"item": "beta's"}, headers={**headers, "Authorization": "Bearer beta"})
+    assert (beta.status_code, items(shop)) == (201, ["tea", "beta's"])
+    status = client.get(f"/idempotency-keys/{headers['Idempotency-Key']}", headers=headers)
+    assert (status.status_code, status.get_json()["state"]) == (200, "completed")
+    assert client.get(f"/idempotency-keys/{headers['Idempotency-Key']}").status_code == 401
+    page = client.get(shop.policy.docs_url, headers=sent())
+    assert (page.status_code, b"Idempotency-Key" in page.data) == (200, True)
+
+
+def test_what_is_pending_is_written_while_error_handlers_can_answer(shop: Shop) -> None:
+    # an IntegrityError of a handler that leaves the commit to others
+    client = shop.app.test_client()
+    assert client.post("/orders", json={"item": "tea"}, headers=sent()).status_code == 201
+    headers = sent()
+    for replayed in (False, True):
+        answer = client.post("/orders", json={"item": "tea", "does": "forget to commit"}, headers=headers)
+        assert (answer.status_code, answer.get_json()) == (409, {"error": "taken"})
+        assert ("Idempotent-Replayed" in answer.headers) is replayed
+    assert client.post("/orders", json={"item": "milk", "does": "forget to commit"}, headers=sent()).status_code == 201
+    assert (items(shop), shop.runs) == (["tea", "milk"], ["local"] * 3)
+
+
+@pytest.mark.parametrize("does", ["raise", "abort", "begin first"])
+def test_what_is_raised_is_rolled_back(shop: Shop, does: str) -> None:
+    # L6: a final no that was raised is stored without its rows, a 500 is not stored
+    client, headers = shop.app.test_client(), sent()
+    first = client.post("/orders", json={"item": "tea", "does": does}, headers=headers)
+    again = client.post("/orders", json={"item": "tea", "does": does}, headers=headers)
+    assert (first.status_code, again.status_code) == ((418, 418) if does == "abort" else (500, 500))
+    assert (len(shop.runs), items(shop)) == (1 if does == "abort" else 2, [])
+
+
+def test_a_returned_no_keeps_its_rows(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):
+        assert client.post("/orders", json={"item": "tea", "status": 404}, headers=headers).status_code == 404
+    assert (items(shop), shop.runs) == (["tea"], ["local"])
+
+
+@pytest.mark.parametrize("does", ["commit as text", "commit the connection"])
+def test_a_commit_of_the_handlers_own_is_refused(shop: Shop, does: str, caplog: pytest.LogCaptureFixture) -> None:
+    # L5, F16: apishape-sync, Flask 1
+    client, headers = shop.app.test_client(), sent()
+    assert client.post("/orders", json={"item": "tea", "does": does}, headers=headers).status_code == 500
+    assert "ended by oncekey" in caplog.text
+    assert items(shop) == []
+
+
+def test_a_commit_below_sqlalchemy_is_told(
+    open_shop: Callable[..., Shop], postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # F16: the rows are there already, so the record follows them, and somebody hears of it
+    from flask_apps.conftest import with_tables
+
+    shop = open_shop(with_tables(postgres_dsn.replace("postgresql:", "postgresql+psycopg:")))
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):
+        assert client.post("/orders", json={"item": "tea", "does": "commit below"}, headers=headers).status_code == 201
+    assert "ended its own transaction" in caplog.text
+    assert (items(shop), shop.runs) == (["tea"], ["local"])
+
+
+@pytest.mark.parametrize("does", ["roll back", "swallow", "remove"])
+def test_a_success_without_its_rows_is_never_stored(shop: Shop, does: str, caplog: pytest.LogCaptureFixture) -> None:
+    # F20, ADR 0023: the handler says 201, and its rows are gone
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):
+        answer = client.post("/orders", json={"item": "tea", "does": does}, headers=headers)
+        assert (answer.status_code, answer.get_json()["code"]) == (500, "idempotency_execution_failed")
+    assert "its rows are gone" in caplog.text
+    assert (items(shop), len(shop.runs)) == ([], 2)
+
+
+def test_a_no_after_a_rollback_is_stored(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):
+        order = {"item": "tea", "does": "roll back", "status": 409}
+        assert client.post("/orders", json=order, headers=headers).status_code == 409
+    assert (items(shop), shop.runs) == ([], ["local"])
+
+
+def test_savepoints_are_the_handlers_own(shop: Shop) -> None:
+    # apishape-sync, Flask 3: `with db.session.begin():` is one of them
+    client = shop.app.test_client()
+    order = {"item": "tea", "does": "swallow in a savepoint"}
+    assert client.post("/orders", json=order, headers=sent()).status_code == 201
+    assert client.post("/orders", json={"item": "milk", "does": "begin"}, headers=sent()).status_code == 201
+    assert items(shop) == ["tea", "milk", "milk too"]
+
+
+def test_what_a_session_wrote_before_the_handler_is_refused(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    client = shop.app.test_client()
+    assert client.post("/orders", json={"item": "tea"}, headers=sent(Seen="yes")).status_code == 500
+    assert "before the handler was entered" in caplog.text
+    assert (items(shop), shop.runs) == ([], [])
+
+
+def test_another_bind_is_not_a_part_of_it(
+    open_shop: Callable[..., Shop], url: str, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # apishape-sync, Flask 2: never a second connection for business rows
+    elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
+    shop = open_shop(url, binds={"elsewhere": elsewhere})
+    with shop.app.app_context():
+        shop.db.create_all("elsewhere")
+    client = shop.app.test_client()
+    order = {"item": "tea", "does": "write elsewhere"}
+    assert client.post("/orders", json=order, headers=sent()).status_code == 500
+    assert "__bind_key__" in caplog.text
+    with shop.app.app_context():
+        assert shop.db.session.query(shop.note).count() == 0
+    assert items(shop) == []
+
+
+@pytest.mark.parametrize("setting", ["TESTING", "PROPAGATE_EXCEPTIONS"])
+def test_an_error_that_reaches_the_server(shop: Shop, setting: str) -> None:
+    # apishape-sync, Flask 4: no after_request runs, teardown comes first, and no connection stays out
+    shop.app.config[setting] = True
+    client, headers = shop.app.test_client(), sent()
+    with pytest.raises(ValueError, match="stumbled"):
+        client.post("/orders", json={"item": "tea", "does": "raise"}, headers=headers)
+    with shop.app.app_context():
+        assert shop.db.engine.pool.checkedout() == 0
+    assert items(shop) == []
+    shop.go_on.set()
+    again = client.post("/orders", json={"item": "tea", "does": "wait"}, headers=sent())
+    assert (again.status_code, items(shop)) == (201, ["tea"])
+
+
+def test_a_worker_that_is_ended_in_its_handler(shop: Shop) -> None:
+    # apishape-sync 6.3: gunicorn raises SystemExit in a handler that takes too long, and Flask lets it pass
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):  # the key is free again at once
+        with pytest.raises(SystemExit, match="too long"):
+            client.post("/orders", json={"item": "tea", "does": "exit"}, headers=headers)
+        assert items(shop) == []
+    with shop.app.app_context():
+        assert shop.db.engine.pool.checkedout() == 0
+    assert client.post("/orders", json={"item": "tea"}, headers=sent()).status_code == 201
+
+
+def test_an_after_request_that_fails(shop: Shop) -> None:
+    # apishape-sync, Flask 4: the client gets 500, the record says 201, and a retry replays it
+    client, headers = shop.app.test_client(), sent()
+    failed = client.post("/orders", json={"item": "tea"}, headers={**headers, "Fails-After": "yes"})
+    again = client.post("/orders", json={"item": "tea"}, headers=headers)
+    assert (failed.status_code, again.status_code) == (500, 201)
+    assert (again.headers["Idempotent-Replayed"], items(shop), shop.runs) == ("true", ["tea"], ["local"])
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "body"), [("file", 200, b"of a file"), ("stream", 201, b"11"), ("plain", 204, b"")]
+)
+def test_blueprints_classes_streams_and_files(shop: Shop, name: str, status: int, body: bytes) -> None:
+    client, headers = shop.app.test_client(), sent()
+    first = client.post(f"/stock/{name}", headers=headers)
+    again = client.post(f"/stock/{name}", headers=headers)
+    assert (first.status_code, first.data, again.status_code, again.data) == (status, body, status, body)
+    assert again.headers.get("Content-Type") == first.headers.get("Content-Type")
+    assert (again.headers["Idempotent-Replayed"], items(shop)) == ("true", [name])
+
+
+def test_the_error_handler_of_a_blueprint(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):
+        answer = client.post("/stock/sold-out", headers=headers)
+        assert (answer.status_code, answer.get_json()) == (410, {"error": "sold out"})
+    assert items(shop) == []
+
+
+def test_a_body_that_fails_half_way_is_no_success(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):
+        assert client.post("/stock/broken", headers=headers).status_code == 500
+    assert items(shop) == []
+
+
+def test_async_views(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    first = client.post("/async", json={"item": "tea"}, headers=headers)
+    again = client.post("/async", json={"item": "tea"}, headers=headers)
+    assert (first.status_code, again.data, again.headers["Idempotent-Replayed"]) == (201, first.data, "true")
+    headers = sent()
+    for _ in range(2):
+        assert client.put("/stock/milk", headers=headers).get_json() == {"put": "milk"}
+    assert (items(shop), shop.runs) == (["tea", "milk"], ["local"])
+
+
+def test_inline_outbox_and_no_key(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    for _ in range(2):
+        assert client.post("/charges", json={}, headers=headers).get_json() == {"charges": 1}
+    headers = sent()
+    for _ in range(2):
+        assert client.post("/parcels", json={"item": "parcel"}, headers=headers).status_code == 202
+    for item in ("tea", "milk"):
+        alone = client.post("/optional", json={"item": item}, headers={"Authorization": "Bearer alpha"})
+        assert alone.status_code == 201
+    gone = client.post("/optional", json={"item": "x", "does": "raise"}, headers={"Authorization": "Bearer alpha"})
+    assert (gone.status_code, items(shop)) == (500, ["parcel", "tea", "milk"])
+    assert client.get("/orders", headers=sent()).get_json() == {"total": 3}
+
+
+def test_phases_write_through_the_session(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    first = client.post("/payments", json={"item": "tea"}, headers=headers)
+    again = client.post("/payments", json={"item": "tea"}, headers=headers)
+    assert (first.status_code, first.data == again.data) == (201, True)
+    assert (items(shop), shop.runs, len(shop.charges)) == (["tea paid"], ["phased"], 1)
+
+
+def test_a_phased_handler_goes_on_after_its_last_phase(shop: Shop) -> None:
+    client, headers = shop.app.test_client(), sent()
+    assert client.post("/payments", json={"item": "tea", "does": "raise"}, headers=headers).status_code == 500
+    assert items(shop) == ["tea"]
+    again = client.post("/payments", json={"item": "tea", "does": "raise"}, headers=headers)
+    assert (again.status_code, again.get_json()["attempt"]) == (201, 2)
+    assert (items(shop), len(shop.charges)) == (["tea paid"], 1)
+
+
+def test_outside_of_a_phase_the_session_only_reads(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    client, headers = shop.app.test_client(), sent()
+    failed = client.post("/payments", json={"item": "tea", "does": "write outside"}, headers=headers)
+    assert failed.status_code == 500
+    assert "only reads" in caplog.text
+    assert items(shop) == ["tea"]
