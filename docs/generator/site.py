@@ -35,6 +35,8 @@ MODULES: Final[Mapping[str, str]] = {
     "oncekey.client.httpx": "The client on httpx.",
     "oncekey.client.requests": "The client on requests.",
     "oncekey.client.aiohttp": "The client on aiohttp.",
+    "oncekey.django": "Django and Django REST framework.",
+    "oncekey.flask": "Flask and Flask-SQLAlchemy.",
     "oncekey.litestar": "The plugin for Litestar.",
     "oncekey.aiohttp": "aiohttp's server.",
     "oncekey.mcp": "Tools of an MCP server.",
