@@ -25,7 +25,6 @@ from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.premises import forget
-from oncekey.frameworks.resuming import wsgi_door
 from oncekey.frameworks.wsgi import installed
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.functions import Functions, Protects, Receives
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from oncekey.sealing import Seal
 
 F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A")
 
 __all__ = ["SINGLE_TENANT", "Once", "Options"]
 
@@ -315,9 +315,8 @@ class Once:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not isinstance(self.store, str):
             raise ConfigurationError(NO_WSGI)
-        hearing = Hearing(self, None, secret=secret, parse=parse, **options)
         self._webhooks += 1
-        return WsgiWebhook(self, hearing)
+        return WsgiWebhook(self, Hearing(self, None, secret=secret, parse=parse, **options))
 
     def asgi(
         self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None
@@ -344,12 +343,9 @@ class Once:
     ) -> WSGIApplication:
         """Protect a WSGI application: `def` handlers by `@once.protect`, others by path; resolvers get the environ.
 
-        A Flask application is changed in place and returned, so its own test client is protected, too. `status` is the
-        path of the status resource, if there is to be one; `keep_headers` are as with `install`. WSGI has no lifespan:
-        the checks of `lifespan` are made with the first request of each process.
+        A Flask application is changed in place, so its own test client is protected, too. `status` is the path of the
+        status resource, if there is one. The checks of `lifespan` are made with the first request of each process.
         """
-        if not isinstance(self.store, str):
-            raise ConfigurationError(NO_WSGI_APP)
         threads = Threads(
             self,
             self.policy,
@@ -359,10 +355,15 @@ class Once:
             status_path=status,
             keep_headers=keep_headers,
         )
+        return self.serve_threads(installed(app, threads), threads)
+
+    def serve_threads(self, app: A, threads: Threads) -> A:
+        """Take in an application that a skin serves in threads, ours or yours (docs/howto/write-a-framework.md)."""
+        if not isinstance(self.store, str):
+            raise ConfigurationError(NO_WSGI_APP)
         self._admit_all(threads)
-        wrapped = installed(app, threads)
-        self._threaded[wrapped] = threads
-        return wrapped
+        self._threaded[app] = threads
+        return app
 
     # Running
 
@@ -541,7 +542,7 @@ class Once:
         handler = self.enrolled.get(operation)
         if handler is not None and self._threaded and not self._installed:
             app = starting.serving_threads(handler, tuple(self._threaded))
-            return None if app is None else wsgi_door(app)
+            return None if app is None else self._threaded[app].door(app)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
         return cast("App | None", starting.serving(self, handler, routed))
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from harness.provider import Provider
 from skins.rows import SKINS
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
+    with Provider(tmp_path_factory.mktemp("provider")) as provider:
+        yield provider
 
 
 @pytest.hookimpl(trylast=True)

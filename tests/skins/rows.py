@@ -7,6 +7,7 @@ give it a line in docs/generator/frameworks.json.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -19,8 +20,9 @@ TABLE: dict[str, Any] = {
     row["skin"]: row for row in json.loads((ROOT / "docs" / "generator" / "frameworks.json").read_text("utf-8"))
 }
 """What the documentation says of each skin."""
+sys.path.append(str(ROOT / "examples"))  # one of the skins is an example
 
-UVICORN, WAITRESS = ("uvicorn",), ("waitress",)
+UVICORN, WAITRESS, STANDARD = ("uvicorn",), ("waitress",), ("http.server",)
 SYNC = ("gunicorn", "--worker-class", "sync", "--workers", "4")
 GTHREAD = ("gunicorn", "--worker-class", "gthread", "--workers", "2", "--threads", "8")
 
@@ -60,5 +62,6 @@ SKINS = {
         Skin("flask-gthread", "Flask", "skins.on_flask", GTHREAD, BOTH),
         Skin("flask-preload", "Flask", "skins.on_flask", (*GTHREAD, "--preload")),
         Skin("wsgi", "WSGI", "skins.on_wsgi", WAITRESS),
+        Skin("example", "your own (the guide's example)", "skins.on_example", STANDARD),
     )
 }

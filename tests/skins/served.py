@@ -16,7 +16,7 @@ from typing import Any
 
 from oncekey.core.policy import Policy
 from oncekey.once import Once
-from skins.rows import SKINS, WAITRESS
+from skins.rows import SKINS
 from skins.service import Service
 
 SKIN, STORE, PROVIDER, SOCKET = "SKIN", "SKIN_STORE", "SKIN_PROVIDER", "SKIN_SOCKET"
@@ -36,14 +36,17 @@ def __getattr__(name: str) -> Any:
 def serve(listening: socket.socket) -> None:
     """Serve until the process is killed."""
     app = __getattr__("app")
-    if SKINS[os.environ[SKIN]].server == WAITRESS:
-        import waitress
+    match SKINS[os.environ[SKIN]].server:
+        case ("uvicorn",):
+            import uvicorn
 
-        waitress.create_server(app, sockets=[listening], threads=8).run()
-    else:
-        import uvicorn
+            uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="warning")).run([listening])
+        case ("waitress",):
+            import waitress
 
-        uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="warning")).run([listening])
+            waitress.create_server(app, sockets=[listening], threads=8).run()
+        case _:
+            app.serve(listening)  # a framework that brings its own
 
 
 def main() -> None:

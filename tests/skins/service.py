@@ -170,7 +170,8 @@ def export(asked: Asked) -> Doing:
     """A stream, which is captured and kept."""
     yield from _behave(asked)
     drawn = uuid.uuid4().hex.encode()
-    return Said(201, pieces=(b"one ", drawn, b" three"), media_type="text/plain")
+    pieces = (b"one ", *(b"two ",) * asked.order.get("pieces", 1), drawn, b" three")
+    return Said(201, pieces=pieces, media_type="text/plain")
 
 
 def events(asked: Asked) -> Doing:

@@ -13,7 +13,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,8 @@ from typing import Any, Self
 import pytest
 
 from harness.pages import ROOT
-from harness.patience import wait_until
+from harness.patience import PATIENCE, wait_until
+from harness.processes import children
 from harness.provider import Provider
 from harness.proxy import Proxy
 from harness.served import Wire
@@ -31,7 +32,7 @@ from skins.service import TABLES, WRITER, execute
 from wsgi.shop import Reply, send
 
 KEYS = (sys.executable, "-c", "from oncekey.cli import main; main()")
-TESTS = ROOT / "tests"
+PLACES = os.pathsep.join(str(ROOT / name) for name in ("src", "tests"))
 
 
 def new_key() -> str:
@@ -59,8 +60,18 @@ class Stage:
     the next one starts only waits.
     """
 
-    def __init__(self, skin: Skin, url: str, folder: Path, provider: Provider, proxy: Proxy | None) -> None:
+    def __init__(
+        self,
+        skin: Skin,
+        url: str,
+        folder: Path,
+        provider: Provider,
+        *,
+        proxy: Proxy | None = None,
+        options: tuple[str, ...] = (),
+    ) -> None:
         self.skin, self.url, self.folder = skin, url, folder
+        self._options = options
         self.provider, self.proxy = provider, proxy
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listening.getsockname()[1]
@@ -72,12 +83,7 @@ class Stage:
     def environment(self) -> dict[str, str]:
         """What tells a process which application it is."""
         said = {SKIN: self.skin.name, STORE: self.store, PROVIDER: self.provider.url}
-        return {**os.environ, **said, SOCKET: str(self._listening.fileno()), "PYTHONPATH": os.pathsep.join(self.places)}
-
-    @property
-    def places(self) -> list[str]:
-        """Where modules are found."""
-        return [str(ROOT / "src"), str(TESTS), str(ROOT / "examples")]
+        return {**os.environ, **said, SOCKET: str(self._listening.fileno()), "PYTHONPATH": PLACES}
 
     @property
     def store(self) -> str:
@@ -91,7 +97,12 @@ class Stage:
     def __enter__(self) -> Self:
         for table in TABLES:
             execute(self.url, table)
-        first, *words = self.skin.server
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the server; a second time after it has ended."""
+        first, *words = (*self.skin.server, *self._options)
         command = [sys.executable, "-m", "skins.served"]
         if first == "gunicorn":
             quiet = ("--log-level", "error", "--no-control-socket", "--bind", f"fd://{self._listening.fileno()}")
@@ -110,7 +121,17 @@ class Stage:
         if not serves.done() or serves.result().status != 200:
             self.__exit__()
             raise RuntimeError(self.log)
-        return self
+
+    @property
+    def pid(self) -> int:
+        """The server's process: of gunicorn the one that has workers, elsewhere the one that serves."""
+        assert self._server is not None
+        return self._server.pid if self.skin.server[0] == "gunicorn" else children(self._server.pid)[0]
+
+    def ended(self) -> int:
+        """Wait until the server has ended, and return its exit code."""
+        assert self._server is not None
+        return self._server.wait(PATIENCE)
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
@@ -129,18 +150,27 @@ class Stage:
         chosen = new_key() if key is None else key or None
         return send(self.port, path, order, key=chosen, Authorization=f"Bearer {token}")
 
+    def send_chunks(self, path: str, *pieces: bytes, key: str) -> Reply:
+        """A POST that does not say how long it is."""
+        lines = {"Authorization": f"Bearer {WRITER}", "Idempotency-Key": key, "Content-Type": "application/json"}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            connection.request("POST", path, iter(pieces), lines, encode_chunked=True)
+            response = connection.getresponse()
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, names, response.read())
+
     @contextmanager
     def held(self, path: str) -> Iterator[Held]:
         """A request that is in its handler until the block ends."""
         gate = self.folder / new_key()
-        order, key = {"hold": str(gate)}, new_key()
+        order, key = {"hold": str(gate), "item": "held"}, new_key()
         held = Held(key, order, gate, self._clients.submit(self.send, path, order, key=key))
         entered = Path(f"{gate}.entered")
         wait_until(lambda: entered.exists() or held.reply.done(), "the handler was not entered")
         try:
             yield held
         finally:
-            held.release()
+            held.gate.touch()
 
     def meanwhile(self, path: str, held: Held) -> Future[Reply]:
         """The same request once more, while the first one runs."""
