@@ -41,7 +41,9 @@ PLACES = {
 KINDS = ("unprotected", "new key", "replay")
 THREADS = 16
 _KNOWN = 64
-_GUNICORN = ("--worker-class", "gthread", "--workers", "1", "--keep-alive", "75", "--log-level", "error")
+_IDLE = 3600
+"""Seconds that a connection may rest while others have their turn."""
+_GUNICORN = ("--worker-class", "gthread", "--workers", "1", "--keep-alive", str(_IDLE), "--log-level", "error")
 
 
 # The applications, each with two routes that do the same.
@@ -144,11 +146,11 @@ def serve(framework: str, server: str, listening: socket.socket) -> None:
     if server == "uvicorn":
         import uvicorn  # noqa: PLC0415
 
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([listening])
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=_IDLE)).run([listening])
     else:
         import waitress  # noqa: PLC0415
 
-        waitress.create_server(app, sockets=[listening], threads=THREADS).run()
+        waitress.create_server(app, sockets=[listening], threads=THREADS, channel_timeout=_IDLE).run()
 
 
 # Measuring.
