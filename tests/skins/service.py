@@ -31,8 +31,7 @@ import psycopg
 from harness.asgi import until as arrives
 from harness.patience import PATIENCE
 from oncekey.core.model import Effects
-from oncekey.demo.speaking import speaker_for
-from oncekey.drivers.placeholders import pyformat
+from oncekey.drivers.placeholders import numbered, pyformat
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.once import Once
 from oncekey.topics import Message, Reply
@@ -293,7 +292,7 @@ class Service:
     async def waiting(self, doing: Doing, asked: Asked, op: Any) -> Said:
         """The same in an `async def` handler."""
         mortal = asked.dies_at if op.attempt == 1 else None
-        say = speaker_for(self.once.asynchronous().driver).say
+        say = self.say_waiting
         result: Any = None
         while True:
             try:
@@ -338,6 +337,14 @@ class Service:
     def say(self, connection: Any, sql: str, params: dict[str, Any]) -> None:
         """A statement through a blocking connection that a handler was handed."""
         connection.execute(sql if self.url.startswith("sqlite") else pyformat(sql), params)
+
+    async def say_waiting(self, connection: Any, sql: str, params: dict[str, Any]) -> None:
+        """A statement through a connection of SQLite's or asyncpg's."""
+        if self.url.startswith("sqlite"):
+            await connection.execute(sql, params)
+        else:
+            statement = numbered(sql)
+            await connection.execute(statement.text, *statement.arguments(params))
 
 
 _JSON = {"Content-Type": "application/json"}

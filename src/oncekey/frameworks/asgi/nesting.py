@@ -35,8 +35,8 @@ NO_REQUEST: Final = (
     "handler.__wrapped__ if the handler takes no operation"
 )
 NOT_AWAITED: Final = (
-    "{operation} is `async def`, and its application is served in threads, by WSGI: make it a plain `def`, which is handed "
-    "a SyncOperation"
+    "{operation} is `async def`, and its application is served in threads, by WSGI: make it a plain `def`, which is "
+    "handed a SyncOperation"
 )
 CALLED: Final = (
     "{operation} is protected and was called as a function by {caller}, which is not: nothing was executed. Move what "
