@@ -25,7 +25,6 @@ from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
 from oncekey.frameworks.premises import forget
-from oncekey.frameworks.resuming import wsgi_door
 from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.functions import Functions, Protects, Receives
@@ -35,6 +34,7 @@ from oncekey.options import (
     NO_LIFESPAN,
     NO_THREADS,
     NO_WSGI,
+    NO_WSGI_APP,
     SINGLE_TENANT,
     STRANGE_ENROLMENT,
     FunctionOptions,
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from oncekey.sealing import Seal
 
 F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A")
 
 __all__ = ["SINGLE_TENANT", "Once", "Options"]
 
@@ -306,9 +307,8 @@ class Once:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
-        hearing = Hearing(self, None, secret=secret, parse=parse, **options)
         self._webhooks += 1
-        return WsgiWebhook(self, hearing)
+        return WsgiWebhook(self, Hearing(self, None, secret=secret, parse=parse, **options))
 
     def asgi(
         self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None
@@ -531,7 +531,7 @@ class Once:
         handler = self.enrolled.get(operation)
         if handler is not None and self._threaded and not self._installed:
             app = starting.serving_threads(handler, tuple(self._threaded))
-            return None if app is None else wsgi_door(app)
+            return None if app is None else self._threaded[app].door(app)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
         app = starting.serving(self, handler, routed)
         return cast("App | None", app if app is None else self._installed[app].door or app)
@@ -569,8 +569,10 @@ class Once:
         for threads in self._in_threads:
             threads.start_anew()
 
-    def adopt(self, app: Any, installation: Installation | Threads) -> None:  # noqa: ANN401
-        """Know an application, and what was put into it; whoever makes the skin of a framework calls this."""
+    def adopt(self, app: A, installation: Installation | Threads) -> A:
+        """Take in an application and what a skin put into it, ours or yours (docs/howto/write-a-framework.md)."""
+        if isinstance(installation, Threads) and not has_threads(self.store):
+            raise ConfigurationError(NO_WSGI_APP.format(called="adopt"))
         installation.inline_calls = lambda: self.resolvers.inline_calls
         installation.tell = self.tell
         for handler in self.enrolled.values():
@@ -581,6 +583,7 @@ class Once:
             installation.admit(enrolment)
         among: dict[Any, Any] = self._threaded if isinstance(installation, Threads) else self._installed
         among[app] = installation
+        return app
 
 
 _ALL: Final[WeakSet[Once]] = WeakSet()

@@ -34,19 +34,24 @@ TOGETHER = {
             "tests/drivers/postgres/test_standby.py",
             "tests/meta/test_wheel.py",
             "tests/reconcile/test_plans.py",
+            "tests/skins/test_skins.py",
             "tests/upkeep/test_plans.py",
         )
     },
 }
-_STORE = re.compile(r"\[(sqlite|postgresql)")
+_PARTS = {
+    "tests/proof/test_real_processes.py": re.compile(r"\[(sqlite|postgresql)"),
+    "tests/skins/test_skins.py": re.compile(r"\[([a-z-]+-(?:sqlite|postgresql))"),
+}
+"""Modules of which each part is a group of its own."""
 
 
 def group_of(test: str) -> str:
     """What is given to a worker at once: the tests that have the same group."""
     module = test.partition("::")[0]
     group = TOGETHER.get(module, test)
-    store = _STORE.search(test) if module == "tests/proof/test_real_processes.py" else None
-    return f"{group} on {store[1]}" if store else group
+    part = _PARTS[module].search(test) if module in _PARTS else None
+    return f"{group} on {part[1]}" if part else group
 
 
 class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist says nothing of its types

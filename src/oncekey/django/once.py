@@ -73,7 +73,7 @@ class Once(Framework):
     ) -> None:
         super().__init__(Database() if store is None else store, **options)
         if not has_threads(self.store):
-            raise ConfigurationError(NO_WSGI_APP)
+            raise ConfigurationError(NO_WSGI_APP.format(called="django"))
         self.has_tenant = tenant is not None
         self.threads = DjangoThreads(
             self,

@@ -40,6 +40,7 @@ from oncekey.engine.telling import tell_failure
 from oncekey.frameworks.limits import Limits
 from oncekey.frameworks.premises import Premises
 from oncekey.frameworks.resources import answered, documentation, status_of
+from oncekey.frameworks.resuming import wsgi_door
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from oncekey.engine.effects import Life, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Site
+    from oncekey.frameworks.asgi.types import App
     from oncekey.frameworks.premises import Engines
     from oncekey.frameworks.resuming import Resumption
 
@@ -122,10 +124,13 @@ class Threads(Premises):
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         keep_headers: Sequence[str] = (),
+        door: Callable[[Any], App] = wsgi_door,
     ) -> None:
         super().__init__(
             engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers, blocking=True
         )
+        self.door = door
+        """What a completer sends a request through, made of the application."""
         self._tenant = tenant
         self._principal = principal
         self.runtime: ThreadRuntime

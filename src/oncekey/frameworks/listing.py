@@ -1,8 +1,9 @@
 """The routes of an application, whatever framework it is made with.
 
 A framework's lister is a function that is given an application and returns its routes, or None if the application is
-not of its kind. `LISTERS` names it, and it is imported only where the framework is. What `oncekey routes`, `oncekey
-audit`, `oncekey openapi` and the line at start-up say of an application is all made of this.
+not of its kind. `LISTERS` names it, and it is imported only where the framework is. An application whose skin is not
+ours lists its routes itself, as `__oncekey_routes__()`. What `oncekey routes`, `oncekey audit`, `oncekey openapi` and
+the line at start-up say of an application is all made of this.
 """
 
 from __future__ import annotations
@@ -81,6 +82,9 @@ class Lists(Protocol):
 
 def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
     """Every route of an application; None: what it serves cannot be seen."""
+    own: Callable[[], Iterable[Served]] | None = getattr(app, "__oncekey_routes__", None)
+    if own is not None:
+        return iter(own())
     for package, module in LISTERS.items():
         if package in sys.modules:
             lister: Lists = import_module(module).listed

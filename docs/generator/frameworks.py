@@ -1,0 +1,53 @@
+"""`frameworks.md`: every skin from its line of `frameworks.json`, which the acceptance suite of all skins is run by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from .markdown import page as put_together
+from .markdown import table, title
+
+LINES: Final = Path(__file__).with_name("frameworks.json")
+MEANS: Final = {
+    "LOCAL": "rows that commit with the key, through `op.connection`",
+    "PHASED": "`op.phase`, `op.call` and `op.value`",
+    "OUTBOX": "`op.defer`, and a worker that makes the answer",
+    "INLINE": "outside calls in the handler",
+    "wait": '`in_progress="wait"`: a repetition waits for the first answer instead of 409',
+    "stream": "an answer in pieces is captured before its first byte is sent; a stream of events is refused",
+    "resume": "a PHASED request whose process was killed is gone on with, by a retry and by `oncekey worker`",
+    "OpenAPI": "`oncekey openapi` describes the key: in the application's own document, or in a file that it is given",
+    "audit": "`oncekey audit` and `oncekey routes` list the routes",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    lines: list[dict[str, Any]] = json.loads(LINES.read_text("utf-8"))
+    return put_together(
+        title("Frameworks"),
+        "What oncekey does in each framework. One acceptance suite (`tests/skins`) runs the same payments service "
+        "behind all of them, over real sockets, with `kill -9`, outages of the store and `oncekey check`; it runs what "
+        "this table says, and proves that what the table denies is refused.",
+        table(
+            ("Framework", "Protected by", "Guide", "Tested on"),
+            [(one["skin"], one["by"], _guide(one["guide"]), ", ".join(one["servers"])) for one in lines],
+        ),
+        table(
+            ("Framework", *MEANS),
+            [(one["skin"], *(_cell(one["can"][ability]) for ability in MEANS)) for one in lines],
+        ),
+        table(("Ability", "What it is"), list(MEANS.items())),
+        "An application that is enrolled by path is handed no transaction and no operation, so it is INLINE; that "
+        "holds for every framework. Plain WSGI has no list of routes, so none can be shown.",
+    )
+
+
+def _cell(said: object) -> str:
+    return said if isinstance(said, str) else "yes" if said else ""
+
+
+def _guide(name: str) -> str:
+    return f"[{name.removesuffix('.md').replace('-', ' ')}](../howto/{name})"

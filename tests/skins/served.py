@@ -1,0 +1,69 @@
+"""A skin's application in a process of its own: `skins.served:app` and `skins.served:once`, as the environment says.
+
+`python -m skins.served` serves it by uvicorn or waitress on a socket that it was handed. It serves in a child, and when
+that is killed, in the next one: the frameworks are imported once, and all else is as in a process that was started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from oncekey.core.policy import Policy
+from oncekey.once import Once
+from skins.rows import SKINS
+from skins.service import Service
+
+SKIN, STORE, PROVIDER, SOCKET = "SKIN", "SKIN_STORE", "SKIN_PROVIDER", "SKIN_SOCKET"
+
+POLICY = Policy(complete_interval=timedelta(seconds=0.2), send_window=timedelta(seconds=0.5))
+"""Nobody is waited for long: here what is dead stays dead."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in {"app", "once"}:
+        raise AttributeError(name)
+    made = Once(os.environ[STORE], migrate=True, policy=POLICY)
+    globals().update(once=made, app=SKINS[os.environ[SKIN]].make(Service(made, os.environ[PROVIDER])))
+    return globals()[name]
+
+
+def serve(listening: socket.socket) -> None:
+    """Serve until the process is killed."""
+    app = __getattr__("app")
+    match SKINS[os.environ[SKIN]].server:
+        case ("uvicorn",):
+            import uvicorn
+
+            uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="warning")).run([listening])
+        case ("waitress",):
+            import waitress
+
+            waitress.create_server(app, sockets=[listening], threads=8).run()
+        case _:
+            app.serve(listening)  # a framework that brings its own
+
+
+def main() -> None:
+    """Serve in one child after the other."""
+    listening = socket.socket(fileno=int(os.environ[SOCKET]))
+    skin = SKINS[os.environ[SKIN]]
+    for module in (skin.module, *skin.server, "psycopg", "asyncpg"):
+        import_module(module)
+    while True:
+        child = os.fork()
+        if child == 0:
+            serve(listening)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            sys.exit(f"the server has ended: {status}")
+
+
+if __name__ == "__main__":
+    main()

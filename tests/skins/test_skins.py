@@ -1,0 +1,365 @@
+"""The acceptance suite of all skins: one service, over real sockets, on real servers and stores.
+
+Each test says which ability of the table in docs/reference/frameworks.md it proves (`proves`), and runs on every skin
+that has it; what the table denies is proved to be refused (`denies`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.aiming import JSON, broken
+from harness.patience import wait_until
+from harness.provider import Provider
+from harness.proxy import Proxy
+from harness.served import Wire
+from oncekey.conformance import Address, Profile, Target, check
+from oncekey.core.errors import ConfigurationError
+from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.frameworks.listing import listed
+from oncekey.frameworks.openapi import transformed
+from oncekey.once import Once
+from oncekey.surveying import Verdict, survey
+from skins.on_asgi import BY_PATH
+from skins.rows import ABILITIES, SKINS, TABLE, Skin
+from skins.service import READER, ROUTES, STEPS, STRANGER, WRITER, Service
+from skins.stage import Stage, new_key, stages
+
+PROVED: set[tuple[str, str]] = set()
+"""A line of the table, and an ability that a test runs on it."""
+DENIED: set[tuple[str, str]] = set()
+
+
+def proves(*abilities: str, every_store: bool = False) -> Callable[[Any], Any]:
+    """Run a test on every skin that has these abilities."""
+    chosen = stages(*abilities, every_store=every_store)
+    PROVED.update((SKINS[one.values[0][0]].row, ability) for one in chosen for ability in abilities)
+    return pytest.mark.parametrize("stage", chosen, indirect=True)
+
+
+def proves_unserved(ability: str) -> Callable[[Any], Any]:
+    """The same for a test that needs no server."""
+    names = [name for name, skin in SKINS.items() if ability in skin.can]
+    PROVED.update((SKINS[name].row, ability) for name in names)
+    return pytest.mark.parametrize("name", names)
+
+
+def denies(*abilities: str) -> Callable[[Any], Any]:
+    """Run a test on every skin that has none of these abilities."""
+    names = [name for name, skin in SKINS.items() if skin.can.isdisjoint(abilities)]
+    DENIED.update((SKINS[name].row, ability) for name in names for ability in abilities)
+    return pytest.mark.parametrize("name", names)
+
+
+@pytest.fixture(scope="module")
+def stage(
+    request: pytest.FixtureRequest, provider: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """A skin on a store, served for all tests that want it."""
+    name, store = request.param
+    folder = tmp_path_factory.mktemp(f"{name}-{store}")
+    with ExitStack() as stack:
+        proxy, url = None, f"sqlite:///{folder}/shop.db"
+        if store == "postgresql":
+            server = request.getfixturevalue("postgres_server")
+            database = f"skins_{new_key()}"
+            url = server.create_database(database)
+            stack.callback(server.drop_database, database)
+            proxy = stack.enter_context(Proxy.before(url))
+        yield stack.enter_context(Stage(SKINS[name], url, folder, provider, proxy=proxy))
+
+
+# Keys
+
+
+@proves("INLINE", every_store=True)
+def test_a_first_request_and_its_repetition(stage: Stage) -> None:
+    key, order, before = new_key(), {"item": "tea"}, stage.charges
+    first = stage.send("/charges", order, key=key)
+    again = stage.send("/charges", order, key=f'"{key}"')
+    other = stage.send("/charges", {"item": "milk"}, key=key)
+    elsewhere = stage.send("/exports", order, key=key)
+    stranger = stage.send("/charges", order, key=key, token=STRANGER)
+    assert (first.status, first.replayed) == (201, False), stage.log
+    assert (again.status, again.body, again.replayed) == (201, first.body, True)  # R77, R87
+    assert first.headers["idempotency-key"] == key  # R17
+    assert first.headers["content-type"] == again.headers["content-type"]
+    assert (other.status, other.json()["code"]) == (422, "idempotency_key_reused_with_different_payload")  # R37
+    assert elsewhere.status == 422  # R26
+    assert (stranger.status, stranger.replayed) == (201, False)  # R27
+    assert stage.charges - before == 2
+
+
+@proves("INLINE")
+def test_what_is_no_key_is_refused(stage: Stage) -> None:
+    before = stage.charges
+    missing = stage.send("/charges", {}, key="")
+    refused = [stage.send("/charges", {}, key=key) for key in ("short", '""', '"unfinished-and-long', "a" * 256)]
+    assert (missing.status, missing.json()["code"]) == (400, "idempotency_key_missing")  # R11
+    assert [reply.status for reply in refused] == [400] * 4  # R8, R9, R10
+    with Wire(stage.port) as wire:  # R7: a server may hand two lines on as one
+        lines = ("POST /charges HTTP/1.1", "Host: shop", f"Authorization: Bearer {WRITER}")
+        lines += ("Content-Type: application/json", "Content-Length: 2", "Connection: close")
+        keys = (f"Idempotency-Key: {new_key()}", f"Idempotency-Key: {new_key()}")
+        wire.say(*lines, *keys, body=b"{}")
+        assert wire.hear()[0] == 400
+    with Wire(stage.port) as wire:  # another field, which some servers keep and none takes for a key
+        wire.say(*lines, f"Idempotency_Key: {new_key()}", body=b"{}")
+        assert wire.hear()[0] == 400
+    assert stage.charges == before
+
+
+@proves("INLINE")
+def test_a_body_in_chunks_is_compared(stage: Stage) -> None:
+    key = new_key()
+    whole, same = (
+        stage.send("/charges", {"item": "tea"}, key=key),
+        stage.send_chunks("/charges", b'{"item":', b'"tea"}', key=key),
+    )
+    other = stage.send_chunks("/charges", b'{"item":', b'"milk"}', key=key)
+    assert (whole.status, same.body, same.replayed, other.status) == (201, whole.body, True, 422)
+
+
+@proves("INLINE")
+def test_who_may_not_call_is_not_given_an_answer(stage: Stage) -> None:
+    # R20, R186, R198
+    key = new_key()
+    assert stage.send("/charges", {}, key=key).status == 201
+    for token, status in (("", 401), ("token-of-nobody", 401), (READER, 403)):
+        reply = stage.send("/charges", {}, key=key, token=token)
+        assert (reply.status, reply.replayed) == (status, False)
+    assert stage.send("/charges", {}, key=key).replayed
+
+
+@proves("INLINE")
+def test_while_the_first_request_runs(stage: Stage) -> None:
+    before = stage.charges
+    with stage.held("/charges") as held:
+        same = stage.send("/charges", held.order, key=held.key)
+        other = stage.send("/charges", {**held.order, "item": "milk"}, key=held.key)
+        first = held.release()
+    assert (same.status, same.json()["code"]) == (409, "idempotency_key_in_progress")  # R79
+    assert int(same.headers["retry-after"]) > 0
+    assert other.status == 422  # R38
+    again = stage.send("/charges", held.order, key=held.key)
+    assert (first.status, again.body, again.replayed, stage.charges - before) == (201, first.body, True, 1)
+
+
+@proves("wait")
+def test_who_waits_gets_the_answer(stage: Stage) -> None:
+    # R82
+    with stage.held("/waiting") as held:
+        waiting = stage.meanwhile("/waiting", held)
+        first = held.release()
+    assert (first.status, waiting.result().body, waiting.result().replayed) == (201, first.body, True)
+
+
+@proves("stream")
+def test_a_stream_is_captured_or_refused(stage: Stage) -> None:
+    key, before = new_key(), stage.charges
+    first, again = stage.send("/exports", {}, key=key), stage.send("/exports", {}, key=key)
+    assert (first.status, first.body[:4], first.body[-6:]) == (201, b"one ", b" three")
+    assert (again.body, again.replayed, again.headers["content-type"]) == (
+        first.body,
+        True,
+        first.headers["content-type"],
+    )
+    endless = stage.send("/events", {})
+    assert (endless.status, endless.json()["code"]) == (500, "idempotency_execution_failed")
+    assert stage.charges == before
+
+
+@proves("INLINE")
+def test_a_client_that_leaves_finds_its_answer_later(stage: Stage) -> None:
+    before = stage.charges
+    left = stage.leave("/charges")
+    found = stage.settled("/charges", left.order, left.key)
+    assert (found.status, found.replayed, stage.charges - before) == (201, True, 1), stage.log
+
+
+# Effects
+
+
+@proves("LOCAL", every_store=True)
+def test_a_row_commits_with_its_key(stage: Stage) -> None:
+    key, item = new_key(), new_key()
+    replies = [stage.send("/orders", {"item": item}, key=key) for _ in range(2)]
+    assert [reply.status for reply in replies] == [201, 201], stage.log
+    assert replies[1].headers["location"] == replies[0].headers["location"]
+    assert stage.rows(f"SELECT id FROM orders WHERE item = '{item}'") == [(replies[0].json()["id"],)]
+
+
+@proves("PHASED", every_store=True)
+def test_a_payment_is_made_in_steps(stage: Stage) -> None:
+    key, before = new_key(), stage.charges
+    first, again = (stage.send("/payments", {}, key=key) for _ in range(2))
+    assert (first.status, again.body, again.replayed) == (201, first.body, True), stage.log
+    paid = first.json()
+    assert stage.rows(f"SELECT charge FROM payments WHERE id = '{paid['id']}'") == [(paid["charge"],)]
+    assert stage.charges - before == 1
+
+
+@proves("OUTBOX", "resume")
+def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
+    # R120, R122: kill -9 in a payment, and nobody sends it again before it is done
+    paying, key, before = new_key(), new_key(), stage.charges
+    promised = stage.send("/transfers", {}, key=key)
+    assert (promised.status, stage.charges - before) == (202, 0), stage.log
+    unpaid = "SELECT count(*) FROM payments WHERE charge IS NULL"
+    order = {"die": "payment_created"}
+    stage.dies("/payments", order, paying)
+    assert stage.rows(unpaid) == [(1,)]
+    with stage.worker():
+        done = stage.settled("/transfers", {}, key)
+        wait_until(lambda: stage.rows(unpaid) == [(0,)], lambda: stage.log, every=0.05)
+        paid = stage.settled("/payments", order, paying)
+    assert (done.status, done.replayed, paid.status, paid.replayed) == (201, True, 201, True), stage.log
+    assert stage.rows(f"SELECT item FROM orders WHERE id = '{done.json()['id']}'") == [("transfer",)]
+    assert stage.charges - before == 2
+
+
+# Crashes and outages
+
+
+@proves("PHASED", "resume", every_store=True)
+def test_killed_after_each_step_and_sent_again(stage: Stage) -> None:
+    # R116, R117: kill -9; what was done is not done again
+    before, orders = stage.charges, {step: ({"die": step}, new_key()) for step in STEPS}
+    for order, key in orders.values():
+        stage.dies("/payments", order, key)
+    for step, (order, key) in orders.items():
+        reply = stage.settled("/payments", order, key)
+        again = stage.send("/payments", order, key=key)
+        assert (reply.status, again.body, again.replayed) == (201, reply.body, True), (step, stage.log)
+        paid = reply.json()
+        assert stage.rows(f"SELECT charge FROM payments WHERE id = '{paid['id']}'") == [(paid["charge"],)]
+    assert stage.charges - before == len(STEPS)
+
+
+@proves("INLINE")
+def test_the_store_is_down(stage: Stage) -> None:
+    # R110, R250: closed, and nothing was executed
+    key, before = new_key(), stage.charges
+    assert stage.proxy is not None
+    stage.proxy.shut()
+    stage.proxy.cut()
+    try:
+        reply = stage.send("/charges", {}, key=key)
+        assert (reply.status, reply.json()["code"]) == (503, "idempotency_store_unavailable")
+        assert int(reply.headers["retry-after"]) > 0
+        assert stage.charges == before
+    finally:
+        stage.proxy.reopen()
+    assert stage.settled("/charges", {}, key).status == 201
+    assert stage.charges - before == 1
+
+
+# Tools
+
+
+@pytest.mark.parametrize("stage", stages("INLINE", one_server=True), indirect=True)
+def test_no_promise_is_broken(stage: Stage) -> None:
+    url = f"http://127.0.0.1:{stage.port}/orders"
+    target = Target(
+        address=Address.parse(url),
+        body=b'{"item": "teapot", "quantity": 2}',
+        headers=(JSON, ("Authorization", f"Bearer {WRITER}")),
+        other_tenant=(("Authorization", f"Bearer {STRANGER}"),),
+        slow=("X-Delay", "0.3"),
+        count_address=Address.parse(url),
+    )
+    report = check(target, profile=Profile.IETF)
+    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set(), stage.log
+    assert report.matches == [Profile.IETF, Profile.STRICT_MONEY]
+
+
+def made(name: str, folder: Path) -> tuple[Once, list[Any]]:
+    """A skin's application, unserved."""
+    once = Once(f"sqlite:///{folder}/shop.db")
+    SKINS[name].make(Service(once, "http://127.0.0.1:1"))
+    return once, list(once.served)
+
+
+@proves_unserved("audit")
+def test_the_audit_lists_every_route(name: str, tmp_path: Path) -> None:
+    # R133, R190, R252
+    once, apps = made(name, tmp_path)
+    lines = [one.line for one in survey([once], apps)]
+    effects = {route.path: INLINE if "LOCAL" not in SKINS[name].can else route.effects for route in ROUTES}
+    expected = {path: kind.value for path, kind in effects.items() if "LOCAL" in SKINS[name].can or path in _BY_PATH}
+    assert {line.path: line.effects for line in lines} == expected
+    assert {line.verdict for line in lines} == {Verdict.PROTECTED}
+
+
+_BY_PATH = {route.path for route in BY_PATH}
+
+
+@proves_unserved("OpenAPI")
+def test_every_route_is_described(name: str, tmp_path: Path) -> None:
+    # R228, R229
+    _, (app,) = made(name, tmp_path)
+    plain = {"openapi": "3.1.0", "info": {"title": "shop", "version": "1"}, "paths": {}}
+    plain["paths"] = {route.path: {"post": {"responses": {}}} for route in ROUTES}
+    document = app.openapi() if hasattr(app, "openapi") else plain
+    described, missing = transformed(document, list(listed(app) or ()))
+    assert missing == []
+    for route in ROUTES:
+        operation = described["paths"][route.path]["post"]
+        assert "Idempotency-Key" in {one["name"] for one in operation["parameters"] if one.get("in") == "header"}
+        assert {"400", "409", "422", "503"} <= set(operation["responses"])
+
+
+# What the table denies
+
+
+@denies("LOCAL", "PHASED", "OUTBOX", "resume")
+def test_what_is_enrolled_by_path_is_inline(name: str, tmp_path: Path) -> None:
+    once, (_,) = made(name, tmp_path)
+    for effects in (LOCAL, PHASED, OUTBOX):
+        with pytest.raises(ConfigurationError, match="INLINE"):
+            once.by_path(effects=effects, operation="other")  # type: ignore[call-overload]
+    assert not any(enrolment.completes for premises in once.served.values() for enrolment in premises.patterns)
+
+
+@denies("OpenAPI")
+def test_routes_that_cannot_be_seen_are_not_described(name: str, tmp_path: Path) -> None:
+    _, (app,) = made(name, tmp_path)
+    assert (listed(app), hasattr(app, "openapi")) == (None, False)
+
+
+@denies("audit")
+def test_routes_that_cannot_be_seen_are_not_listed(name: str, tmp_path: Path) -> None:
+    once, apps = made(name, tmp_path)
+    assert survey([once], apps) == []
+
+
+# The table
+
+
+def test_the_table_says_what_the_suite_runs() -> None:
+    said = {(row, ability): said for row, line in TABLE.items() for ability, said in line["can"].items()}
+    assert {row for row, _ in said} == {skin.row for skin in SKINS.values()}
+    assert {ability for _, ability in said} == set(ABILITIES)
+    assert {place for place, can in said.items() if can} == PROVED
+    assert {place for place, can in said.items() if not can} == DENIED
+
+
+def test_the_table_names_the_servers_that_serve() -> None:
+    served: dict[str, list[str]] = defaultdict(list)
+    for skin in SKINS.values():
+        served[skin.row].append(server_of(skin))
+    assert served == {name: row["servers"] for name, row in TABLE.items()}
+
+
+def server_of(skin: Skin) -> str:
+    """As the table calls it."""
+    program, *words = skin.server
+    if "--preload" in words:
+        return f"{program} --preload"
+    return f"{program} {words[1]}" if words else program
