@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,7 @@ from harness.databases import DatabaseServer
 @pytest.fixture(scope="session")
 def project(postgres_server: DatabaseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The project with its tables in both databases."""
-    dsn = postgres_server.create_database("django_shop")
+    dsn = postgres_server.create_database(f"django_{uuid.uuid4().hex}")
     os.environ["SHOP_DATABASE"] = dsn
     os.environ["SHOP_LITE"] = str(tmp_path_factory.mktemp("lite") / "shop.db")
     os.environ["DJANGO_SETTINGS_MODULE"] = "django_shop.settings"

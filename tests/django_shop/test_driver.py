@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -12,9 +13,10 @@ from django_shop.conftest import empty
 from harness.dsn import address
 from harness.patience import wait_until
 from harness.proxy import Proxy
+from oncekey import LOCAL, SINGLE_TENANT
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreUnavailableError
 from oncekey.django import Database
-from oncekey.drivers.threads import threaded
+from oncekey.drivers.threads import ThreadedDriver
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.frameworks.blocking import current
 from oncekey.ports import Borrowed
@@ -62,7 +64,7 @@ class TestPostgresBesideRequests(StoreContract):
 
     @pytest.fixture
     def world(self, emptied):
-        with under_asyncio(PostgresStore, threaded(Database("default").driver())) as world:
+        with under_asyncio(PostgresStore, ThreadedDriver(Database("default").driver())) as world:
             yield world
 
 
@@ -144,6 +146,42 @@ def test_a_database_of_another_kind_is_refused(project: None, monkeypatch: pytes
     monkeypatch.setattr(connections["lite"], "vendor", "oracle", raising=False)
     with pytest.raises(ConfigurationError, match="kept in PostgreSQL or SQLite"):
         Database("lite").dialect  # noqa: B018  (it is asked)
+
+
+def test_async_functions_have_no_transaction_of_djangos(postgres: str) -> None:
+    from oncekey.django import Once
+
+    once = Once(tenant=SINGLE_TENANT, survey=False)
+
+    @once.function(effects=LOCAL, key="number", operation="sell")
+    async def sell(number: str) -> None: ...
+
+    async def work() -> None:
+        async with once.lifespan():
+            await sell("a-number-of-an-order")
+
+    with pytest.raises(ConfigurationError, match="make it `def`, or effects=INLINE"):
+        asyncio.run(work())
+
+
+def test_functions_write_in_the_transaction_of_their_key(postgres: str) -> None:
+    from django_shop.models import Order
+    from oncekey.django import Once
+
+    once = Once(tenant=SINGLE_TENANT, survey=False)
+
+    @once.function(effects=LOCAL, key="number", operation="sell")
+    def sell(number: str, item: str) -> str:
+        Order.objects.create(item=item)
+        if item == "lost":
+            raise ZeroDivisionError
+        return item
+
+    assert [sell("a-number-of-an-order", "tea") for _ in range(2)] == ["tea", "tea"]
+    with pytest.raises(ZeroDivisionError):
+        sell("another-number", "lost")
+    assert (sold(), stored("default")) == (["tea"], 1)
+    once.blocking().close()
 
 
 @pytest.fixture

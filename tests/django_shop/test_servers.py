@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +64,7 @@ def database(
     if request.param == "sqlite":
         place = str(tmp_path_factory.mktemp("served") / "shop.db")
     else:
-        place = postgres_server.create_database("django_served")
+        place = postgres_server.create_database(f"django_{uuid.uuid4().hex}")
     command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity", "0"]
     subprocess.run(command, env=environment(place), check=True, timeout=PATIENCE)
     return place

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from harness.pages import ROOT, Page
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
 
 PAGE = Page(ROOT / "docs/howto/django.md")
@@ -95,6 +96,7 @@ def test_the_example_is_started_by_one_command(tmp_path: Path) -> None:
         try:
             assert server.stdout is not None
             assert server.stdout.readline().strip() == f"http://127.0.0.1:{port}"
+            wait_until(lambda: _listens(port), "the example does not listen")
             orders = [_post(port, "/orders", {"product_id": "p-1", "quantity": 2}, "k" * 20) for _ in range(2)]
             payments = [_post(port, "/payments", {"amount_cents": 1999}, "l" * 20) for _ in range(2)]
             wrong = _post(port, "/orders", {"product_id": "p-1"}, "m" * 20)
@@ -108,14 +110,14 @@ def test_the_example_is_started_by_one_command(tmp_path: Path) -> None:
     assert (wrong[0], mended[0], nobody[0]) == (400, 201, 401)
 
 
+def _listens(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _post(port: int, path: str, body: Any, key: str, token: str = "token-of-ann") -> tuple[int, Any, str | None]:
     headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key, "Content-Type": "application/json"}
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
-        while True:
-            try:
-                connection.request("POST", path, json.dumps(body), headers)
-                break
-            except ConnectionRefusedError:  # the address is printed just before it listens
-                continue
+        connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read()), response.headers.get("Idempotent-Replayed")

@@ -32,6 +32,7 @@ from oncekey.drivers import postgres_errors, sqlite_errors
 from oncekey.drivers.guard import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.threads import OF_TRANSACTIONS
 from oncekey.flow import Mode, step
 from oncekey.frameworks.blocking import current
 
@@ -64,6 +65,10 @@ GONE: Final = (
 ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
 LEFT_OPEN: Final = "oncekey: a view left an atomic block open, so the connection to %r was closed"
 HOOK_FAILED: Final = "oncekey: a function of transaction.on_commit failed after its commit, which stands: %s"
+NO_ASYNC: Final = (
+    "an `async def` function of @once.function or once.inbox has no thread of its own that its models could use, so "
+    "its rows would not be in the transaction of its key: make it `def`, or effects=INLINE"
+)
 WAITED: Final = "the view's transaction was given up to wait, and cannot be opened anew"
 _PIN: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _INERROR: Final = 3
@@ -148,6 +153,8 @@ class DjangoDriver:
 
     def begin(self) -> DjangoTransaction:
         """Open a business transaction on the connection that this thread's own queries use."""
+        if threading.current_thread().name.startswith(OF_TRANSACTIONS):
+            raise ConfigurationError(NO_ASYNC)
         connection = connections[self._alias]
         if _is_nested(connection):
             if any(hasattr(block, "oncekey") for block in connection.atomic_blocks):

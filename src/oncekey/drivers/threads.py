@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+OF_TRANSACTIONS = "oncekey-tx"
+"""How the names of threads begin that have an open transaction to themselves."""
+
 CANCELLED = "a statement of this transaction was cancelled half-way, so all of it is rolled back"
 
 
@@ -163,7 +166,7 @@ class SharingThreadedDriver(ThreadedDriver):
                 await self._free.acquire()
         except TimeoutError:
             raise StoreBusyError("too many business transactions were open for too long") from None
-        thread = ThreadPoolExecutor(1, thread_name_prefix="oncekey-tx")
+        thread = ThreadPoolExecutor(1, thread_name_prefix=OF_TRANSACTIONS)
 
         def leave() -> None:
             self._free.release()
