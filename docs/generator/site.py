@@ -34,6 +34,8 @@ MODULES: Final[Mapping[str, str]] = {
     "oncekey.client.httpx": "The client on httpx.",
     "oncekey.client.requests": "The client on requests.",
     "oncekey.client.aiohttp": "The client on aiohttp.",
+    "oncekey.litestar": "The plugin for Litestar.",
+    "oncekey.aiohttp": "aiohttp's server.",
     "oncekey.mcp": "Tools of an MCP server.",
     "oncekey.alembic": "Our tables in revisions of yours.",
     "oncekey.sealing": "Encryption of what is stored.",
