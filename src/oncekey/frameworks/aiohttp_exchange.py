@@ -70,6 +70,8 @@ class Passing:
         self._headers: Headers = ()
         self._body = b""
         self._stream: web.StreamResponse | None = None
+        self._untouched: web.StreamResponse | None = None
+        """What a handler answered without a claim: any response will do."""
         self.scope: Scope = {
             "type": "http",
             "http_version": "1.1",
@@ -96,11 +98,17 @@ class Passing:
 
     async def serve(self, _: Scope, __: Receive, send: Send) -> None:
         """The application: call the handler, and say what it answered. What it raises as a response is one, too."""
+        exchange = current.get()
         try:
             response = await self._call()
         except web.HTTPException as raised:
+            if not _is_claimed(exchange):
+                raise
             response = raised
-        await _say(response, send)
+        if _is_claimed(exchange):
+            await _say(response, send)
+        else:
+            self._untouched = response
 
     async def send(self, message: Message) -> None:
         """The answer, when it is final: kept whole, or passed on piece by piece if it is that large."""
@@ -121,9 +129,15 @@ class Passing:
     @property
     def response(self) -> web.StreamResponse:
         """What the server sends; who left gets nothing that it would see."""
+        if self._untouched is not None:
+            return self._untouched
         if self._stream is not None:
             return self._stream
         return web.Response(status=self._status or 400, headers=_decoded(self._headers), body=self._body)
+
+
+def _is_claimed(exchange: object) -> bool:
+    return isinstance(exchange, Exchange) and exchange.phase is not Phase.OPEN
 
 
 async def _say(response: Any, send: Send) -> None:  # noqa: ANN401  (whatever a handler returns)
