@@ -98,15 +98,15 @@ class Passing:
 
     async def serve(self, _: Scope, __: Receive, send: Send) -> None:
         """The application: call the handler, and say what it answered. What it raises as a response is one, too."""
-        exchange = current.get()
         try:
             response = await self._call()
         except web.HTTPException as raised:
-            if not _is_claimed(exchange):
-                raise
             response = raised
-        if _is_claimed(exchange):
+        exchange = current.get()
+        if isinstance(exchange, Exchange) and exchange.phase is not Phase.OPEN:
             await _say(response, send)
+        elif isinstance(response, web.HTTPException):
+            raise response
         else:
             self._untouched = response
 
@@ -134,10 +134,6 @@ class Passing:
         if self._stream is not None:
             return self._stream
         return web.Response(status=self._status or 400, headers=_decoded(self._headers), body=self._body)
-
-
-def _is_claimed(exchange: object) -> bool:
-    return isinstance(exchange, Exchange) and exchange.phase is not Phase.OPEN
 
 
 async def _say(response: Any, send: Send) -> None:  # noqa: ANN401  (whatever a handler returns)
