@@ -17,7 +17,7 @@ that one.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -84,7 +84,7 @@ def install(
     )
     installation.answers = (web.HTTPSuccessful, web.HTTPRedirection)
     installation.seen = seen
-    installation.check = functools.partial(_check, app, once)
+    installation.check = functools.partial(_check, app, installation)
     installation.door = door_of(app)
     present.append(installation)
     if _entrance not in entrances:
@@ -153,15 +153,12 @@ async def _quiesce(once: Once, _: web.Application) -> None:
     once.quiesce()
 
 
-def _check(app: web.Application, once: Once, protected: Iterable[Callable[..., Any]]) -> None:
-    protected = list(protected)
-    for handler in protected:
-        enrolment: Enrolment = handler.__oncekey__  # type: ignore[attr-defined]  # every protected handler has one
-        if enrolment.blocking:
+def _check(app: web.Application, installation: Installation) -> None:
+    served = list(walk(app))
+    check_served(served, installation.patterns, [one.engines for one in app[INSTALLED]])
+    for enrolment in (route.enrolment(method) for route in served for method in route.methods):
+        if enrolment is not None and enrolment.blocking:
             raise ConfigurationError(BLOCKING.format(operation=enrolment.operation))
-    present = app[INSTALLED]
-    mine = next(one for one in present if one.engines is once)
-    check_served(list(walk(app)), protected, mine.patterns, [one.engines for one in present])
 
 
 def _add_resources(app: web.Application, installation: Installation) -> None:

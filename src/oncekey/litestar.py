@@ -15,7 +15,7 @@ put around it is fresh on every replay. Guards, dependencies and validation come
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
@@ -162,9 +162,9 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             self.installation.check = functools.partial(self._check, app)
             self.once.adopt(app, self.installation)
 
-    def _check(self, app: Litestar, protected: Iterable[Callable[..., Any]]) -> None:
+    def _check(self, app: Litestar) -> None:
         owners = [installation.engines for installation in installations_of(app)]
-        check_served(list(walk(app)), protected, self.installation.patterns, owners)
+        check_served(list(walk(app)), self.installation.patterns, owners)
         for handler in handlers_of(app):
             enrolment = enrolment_by(self.once, handler)
             if enrolment is None:

@@ -187,7 +187,8 @@ def check_routes(
 ) -> None:
     """Refuse an application whose routes, enrolments and installations do not fit together."""
     if installation is not None and installation.check is not None:
-        installation.check(enrolled)
+        installation.check()
+        check_handlers([route for one in owner.apps for route in listed(one) or ()], enrolled)
         return
     if not hasattr(app, "routes") and not hasattr(app, "app"):
         return  # what it serves cannot be seen

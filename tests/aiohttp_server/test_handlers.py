@@ -202,6 +202,39 @@ def test_a_stream_is_refused_before_its_first_byte(shop: Shop) -> None:
     assert (shop.sold, shop.runs) == ([], ["/local", "/local", "/inline", "/plain"])
 
 
+def test_without_a_claim_any_response_will_do(shop: Shop, tmp_path: Path) -> None:
+    # a key that is optional, and methods on which it has no effect
+    (tmp_path / "list.txt").write_text("tea, milk")
+
+    async def streams(request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.FileResponse(tmp_path / "list.txt")
+        response = web.StreamResponse(status=201)
+        await response.prepare(request)
+        await response.write(b"piece")
+        return response
+
+    protected = shop.add("/stream", key="optional")(streams)
+    shop.app.router.add_get("/stream", protected)
+    shop.install()
+    with served(shop.app) as port:
+        sent = send(port, "/stream", key=None)
+        part = send(port, "/stream", key=new_key(), method="GET", Range="bytes=0-2")
+    assert (sent.status, sent.body, part.status, part.body, shop.records) == (201, b"piece", 206, b"tea", 0)
+
+
+def test_bytes_that_no_key_may_have_are_answered(shop: Shop) -> None:
+    shop.add("/orders")(_echoes)
+    shop.install()
+    with served(shop.app) as port, closing(Wire(port)) as wire:
+        wire.say(
+            "POST /orders HTTP/1.1", "Host: shop", "Idempotency-Key: caf\u00e9-caf\u00e9-caf\u00e9", "Content-Length: 0"
+        )
+        assert wire.hear()[0] == 400
+        wire.say("POST /orders HTTP/1.1", "Host: shop", f"Idempotency-Key: {new_key()}", "Content-Length: 0")
+        assert wire.hear()[0] == 200
+
+
 def test_files_iterators_and_large_bodies_are_read(shop: Shop, tmp_path: Path) -> None:
     # A4: what is too large to be stored is sent, and a repeat is told so
     (tmp_path / "list.txt").write_text("tea, milk")

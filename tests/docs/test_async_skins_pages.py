@@ -18,8 +18,6 @@ from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
 from wsgi.shop import send
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*will stop working in Litestar 3.0")
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -36,11 +36,6 @@ from oncekey.surveying import survey
 from oncekey.workers.completer import Completer
 from wsgi.shop import TABLE, execute, send
 
-# The lowest version that the extra promises knows nothing of what the newest one wants instead.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*will stop working in Litestar 3.0", "ignore:.*declared using deprecated inferred style"
-)
-
 
 @dataclass
 class Order:

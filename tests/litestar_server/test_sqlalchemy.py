@@ -18,9 +18,6 @@ from oncekey.litestar import OncePlugin
 from oncekey.once import Once
 from wsgi.shop import execute, send
 
-# The lowest version that the extra promises knows nothing of what the newest one wants instead.
-pytestmark = pytest.mark.filterwarnings("ignore:.*will stop working in Litestar 3.0")
-
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:

@@ -70,6 +70,8 @@ class Passing:
         self._headers: Headers = ()
         self._body = b""
         self._stream: web.StreamResponse | None = None
+        self._untouched: web.StreamResponse | None = None
+        """What a handler answered without a claim: any response will do."""
         self.scope: Scope = {
             "type": "http",
             "http_version": "1.1",
@@ -100,7 +102,13 @@ class Passing:
             response = await self._call()
         except web.HTTPException as raised:
             response = raised
-        await _say(response, send)
+        exchange = current.get()
+        if isinstance(exchange, Exchange) and exchange.phase is not Phase.OPEN:
+            await _say(response, send)
+        elif isinstance(response, web.HTTPException):
+            raise response
+        else:
+            self._untouched = response
 
     async def send(self, message: Message) -> None:
         """The answer, when it is final: kept whole, or passed on piece by piece if it is that large."""
@@ -121,6 +129,8 @@ class Passing:
     @property
     def response(self) -> web.StreamResponse:
         """What the server sends; who left gets nothing that it would see."""
+        if self._untouched is not None:
+            return self._untouched
         if self._stream is not None:
             return self._stream
         return web.Response(status=self._status or 400, headers=_decoded(self._headers), body=self._body)

@@ -145,10 +145,8 @@ def check_handlers(served: Iterable[Place], protected: Iterable[Callable[..., An
             raise ConfigurationError(ONLY_SAFE.format(operation=operation, path=places[0].path, methods=named))
 
 
-def check_served(
-    served: Sequence[Served], protected: Iterable[Callable[..., Any]], patterns: Patterns, owners: Iterable[object]
-) -> None:
-    """Refuse an application whose routes, enrolments and installations do not fit together."""
+def check_served(served: Sequence[Served], patterns: Patterns, owners: Iterable[object]) -> None:
+    """Refuse an application whose routes and enrolments do not fit together, or that an owner is not installed in."""
     known = {id(owner) for owner in owners}
     for route in served:
         for method in route.methods:
@@ -160,4 +158,3 @@ def check_served(
     for pattern in patterns.patterns:
         if not any(pattern.matches(method, route.path) for route in served for method in route.methods):
             raise ConfigurationError(NO_ROUTE.format(pattern=pattern.text))
-    check_handlers(served, protected)

@@ -55,7 +55,9 @@ class HandlerMiddleware(OncekeyMiddleware):
         try:
             await super().__call__(scope, receive, send)
         except LitestarException as error:
-            if not isinstance(error.__cause__, UnsettledError | ClientLeftError):
+            # A stream raises in a group.
+            cause = BaseExceptionGroup("", [error.__cause__ or error])
+            if cause.split((UnsettledError, ClientLeftError))[1] is not None:
                 raise
 
     async def _lend(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from oncekey.runtimes.aio import AsyncRuntime, Drain
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
@@ -69,8 +69,8 @@ class Installation(Premises):
         self.drain = Drain()
         self.ready: Callable[[], None] = _nobody
         """Raises, when the application says that it has started, if something that it needs has not."""
-        self.check: Callable[[Iterable[Callable[..., Any]]], None] | None = None
-        """Raises, when the application starts, if these protected handlers and its routes do not fit together."""
+        self.check: Callable[[], None] | None = None
+        """Raises, when the application starts, if its routes and enrolments do not fit together."""
         self.door: App | None = None
         """Where a completer's request goes in, if the application itself is no ASGI one."""
         self.answers: tuple[type[Exception], ...] = ()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.types import Receive, Scope
 
     Entrance = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
 __all__ = ["Passage", "current", "enclosing", "enrolment_of", "passage_of", "request_for", "request_of"]
 
 NOT_INSTALLED: Final = (
