@@ -169,7 +169,7 @@ def said(status: int, lines: Iterable[tuple[bytes, bytes]], body: Iterable[bytes
 def protect(once: Once, app: Small, *, tenant: Callable[[Request], str]) -> None:
     """Protect the handlers of an application that are decorated by `@once.protect`."""
     threads = Threads(once, once.policy, tenant=tenant, door=door)
-    once.serve_threads(app, threads)
+    once.adopt(app, threads)
     inner = app.handle
 
     def handle(request: Request) -> Response:

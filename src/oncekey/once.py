@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from oncekey.sealing import Seal
 
 F = TypeVar("F", bound=Callable[..., Any])
-A = TypeVar("A")
 
 __all__ = ["SINGLE_TENANT", "Once", "Options"]
 
@@ -355,15 +354,16 @@ class Once:
             status_path=status,
             keep_headers=keep_headers,
         )
-        return self.serve_threads(installed(app, threads), threads)
+        wrapped = installed(app, threads)
+        self.adopt(wrapped, threads)
+        return wrapped
 
-    def serve_threads(self, app: A, threads: Threads) -> A:
-        """Take in an application that a skin serves in threads, ours or yours (docs/howto/write-a-framework.md)."""
+    def adopt(self, app: Any, threads: Threads) -> None:  # noqa: ANN401  (an application of any framework)
+        """Know an application that is served in threads; whoever makes the skin of a framework calls this."""
         if not isinstance(self.store, str):
             raise ConfigurationError(NO_WSGI_APP)
         self._admit_all(threads)
         self._threaded[app] = threads
-        return app
 
     # Running
 
