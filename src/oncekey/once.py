@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from oncekey.sealing import Seal
 
 F = TypeVar("F", bound=Callable[..., Any])
-A = TypeVar("A")
 
 __all__ = ["SINGLE_TENANT", "Once", "Options"]
 

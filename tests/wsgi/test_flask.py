@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from pathlib import Path
 from typing import Any
 
-import flask
 import pytest
 
-from oncekey import INLINE, SINGLE_TENANT, Once
 from oncekey.frameworks.blocking import current
 from wsgi.shop import Shop
 
@@ -67,17 +64,3 @@ def test_answers_that_are_not_kept(small_shop: Shop) -> None:
     assert tombstone.json["code"] == "idempotency_response_not_stored"
     events = client.post("/orders/events", headers=headers())
     assert (events.status_code, small_shop.sold) == (500, ["large"])
-
-
-def test_a_coroutine_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    once, app = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True), flask.Flask("shop")
-
-    @app.post("/pay")
-    @once.protect(effects=INLINE)
-    async def pay() -> str:
-        raise AssertionError("it is not called")
-
-    once.wsgi(app, tenant=SINGLE_TENANT)
-    app.testing = True
-    with pytest.raises(RuntimeError, match="pay is `async def`, and its application is served in threads"):
-        app.test_client().post("/pay", headers=headers())

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.frameworks.asgi.intake import Intake
 from oncekey.frameworks.asgi.places import Phase
 from oncekey.frameworks.blocking import ONE_OPERATION
-from oncekey.frameworks.blocking import current as in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -35,10 +34,6 @@ NOT_INSTALLED: Final = (
 NO_REQUEST: Final = (
     "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...), or call "
     "handler.__wrapped__ if the handler takes no operation"
-)
-NOT_AWAITED: Final = (
-    "{operation} is `async def`, and its application is served in threads, by WSGI: make it a plain `def`, which is "
-    "handed a SyncOperation"
 )
 CALLED: Final = (
     "{operation} is protected and was called as a function by {caller}, which is not: nothing was executed. Move what "
@@ -113,7 +108,7 @@ def request_for(enrolment: Enrolment) -> Exchange | Visit:
     """The request in which an enrolled handler is being called; raises where it cannot be protected."""
     innermost = current.get()
     if innermost is None:
-        raise RuntimeError(NO_REQUEST if in_thread.get() is None else NOT_AWAITED.format(operation=enrolment.operation))
+        raise RuntimeError(NO_REQUEST)
     owner, alone = enrolment.owner, True
     request: Exchange | Visit | None = None
     each: Exchange | Visit | None = innermost
