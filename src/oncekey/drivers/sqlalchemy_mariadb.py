@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
 from oncekey.drivers.aiomysql import Session
 from oncekey.drivers.guard import LEFT_BEHIND
-from oncekey.drivers.mariadb_errors import FAILURES, unreachable
+from oncekey.drivers.mariadb_errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb_saying import GRACE, OURS, THEIRS, begun, only_reading, stepping
 from oncekey.drivers.postgres_errors import LOSS_TRIES, LostError
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
@@ -145,7 +145,11 @@ class MariadbTransaction(SqlalchemyTransaction):
         session = _session_of(self._connection)
         ended = session.open and not session.in_transaction
         talk = stepping(steps, ended=ended, undone=self._watch.undone, manner=THEIRS)
-        result = await session.talk(talk, self._limit + GRACE)
+        try:
+            result = await session.talk(talk, self._limit + GRACE)
+        except DemotedError:
+            session.sever()
+            raise
         self._watch.forget()
         return result
 
