@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from oncekey.resolvers import Question, Sighting
     from oncekey.sealing import Seal
 
+A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = ["SINGLE_TENANT", "Once", "Options"]

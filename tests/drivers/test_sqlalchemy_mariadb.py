@@ -27,6 +27,7 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
+from oncekey.drivers import sqlalchemy_mariadb
 from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
 from oncekey.drivers.sqlalchemy_transaction import ENDED, SqlalchemyTransaction
 from oncekey.flow import Mode, Statement, Steps
@@ -210,6 +211,23 @@ async def test_a_connection_that_died_under_the_handler_is_unavailable(url: str,
             with pytest.raises((StoreUnavailableError, TransactionControlError)):
                 await tx.step(steps("SELECT 1"))
             await tx.rollback()
+
+
+async def test_what_a_handler_left_under_way_reaches_nobody_else(
+    url: str, either_server: MariadbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlalchemy_mariadb, "PATIENCE", 0.05)
+    late = text("INSERT INTO orders (item) SELECT 'late' FROM (SELECT SLEEP(60) AS slept) AS pause")
+    async with driving(url, pool_size=2, max_overflow=0) as (driver, _):
+        tx = await driver.begin()
+        left = asyncio.create_task(tx.connection.execute(late))
+        await until(lambda: either_server.say(SLEEPERS.replace("'SELECT", "'INSERT%")) == ((1,),))
+        with pytest.raises(TransactionControlError, match="left behind"):
+            await tx.step(steps("SELECT 1"))
+        await tx.rollback()
+        with pytest.raises(OperationalError):
+            await left
+        assert [await items(driver) for _ in range(3)] == [[]] * 3
 
 
 async def test_a_cancelled_statement_gives_its_connection_back(url: str, either_server: MariadbServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import replace
 import aiomysql
 import pymysql
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from frameworks.realshop import MariadbDatabase, RealShop
 from harness.mariadb import MariadbInstallation, MariadbServer, MysqlInstallation, migrated
@@ -30,9 +32,11 @@ from oncekey.core.errors import (
 from oncekey.core.model import Completed, Outcome, RecordId, StoredResponse
 from oncekey.core.onecommit import Ground, Holder, Kind
 from oncekey.core.policy import Policy
+from oncekey.drivers.aiomysql import AiomysqlDriver
 from oncekey.drivers.mariadb_address import MariadbAddress
 from oncekey.drivers.mariadb_errors import commit_error, statement_error
 from oncekey.drivers.pymysql import PymysqlDriver
+from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
 from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.flow import Mode, Statement, Transaction, drive
@@ -42,6 +46,7 @@ from oncekey.testing.claims import a_claim
 ANSWER = Completed(StoredResponse(201, ((b"content-type", b"application/json"),), b"{}"), Outcome.SUCCESS)
 NEW = Ground(Kind.NEW)
 STORE = MariadbStore()
+TOUCH = "INSERT INTO oncekey_lock (number, mark) VALUES (1, 1)"
 
 
 @pytest.fixture
@@ -231,6 +236,45 @@ def crashable(request):
         yield server
 
 
+@pytest.mark.parametrize("way", ["pymysql", "aiomysql", "sqlalchemy"])
+async def test_a_server_that_was_demoted_is_left(empty_either, either_server, way):
+    """R110: nothing ran, and the next connection may be to the server that takes writes by now."""
+    name = empty_either.rpartition("/")[2]
+    either_server.say("CREATE USER IF NOT EXISTS shop")  # an administrator writes nevertheless
+    either_server.say(f"GRANT ALL ON `{name}`.* TO shop")
+    url = empty_either.replace("root@", "shop@")
+    engine = create_async_engine(url.replace("://", "+aiomysql://", 1))
+    driver = {"pymysql": PymysqlDriver, "aiomysql": AiomysqlDriver}.get(way, lambda _: SqlalchemyMariadbDriver(engine))(
+        url
+    )
+
+    async def done(result):
+        return await result if inspect.isawaitable(result) else result
+
+    def number():
+        return (yield Statement("who", "SELECT CONNECTION_ID() AS number"))[0]["number"]
+
+    async def connection():
+        return await done(driver.run(Transaction("who", Mode.READ, number)))
+
+    seen = [await connection()]
+    either_server.say("SET GLOBAL read_only = 1")
+    try:
+        with pytest.raises(StoreUnavailableError, match="only reads"):
+            await done(driver.run(Transaction("touch", Mode.SINGLE, lambda: (yield Statement("touch", TOUCH)))))
+        seen.append(await connection())
+        tx = await done(driver.begin())
+        with pytest.raises(StoreUnavailableError, match="only reads"):
+            await done(tx.step(STORE.locks.locking(lock_for(a_claim("demoted")), a_claim("demoted"))))
+        await done(tx.rollback())
+        seen.append(await connection())
+    finally:
+        either_server.say("SET GLOBAL read_only = 0")
+    await done(driver.close())
+    await engine.dispose()
+    assert len(set(seen)) == 3
+
+
 def test_keys_are_bytes(driver):
     """`utf8mb4_bin` would take 'a ' for 'a', and other collations more: VARBINARY takes nothing for anything else."""
     keys = ["a", "a ", "A", "á", "a\u0301", "\uff41"]
@@ -280,7 +324,7 @@ def test_a_statement_that_waited_too_long_undoes_itself_only(empty_either, eithe
         (1180, Mode.ATOMIC, "StoreUnavailableError"),
         (1213, Mode.SINGLE, "ConflictError"),
         (1146, Mode.READ, "SchemaError"),
-        (1290, Mode.SINGLE, "StoreUnavailableError"),
+        (1290, Mode.SINGLE, "DemotedError"),
         (1406, Mode.SINGLE, "StoreError"),
     ],
 )

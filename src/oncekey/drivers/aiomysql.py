@@ -16,7 +16,7 @@ from pymysql.constants import CLIENT
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.drivers.guard import OVER, Lending
 from oncekey.drivers.mariadb_address import MariadbAddress
-from oncekey.drivers.mariadb_errors import FAILURES, unreachable
+from oncekey.drivers.mariadb_errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb_guard import AsyncGuardedConnection
 from oncekey.drivers.mariadb_saying import (
     GRACE,
@@ -132,9 +132,9 @@ class Session:
         migrates = transaction.name == MIGRATE
         try:
             return await self.talk(running(transaction, manner), None if migrates else limit)
-        except BaseException:
-            if migrates:
-                self.sever()  # its lock is the session's
+        except BaseException as error:
+            if migrates or isinstance(error, DemotedError):
+                self.sever()  # a migration's lock is the session's
             raise
 
     async def said(self, message: bytes) -> list[Result]:
@@ -329,7 +329,11 @@ class AiomysqlTransaction:
             raise TransactionControlError(OVER)
         ended = session.open and not session.in_transaction
         talk = stepping(steps, ended=ended, undone=self._lending.undone)
-        return await session.talk(talk, self._limit + GRACE)
+        try:
+            return await session.talk(talk, self._limit + GRACE)
+        except DemotedError:
+            session.sever()
+            raise
 
     async def commit(self) -> None:
         """Commit, and return the connection."""

@@ -16,6 +16,11 @@ from oncekey.core.errors import CommitAmbiguousError, RolledBackError, SchemaErr
 from oncekey.drivers.postgres_errors import ConflictError, lost, lost_commit
 from oncekey.flow import Mode
 
+
+class DemotedError(StoreUnavailableError):
+    """The server takes no writes: nothing happened, and another one may take them, so this connection is given up."""
+
+
 FAILURES: Final = (pymysql.MySQLError, OSError, asyncio.IncompleteReadError, RuntimeError)
 """What sending can raise. A time-out is an `OSError`; a closed connection is reported by one of the others."""
 
@@ -29,6 +34,7 @@ _CONFLICTS: Final = {
     1213: "a deadlock, or another node of the cluster was first",
 }
 _OTHER_SCHEMA: Final = frozenset({1146, 1054, 1305, 1091})
+_DEMOTED: Final = frozenset({1290, 1836})
 _UNSURE: Final = frozenset({1047, 1180})
 _SICK: Final = {
     1021: "the disk is full",
@@ -92,7 +98,8 @@ def refused(number: int, what: str) -> StoreError:
     if number in _OTHER_SCHEMA:
         return SchemaError(f"{what}: {_OTHER_VERSION}")
     if number in _SICK:
-        return StoreUnavailableError(f"{what}: {_SICK[number]} ({number})")
+        kind = DemotedError if number in _DEMOTED else StoreUnavailableError
+        return kind(f"{what}: {_SICK[number]} ({number})")
     return StoreError(f"{what}: MariaDB refused it ({number})")
 
 

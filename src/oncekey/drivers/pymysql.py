@@ -16,7 +16,7 @@ from pymysql.constants import CLIENT
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.drivers.guard import OVER, Lending
 from oncekey.drivers.mariadb_address import MariadbAddress
-from oncekey.drivers.mariadb_errors import FAILURES, unreachable
+from oncekey.drivers.mariadb_errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb_guard import GuardedConnection
 from oncekey.drivers.mariadb_saying import (
     GRACE,
@@ -288,9 +288,9 @@ class PymysqlDriver:
         limit = None if migrates else self._limit + GRACE
         try:
             result: T = session.hold(limit, partial(session.talk, running(transaction)))
-        except BaseException:
-            if migrates:
-                session.sever()  # the lock belongs to the session
+        except BaseException as error:
+            if migrates or isinstance(error, DemotedError):
+                session.sever()  # a migration's lock is the session's
             raise
         else:
             return result
@@ -318,13 +318,13 @@ class PymysqlTransaction:
         session = self._session
         if session is None:
             raise TransactionControlError(OVER)
-        result: T = session.hold(
-            self._limit + GRACE,
-            partial(
-                session.talk,
-                stepping(steps, ended=session.raw.open and not session.in_transaction, undone=self._lending.undone),
-            ),
-        )
+        ended = session.raw.open and not session.in_transaction
+        talk = stepping(steps, ended=ended, undone=self._lending.undone)
+        try:
+            result: T = session.hold(self._limit + GRACE, partial(session.talk, talk))
+        except DemotedError:
+            session.sever()
+            raise
         return result
 
     def commit(self) -> None:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
 from oncekey.drivers.aiomysql import Session
-from oncekey.drivers.mariadb_errors import FAILURES, unreachable
+from oncekey.drivers.guard import LEFT_BEHIND
+from oncekey.drivers.mariadb_errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb_saying import GRACE, OURS, THEIRS, begun, only_reading, stepping
 from oncekey.drivers.postgres_errors import LOSS_TRIES, LostError
 from oncekey.drivers.sqlalchemy import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy_raw import raw_of
 from oncekey.drivers.sqlalchemy_saying import discarded
-from oncekey.drivers.sqlalchemy_transaction import BROKEN, SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy_transaction import BROKEN, PATIENCE, SqlalchemyTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,12 +138,18 @@ class MariadbTransaction(SqlalchemyTransaction):
         await super().start()
 
     async def step(self, steps: Steps[T]) -> T:
-        """Run statements inside it."""
+        """Run statements inside it, once what a handler left under way is answered: one is said after the other."""
         self._refuse_if_ended()
+        if not await self._watch.quiet(PATIENCE):
+            raise TransactionControlError(LEFT_BEHIND)
         session = _session_of(self._connection)
         ended = session.open and not session.in_transaction
         talk = stepping(steps, ended=ended, undone=self._watch.undone, manner=THEIRS)
-        result = await session.talk(talk, self._limit + GRACE)
+        try:
+            result = await session.talk(talk, self._limit + GRACE)
+        except DemotedError:
+            session.sever()
+            raise
         self._watch.forget()
         return result
 
