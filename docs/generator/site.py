@@ -30,6 +30,7 @@ SECTIONS: Final[Mapping[str, str]] = {
 MODULES: Final[Mapping[str, str]] = {
     "oncekey": "What an application imports.",
     "oncekey.observe": "Events, and what makes metrics, traces and logs of them.",
+    "oncekey.flask": "The database of Flask-SQLAlchemy.",
     "oncekey.console": "The operators' console, to be mounted in an application.",
     "oncekey.client": "The client: what its transports have in common.",
     "oncekey.client.httpx": "The client on httpx.",

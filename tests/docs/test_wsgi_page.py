@@ -71,6 +71,10 @@ def test_the_flask_shop_of_the_page(
     for replayed in (None, "true"):
         taken = post("/orders", "1A", "another-key-of-the-page")
         assert (taken.status_code, taken.headers.get("Idempotent-Replayed")) == (409, replayed)
+    headers = {"Authorization": "Bearer ann"}
+    status = client.get("/idempotency-keys/another-key-of-the-page", headers=headers)
+    assert (status.status_code, status.get_json()["state"]) == (200, "completed")
+    assert client.get("/idempotency-keys/another-key-of-the-page").status_code == 401
     with app.app_context():
         found = module.db.session.execute(text("SELECT seat, charge IS NULL FROM orders ORDER BY seat")).all()
         assert [(seat, bool(unpaid)) for seat, unpaid in found] == [("1A", True), ("1B", False)]
