@@ -267,7 +267,7 @@ async def test_purges_are_noted_and_the_audit_outlives_the_record(world):
         assert claim.id.key not in repr(entry)
 
 
-async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches_with_rests_like_records(world):
+async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches(world):
     # R169, R173, R174
     claims = [completed(world) for _ in range(7)]
     world.advance(LONG)
