@@ -3,7 +3,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from oncekey.drivers.placeholders import Numbered, numbered, parted, pyformat
+from oncekey.drivers.placeholders import Numbered, marked, numbered, parted, pyformat
 from oncekey.stores.postgres import PostgresStore
 
 UNTOUCHED = (
@@ -24,6 +24,8 @@ def test_what_only_looks_like_a_placeholder_is_left_alone(text):
     assert numbered(text) == Numbered(text, ())
     assert pyformat(text) == text
     assert parted(text) == (text, ())
+    question, values = marked(text)
+    assert (question, values({"a": 1, "b": 2, "c": 3, "d": 4, "x": 5})) == (text, ())
 
 
 def test_a_statement_is_cut_at_its_placeholders():
@@ -37,6 +39,18 @@ def test_names_become_what_the_library_reads():
     assert found.text == "SELECT $1::bigint, ':now' -- :now\n, $2 || $1, table1'x', $3"
     assert found.names == ("now", "scope", "a1_b")
     assert found.arguments({"a1_b": 3, "now": 1, "scope": "s", "more": None}) == [1, "s", 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "values"),
+    [
+        ("SELECT :b, ':b', :a || :b", "SELECT ?, ':b', ? || ?", (2, 1, 2)),
+        ("SELECT :a", "SELECT ?", (1,)),
+    ],
+)
+def test_a_mark_stands_for_each_placeholder_also_of_the_same_name(text, question, values):
+    found, in_order = marked(text)
+    assert (found, in_order({"a": 1, "b": 2, "more": 3})) == (question, values)
 
 
 def test_a_word_before_a_text_is_no_escape():

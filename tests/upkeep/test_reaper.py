@@ -268,7 +268,7 @@ async def test_purges_are_noted_and_the_audit_outlives_the_record(world):
 
 
 async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches(world):
-    # R173, R174
+    # R169, R173, R174
     claims = [completed(world) for _ in range(7)]
     world.advance(LONG)
     policy = Policy(audit_ttl=30 * 24 * 3600, reap_batch=3)
@@ -278,8 +278,11 @@ async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches(world):
     assert await reaper.run_once() == 0
     assert reaper.counts["notes"] == 0
     world.advance(1)
+    naps, ticks = Naps(), iter(range(0, 10_000_000, 250_000))
+    reaper = a_reaper(world, policy, sleep=naps, clock=lambda: next(ticks))
     assert await reaper.run_once() == 0
     assert reaper.counts["notes"] == 7
+    assert naps.seconds == [REST * 0.25, REST * 0.25]
     assert all(notes_of(world, claim) == () for claim in claims)
 
 

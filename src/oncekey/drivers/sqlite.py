@@ -337,7 +337,7 @@ def execute(module: ModuleType, connection: sqlite3.Connection, statement: State
         return connection.execute(text, values(statement.params)).fetchall()
     except module.Error as error:
         raise store_error(error, statement.name) from error
-    except (OverflowError, ValueError, module.Warning) as error:
+    except (KeyError, OverflowError, ValueError, module.Warning) as error:
         # Such an error repeats the value that could not be bound, so it is not shown.
         raise store_error(error, statement.name) from None
 

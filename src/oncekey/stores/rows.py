@@ -269,12 +269,12 @@ def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
     """Finished steps in order; none is NULL, by which statements tell a plain record from a begun one."""
     if not memo:
         return None
-    return _ENCODED([_entry_list(entry) for entry in memo])
-
-
-def _entry_list(entry: MemoEntry) -> list[str | bool]:
-    plain: list[str | bool] = [entry.name, entry.kind.value, entry.result]
-    return [*plain, True] if entry.by_hand else plain
+    lists: list[list[str | bool]] = []
+    for entry in memo:  # each step writes all of them again, so there is no call for each
+        lists.append([entry.name, entry.kind._value_, entry.result])
+        if entry.by_hand:
+            lists[-1].append(True)
+    return _ENCODED(lists)
 
 
 def memo_of(text: str | None) -> tuple[MemoEntry, ...]:
