@@ -10,6 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from alembic.config import main
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import create_engine, text
 
 from harness.pages import ROOT, Page
 from harness.walkthrough import with_store
@@ -156,5 +159,16 @@ def test_numbers_that_are_not_there_are_refused_before_anything_runs(first: int,
 
 
 def test_a_database_that_has_no_tables_of_ours_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no tables for mysql"):
-        run(_Recorded("mysql"), 1, 1)
+    with pytest.raises(ConfigurationError, match="no tables for oracle"):
+        run(_Recorded("oracle"), 1, 1)
+
+
+@pytest.mark.parametrize("name", ["mariadb", "mysql"])
+def test_a_revision_makes_the_tables_on_either(name: str, mariadb_url: str, mysql_url: str) -> None:
+    url = {"mariadb": mariadb_url, "mysql": mysql_url}[name]
+    engine = create_engine(url.replace(name, f"{name}+pymysql", 1))
+    with engine.begin() as connection:
+        run(Operations(MigrationContext.configure(connection)), 1, 1)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM oncekey_record")) == 0
+    engine.dispose()

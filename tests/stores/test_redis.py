@@ -85,6 +85,7 @@ def settled(engine, body=b"done", **facts):
             "redis+cluster://a:7000,b?wait=2&wait_ms=30",
             RedisAddress(Mode.CLUSTER, (("a", 7000), ("b", 6379)), wait=2, wait_ms=30),
         ),
+        ("rediss+cluster://a:7000,b", RedisAddress(Mode.CLUSTER, (("a", 7000), ("b", 6379)), tls=True)),
         (
             "rediss+sentinel://a,b:5/shop/2",
             RedisAddress(Mode.SENTINEL, (("a", 26379), ("b", 5)), tls=True, service="shop", database=2),
