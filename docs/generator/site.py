@@ -37,7 +37,6 @@ MODULES: Final[Mapping[str, str]] = {
     "oncekey.client.requests": "The client on requests.",
     "oncekey.client.aiohttp": "The client on aiohttp.",
     "oncekey.django": "Django and Django REST framework.",
-    "oncekey.flask": "Flask and Flask-SQLAlchemy.",
     "oncekey.litestar": "The plugin for Litestar.",
     "oncekey.aiohttp": "aiohttp's server.",
     "oncekey.mcp": "Tools of an MCP server.",
