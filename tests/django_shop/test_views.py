@@ -415,6 +415,7 @@ def test_a_protection_above_a_login_is_refused(project: None) -> None:
     def view(request):
         return None
 
+    assert once.protect(effects=LOCAL)(view).__wrapped__ is view
     for inner in (login_required(view), permission_required("x")(view), method_decorator(login_required)(view)):
         with pytest.raises(ConfigurationError, match=r"above a decorator of django\.contrib\.auth"):
             once.protect(effects=LOCAL)(inner)
