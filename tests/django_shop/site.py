@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -195,6 +196,42 @@ def site(alias: str) -> tuple[Once, list]:
         response = behave(alias, said(request).get("does", ""))
         op.emit("note", {"of": "an order"})
         return response or JsonResponse({"key": op.key}, status=201)
+
+    @csrf_exempt
+    @once.protect(effects=LOCAL, operation="waiting", in_progress="wait", wait_max=60)
+    def waiting(request):
+        Order.objects.create(item=said(request)["item"])
+        return behave(alias, said(request).get("does", "")) or JsonResponse({"ok": True}, status=201)
+
+    @csrf_exempt
+    @once.protect(effects=PHASED, operation="beating", lease=1, deadline=60)
+    def beating(request, op: SyncOperation):
+        """Stays until its lease was renewed twice, beside a phase that holds the request's own connection."""
+
+        def renewed(_):
+            seen: set[int] = set()
+            other = connections.create_connection(alias)
+            table = "oncekey.record" if connections[alias].vendor == "postgresql" else "oncekey_record"
+            with contextlib.closing(other):
+                while len(seen) < 3:
+                    with other.cursor() as cursor:
+                        cursor.execute(f"SELECT lease_until FROM {table} WHERE operation = 'beating'")
+                        seen.add(cursor.fetchone()[0])
+                    time.sleep(0.02)
+            return len(seen)
+
+        # SQLite has one writer, so a phase that writes would keep the heartbeat waiting.
+        found = op.phase("renewed", renewed) if connections[alias].vendor == "postgresql" else renewed(None)
+        return JsonResponse({"seen": found}, status=201)
+
+    @csrf_exempt
+    @once.protect(effects=LOCAL, key="optional", operation="aoptional")
+    async def aoptional(request, op: Operation):
+        await Order.objects.acreate(item=said(request)["item"])
+        op.emit("note", {"of": "an order"})
+        if "does" in said(request):
+            raise ZeroDivisionError
+        return JsonResponse({"key": op.key}, status=201)
 
     @once.protect(effects=LOCAL, operation="upload", max_request_bytes=8_000_000)
     def upload(request):
@@ -441,6 +478,9 @@ def site(alias: str) -> tuple[Once, list]:
     urls = [
         path("orders", orders),
         path("optional", optional),
+        path("waiting", waiting),
+        path("beating", beating),
+        path("aoptional", aoptional),
         path("upload", upload),
         path("upload-exempt", csrf_exempt(upload)),
         path("things", csrf_exempt(Things.as_view())),

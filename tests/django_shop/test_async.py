@@ -110,6 +110,25 @@ def test_streams_of_async_views_are_drained(alias: str) -> None:
     assert replayed(again)
 
 
+def test_async_views_without_a_key(alias: str) -> None:
+    async def work():
+        plain = await apost("/aoptional", key=None)
+        failed = await apost("/aoptional", {"item": "lost", "does": "raise"}, key=None)
+        key = new_key()
+        return plain, failed, [await apost("/aoptional", {"item": "milk"}, key=key) for _ in range(2)]
+
+    plain, failed, keyed = in_loop(work)
+    assert (plain.json(), failed.status_code, replayed(keyed[1])) == ({"key": None}, 500, True)
+    assert (sold(), stored(alias)) == (["milk", "tea"], 1)
+
+
+def test_a_key_that_is_missing(alias: str) -> None:
+    async def work():
+        return await apost("/aorders", key=None)
+
+    assert in_loop(work).json()["code"] == "idempotency_key_missing"
+
+
 def test_async_views_under_wsgi(alias: str) -> None:
     key = new_key()
     first, again = post("/aorders", key=key), post("/aorders", key=key)

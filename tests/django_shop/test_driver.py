@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from django.db import connections, transaction
@@ -14,7 +16,7 @@ from harness.dsn import address
 from harness.patience import wait_until
 from harness.proxy import Proxy
 from oncekey import LOCAL, SINGLE_TENANT
-from oncekey.core.errors import ConfigurationError, SchemaError, StoreUnavailableError
+from oncekey.core.errors import ConfigurationError, SchemaError, StoreBusyError, StoreUnavailableError
 from oncekey.django import Database
 from oncekey.drivers.threads import ThreadedDriver
 from oncekey.flow import Mode, Statement, Transaction
@@ -140,6 +142,21 @@ def test_a_server_that_is_not_there(postgres: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(StoreUnavailableError, match="no connection to PostgreSQL"):
         driver.begin()
     assert not connections["default"].in_atomic_block
+
+
+def test_a_writer_that_is_at_work_is_waited_for_and_then_told(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Pitfall 15: IMMEDIATE waits at its BEGIN
+    options = {"transaction_mode": "IMMEDIATE", "timeout": 0.05}
+    monkeypatch.setitem(connections.settings["lite"], "OPTIONS", options)
+    connections.close_all()
+    with closing(sqlite3.connect(connections.settings["lite"]["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusyError):
+            Database("lite").driver().begin()
+        assert post("/orders").status_code == 503
+        other.execute("ROLLBACK")
+    assert post("/orders").status_code == 201
+    connections.close_all()
 
 
 def test_a_database_of_another_kind_is_refused(project: None, monkeypatch: pytest.MonkeyPatch) -> None:

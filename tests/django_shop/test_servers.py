@@ -115,8 +115,7 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("kind", SERVERS)
-@pytest.mark.parametrize("path", ["/orders", "/rest/bookings"])
+@pytest.mark.parametrize(("kind", "path"), [("sync", "/orders"), ("gthread", "/rest/bookings"), ("preload", "/orders")])
 def test_forty_keys_three_times_each(database: str, kind: str, path: str) -> None:
     keys = [new_key() for _ in range(40)]
 

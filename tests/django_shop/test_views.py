@@ -12,7 +12,7 @@ from django.db import close_old_connections, connections, transaction
 from django.test import Client, RequestFactory, override_settings
 
 from django_shop.asking import new_key, post, replayed, sold, stored
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, wait_until
 from oncekey import LOCAL, SINGLE_TENANT, ConfigurationError, testing
 
 
@@ -311,6 +311,44 @@ def test_twelve_threads_on_one_key(alias: str) -> None:
     assert sold() == ["tea"]
 
 
+def test_a_duplicate_that_waits_gets_the_answer_of_the_first(atomic: bool) -> None:
+    # R41: also while the transaction of ATOMIC_REQUESTS is open around it
+    from django_shop.site import world
+
+    key, answers = new_key(), []
+
+    def ask() -> None:
+        try:
+            answers.append(post("/waiting", {"item": "tea", "does": "wait"}, key=key))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads[0].start()
+    assert world.entered.acquire(timeout=PATIENCE)
+    threads[1].start()
+    wait_until(lambda: _backends() > 1, "the second request has not come")
+    world.go.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted((one.status_code, replayed(one)) for one in answers) == [(201, False), (201, True)]
+    assert sold() == ["tea"]
+
+
+def _backends() -> int:
+    """How many others are connected."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def test_heartbeats_have_a_connection_of_their_own(alias: str) -> None:
+    response = post("/beating", {})
+    assert (response.status_code, response.json()) == (201, {"seen": 3})
+
+
 def test_an_optional_key_and_its_parcels(alias: str) -> None:
     connections.settings[alias]["ATOMIC_REQUESTS"] = alias == "default"
     key = new_key()
@@ -377,6 +415,7 @@ def test_a_protection_above_a_login_is_refused(project: None) -> None:
     def view(request):
         return None
 
+    assert once.protect(effects=LOCAL)(view).__wrapped__ is view
     for inner in (login_required(view), permission_required("x")(view), method_decorator(login_required)(view)):
         with pytest.raises(ConfigurationError, match=r"above a decorator of django\.contrib\.auth"):
             once.protect(effects=LOCAL)(inner)

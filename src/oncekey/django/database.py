@@ -203,7 +203,7 @@ class DjangoTransaction:
         try:
             self._atomic.__enter__()
         except Error as error:
-            raise postgres_errors.unreachable(type(error).__name__) from error
+            raise _unreachable(error, self._connection.vendor) from error
         self._connection.execute_wrappers.append(self._guard)
         try:
             if self._connection.vendor == "postgresql" and not joins and not self._in_a_test:
@@ -418,9 +418,14 @@ def _cursor(connection: Any) -> Any:  # noqa: ANN401
         connection.ensure_connection()
         return connection.create_cursor()
     except Error as error:
-        if connection.vendor == "sqlite":
-            raise sqlite_errors.store_error(_raw(error), "connecting") from error
-        raise postgres_errors.unreachable(type(error).__name__) from error
+        raise _unreachable(error, connection.vendor) from error
+
+
+def _unreachable(error: Exception, vendor: str) -> StoreError:
+    """The store's error for a connection or a BEGIN: nothing was said yet."""
+    if vendor == "sqlite":
+        return sqlite_errors.store_error(_raw(error), "beginning")
+    return postgres_errors.unreachable(type(error).__name__)
 
 
 def _raw(error: Exception) -> Exception:

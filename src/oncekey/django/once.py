@@ -169,7 +169,9 @@ def _authorised(protected: F, authorise: Callable[[Any], Any] | None) -> F:
                 await said
         return await protected(*args, **kwargs)
 
-    return cast("F", awaited if inspect.iscoroutinefunction(protected) else direct)
+    wrapper: Any = awaited if inspect.iscoroutinefunction(protected) else direct
+    wrapper.__wrapped__ = inspect.unwrap(protected, stop=lambda one: not hasattr(one, "__oncekey__"))  # the bare view
+    return cast("F", wrapper)
 
 
 def _asks(args: tuple[Any, ...]) -> bool:

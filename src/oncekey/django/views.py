@@ -22,7 +22,7 @@ MADE: Final = (
     "and below @api_view, or above the method of the class"
 )
 _AUTH: Final = frozenset({"django.contrib.auth.decorators", "django.contrib.admin.views.decorators"})
-_METHODS: Final = ("post", "put", "patch", "delete")
+_REST: Final = "rest_framework.decorators"
 
 
 def handler_of(view: Any, method: str) -> Any:  # noqa: ANN401  (a view of any kind)
@@ -30,8 +30,8 @@ def handler_of(view: Any, method: str) -> Any:  # noqa: ANN401  (a view of any k
     for layer in layers(view):
         of_class = getattr(layer, "cls", None) or getattr(layer, "view_class", None)
         if of_class is not None:
-            actions = getattr(layer, "actions", None)
-            name = (actions or {}).get(method.lower()) if actions else method.lower()
+            actions = getattr(layer, "actions", None)  # of a view set, by method
+            name = actions.get(method.lower()) if actions else method.lower()
             return None if name is None else getattr(of_class, name, None)
     return view
 
@@ -49,10 +49,7 @@ def inner(handler: Any) -> Iterator[Any]:  # noqa: ANN401
     """A handler and what its decorators wrapped; `@api_view` keeps its function in a closure only."""
     for layer in layers(handler):
         yield layer
-        if (
-            getattr(layer, "__module__", None) == "rest_framework.decorators"
-            or _globals(layer) == "rest_framework.decorators"
-        ):
+        if _globals(layer) == _REST:
             for cell in getattr(layer, "__closure__", None) or ():
                 if inspect.isfunction(cell.cell_contents):
                     yield from layers(cell.cell_contents)
