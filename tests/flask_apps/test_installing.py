@@ -45,7 +45,7 @@ def once(tmp_path: Path) -> Once:
 
 
 def test_above_a_login_is_refused(once: Once) -> None:
-    # apishape-sync, Django 17, of Flask likewise: a stranger with the key would get the answer
+    # a stranger with the key would get the answer
     with pytest.raises(ConfigurationError, match=r"login_required.*directly above the function"):
         once.protect(effects=LOCAL)(login_required(view))
     inner: Any = login_required(view)

@@ -78,7 +78,7 @@ def test_twelve_threads_on_one_key(open_shop: Callable[..., Shop], url: str, poo
             thread.start()
         for thread in threads[1:]:
             thread.join()
-        # apishape-sync, Flask 2: the handler has said db.session.commit(), and nobody else sees its row yet
+        # the handler has said db.session.commit(), and nobody else sees its row yet
         assert items(shop) == []
         shop.go_on.set()
         threads[0].join()
@@ -232,7 +232,7 @@ def waitress(url: str) -> Iterator[int]:
 
 @pytest.mark.parametrize(("kind", "preload"), [("sync", False), ("gthread", False), ("gthread", True)])
 def test_gunicorn(url: str, kind: str, *, preload: bool) -> None:
-    # apishape-sync 6.4: with --preload the parent has served, and its pool is none of the children's
+    # with --preload the parent has served, and its pool is none of the children's
     with gunicorn(url, kind=kind, preload=preload) as port, ThreadPoolExecutor(8) as clients:
         keys = [new_key() for _ in range(10)]
         replies = list(clients.map(lambda key: send(port, "/orders", {"item": key}, key=key), keys * 3))

@@ -94,7 +94,7 @@ def test_a_returned_no_keeps_its_rows(shop: Shop) -> None:
 
 @pytest.mark.parametrize("does", ["commit as text", "commit the connection"])
 def test_a_commit_of_the_handlers_own_is_refused(shop: Shop, does: str, caplog: pytest.LogCaptureFixture) -> None:
-    # L5, F16: apishape-sync, Flask 1
+    # L5, F16
     client, headers = shop.app.test_client(), sent()
     assert client.post("/orders", json={"item": "tea", "does": does}, headers=headers).status_code == 500
     assert "ended by oncekey" in caplog.text
@@ -135,7 +135,7 @@ def test_a_no_after_a_rollback_is_stored(shop: Shop) -> None:
 
 
 def test_savepoints_are_the_handlers_own(shop: Shop) -> None:
-    # apishape-sync, Flask 3: `with db.session.begin():` is one of them
+    # `with db.session.begin():` is one of them
     client = shop.app.test_client()
     order = {"item": "tea", "does": "swallow in a savepoint"}
     assert client.post("/orders", json=order, headers=sent()).status_code == 201
@@ -153,7 +153,7 @@ def test_what_a_session_wrote_before_the_handler_is_refused(shop: Shop, caplog: 
 def test_another_bind_is_not_a_part_of_it(
     open_shop: Callable[..., Shop], url: str, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # apishape-sync, Flask 2: never a second connection for business rows
+    # never a second connection for business rows
     elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
     shop = open_shop(url, binds={"elsewhere": elsewhere})
     with shop.app.app_context():
@@ -169,7 +169,7 @@ def test_another_bind_is_not_a_part_of_it(
 
 @pytest.mark.parametrize("setting", ["TESTING", "PROPAGATE_EXCEPTIONS"])
 def test_an_error_that_reaches_the_server(shop: Shop, setting: str) -> None:
-    # apishape-sync, Flask 4: no after_request runs, teardown comes first, and no connection stays out
+    # no after_request runs, teardown comes first, and no connection stays out
     shop.app.config[setting] = True
     client, headers = shop.app.test_client(), sent()
     with pytest.raises(ValueError, match="stumbled"):
@@ -183,7 +183,7 @@ def test_an_error_that_reaches_the_server(shop: Shop, setting: str) -> None:
 
 
 def test_a_worker_that_is_ended_in_its_handler(shop: Shop) -> None:
-    # apishape-sync 6.3: gunicorn raises SystemExit in a handler that takes too long, and Flask lets it pass
+    # gunicorn raises SystemExit in a handler that takes too long, and Flask lets it pass
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):  # the key is free again at once
         with pytest.raises(SystemExit, match="too long"):
@@ -195,7 +195,7 @@ def test_a_worker_that_is_ended_in_its_handler(shop: Shop) -> None:
 
 
 def test_an_after_request_that_fails(shop: Shop) -> None:
-    # apishape-sync, Flask 4: the client gets 500, the record says 201, and a retry replays it
+    # the client gets 500, the record says 201, and a retry replays it
     client, headers = shop.app.test_client(), sent()
     failed = client.post("/orders", json={"item": "tea"}, headers={**headers, "Fails-After": "yes"})
     again = client.post("/orders", json={"item": "tea"}, headers=headers)
