@@ -107,8 +107,10 @@ class SqlShop:
         return Caller(self.app, request.pop("method", "POST"), target, headers=lines, body=content, **request)
 
     async def send(self, body: Any = None, **request: Any) -> Reply:
-        """A request and its answer."""
-        return await self.caller(body, **request).run()
+        """A request and its answer, when its connection is back: nobody else has to wait for that."""
+        reply = await self.caller(body, **request).run()
+        await self.once.asynchronous().close()
+        return reply
 
     async def look(self, query: str) -> list[Any]:
         """What the database says, by a connection that is not counted."""
