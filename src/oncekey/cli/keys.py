@@ -303,7 +303,7 @@ def release(
     become unknown, because it may have happened.
 
     Unknown, with no call that could be under way: retryable. If a call is open, say what became of it with
-    `keys resolve`. Refused while the lease is live: a retry would run beside its owner.
+    `keys resolve`. Never on a live lease: a retry would run beside its owner.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
